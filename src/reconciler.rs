@@ -1,8 +1,7 @@
-//! CONTROL PLANE: the tasks of `tailyard reconciler`, and how they are joined.
+//! CONTROL PLANE: tasks of `tailyard reconciler`.
 //!
-//! Observed objects → pass → writes, level-triggered: watches fill the stores and ask for work by key, workers have a pass
-//! decide and carry it out, and what they write comes back by the watches. One process of several writes: the one that holds
-//! the Lease. What is forwarded never depends on any of it.
+//! Observed objects → plan → writes, level-triggered: watches fill the cache and enqueue keys; workers plan and apply, and their writes
+//! return through the watches. Of several processes the holder of the Lease writes. Forwarding does not depend on it.
 
 pub mod apply;
 pub mod cache;
@@ -39,29 +38,29 @@ use metrics::Metrics;
 use tailnets::Tailnets;
 use worker::Worker;
 
-/// The Lease of all reconcilers of a namespace.
+/// Lease of all reconcilers of a namespace.
 pub const LEASE: &str = "tailyard-reconciler";
-/// How often everything is looked at though nothing changed: finds what was left behind, and what only time changes.
+/// Resync interval: finds leftovers and changes by time alone.
 const EVERYTHING: Duration = Duration::from_mins(10);
-/// How long leaving may take: a pass that is under way ends, and the Lease is given back.
+/// Shutdown timeout: a running pass ends, and the Lease is released.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The reconciler ended with a failure.
+/// Failure that ends the reconciler.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcilerError {
-    /// The process could not be set up to hear signals.
+    /// Signal handlers could not be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The API cannot be used.
+    /// The API is unusable.
     #[error(transparent)]
     Kube(#[from] KubeError),
     #[error(transparent)]
     Task(#[from] TaskError),
 }
 
-/// Runs until it is told to end.
+/// Runs until stopped.
 pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let mut tasks = Tasks::new();
     let (leaver, leave) = tasks::stop();
@@ -110,22 +109,22 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     Ok(())
 }
 
-/// Works until the queue is closed. Holds `_done` for as long: the Lease is given back when nobody writes any more.
+/// Processes the queue until it is closed. Holds `_done` meanwhile: the Lease is released after the last worker.
 async fn work(queue: Queue<WorkKey>, worker: Arc<Worker>, stop: Stop, _done: watch::Sender<()>) {
     while let Some(taken) = queue.next().await {
         let ended = worker.work(taken.key().clone()).await;
         taken.end(ended);
     }
-    // A queue that was closed by another way than the stop is left to end the process.
+    // A queue that closes before the stop must not end this task.
     stop.requested().await;
 }
 
-/// Ends when all who hold the sender are gone.
+/// Ends when all senders are dropped.
 async fn finished(mut done: watch::Receiver<()>) {
     while done.changed().await.is_ok() {}
 }
 
-/// Asks for everything when this process begins to lead with complete stores, and now and then after that.
+/// Enqueues everything when this process becomes leader with a complete cache, and at each resync.
 async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>>) {
     stores.synced().await;
     loop {
@@ -190,13 +189,13 @@ async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
     })
 }
 
-/// A name that no other process has: a Pod's container that starts again is another candidate.
+/// Unique name of this process: a restarted container is another candidate.
 fn identity(settings: &Settings) -> String {
     let name = settings.name.as_deref().unwrap_or(LEASE);
     format!("{name}_{:08x}", fastrand::u32(..))
 }
 
-/// Starts a task that ends when all are told to.
+/// Starts a task that ends with the stop.
 fn stopped(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     let stop = tasks.stop();
     tasks.run_forever(name, async move {

@@ -1,4 +1,4 @@
-//! The egress and ingress configs, parsed once: a service that cannot be read is a fault of its own and no other's.
+//! Parsed egress and ingress configs. A malformed service is reported alone.
 
 pub mod source;
 
@@ -15,24 +15,23 @@ mod members;
 
 use members::Members;
 
-/// A config document: every service that could be read, and why the others could not.
+/// A config document: valid services, and the errors of the others.
 ///
-/// A document read after another shares every service whose text is the same, so that what is computed from both can
-/// skip what they share.
+/// A document parsed after another shares every service with equal text, so that computations on both can skip it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Config<S> {
     pub services: OrdMap<Arc<str>, Arc<S>>,
-    /// What of each unreadable service is wrong, by name.
+    /// Errors of malformed services, by name.
     pub malformed: OrdMap<Arc<str>, String>,
-    /// A short hash of the document's bytes; says which document is in force.
+    /// Short hash of the document's bytes: identifies the document in force.
     pub fingerprint: String,
-    /// The text of each service; what a later document is compared with.
+    /// Text of each service, for comparison with a later document.
     #[serde(skip)]
     members: Members,
 }
 
 pub type EgressConfig = Config<egress::EgressService>;
-/// The config of L3 ingress services.
+/// Config of L3 ingress services.
 pub type IngressConfig = Config<ingress::IngressService>;
 
 impl<S> Default for Config<S> {
@@ -41,18 +40,18 @@ impl<S> Default for Config<S> {
     }
 }
 
-/// The document as a whole is not a JSON object: nothing of it can be used, and what was in force stays.
+/// The document is not a JSON object: the previous one stays in force.
 #[derive(Debug, thiserror::Error)]
 #[error("config is not a JSON object of services: {0}")]
 pub struct ConfigError(#[from] serde_json::Error);
 
 impl<S: DeserializeOwned> Config<S> {
-    /// Reads a document. Empty bytes and `null` are a config without services, as the operator means them.
+    /// Parses a document. Empty bytes and `null` are a config without services, as in the Tailscale operator.
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         Self::default().next(&Bytes::copy_from_slice(bytes))
     }
 
-    /// Reads the document that follows this one, which is kept; only services whose text changed are parsed again.
+    /// Parses the next document; only services with changed text are parsed again.
     pub fn next(&self, document: &Bytes) -> Result<Self, ConfigError> {
         let (members, changes) = self.members.next(document)?;
         let (mut services, mut malformed) = (self.services.clone(), self.malformed.clone());
@@ -69,7 +68,7 @@ impl<S: DeserializeOwned> Config<S> {
     }
 }
 
-/// A hash in hexadecimal: names a document in logs and status, guards nothing.
+/// Hexadecimal hash: identifies a document in logs and status; not for security.
 #[must_use]
 pub fn fingerprint(bytes: &[u8]) -> String {
     format!("{:016x}", digest(bytes))

@@ -1,6 +1,6 @@
-//! What a firewall tells us back, whichever one it is: whether it still holds what we wrote, and what it counted.
+//! Rulesets and their encodings for nftables and iptables; audit results and traffic counters.
 //!
-//! Values only; reading them is the edge's business ([`crate::edge::nft`], [`crate::edge::iptables`]).
+//! Values only; I/O is in [`crate::edge::nft`] and [`crate::edge::iptables`].
 
 pub mod iptables;
 pub mod netlink;
@@ -13,27 +13,27 @@ use serde::Serialize;
 
 use crate::model::base::net::PortKey;
 
-/// What an audit found.
+/// Result of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Audit {
-    /// The kernel holds what was written.
+    /// The kernel has the written rules.
     Same,
-    /// Somebody else changed it: it is to be written whole again.
+    /// Another program changed the rules: rewrite them.
     Drifted {
-        /// What differs, for the log.
+        /// Difference, for the log.
         what: String,
     },
 }
 
-/// What was counted for one match port since its element was made.
+/// Counters of one match port since its element was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// New flows that were given a target.
+    /// New flows with a target.
     pub flows: u64,
-    /// Packets, of both directions, those that were refused included.
+    /// Packets of both directions, including rejected ones.
     pub packets: u64,
-    /// The bytes of these packets, IP headers included.
+    /// Bytes of these packets, including IP headers.
     pub bytes: u64,
 }
 

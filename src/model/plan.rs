@@ -1,7 +1,7 @@
-//! From everything known to what is to be served: [`Planned`] is total, deterministic and does nothing.
+//! Plans: from all inputs to the services to serve and to reject. Total, deterministic and pure.
 //!
-//! A plan is computed from the difference to the one before; the first one from the difference to nothing. So there is
-//! one way to compute it, and one change among ten thousand services costs what one change costs.
+//! A plan is computed from the difference to the previous one, the first from the difference to an empty world. So there is one algorithm,
+//! and the cost of a change does not depend on the number of services.
 
 pub mod targets;
 pub mod world;
@@ -27,39 +27,39 @@ use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::Ruleset;
 use crate::model::plan::world::World;
 
-/// What is to be served, and what is not and why.
+/// Served and rejected services.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The interface behind which the tailnet is.
+    /// Tailnet interface.
     pub interface: InterfaceName,
-    /// This node's own tailnet addresses, one of each family.
+    /// This node's tailnet addresses, one for each family.
     pub source: OrdMap<Family, IpAddr>,
-    /// The egress services by name; one without a single usable port is not here, one that is unresolved is, without targets.
+    /// Egress services by name. Unresolved ones have no targets; ones without usable port are absent.
     pub egress: OrdMap<Arc<str>, Arc<Egress>>,
-    /// The L3 ingress services and the single-proxy ingress, by name: the tailnet's address and the addresses behind it.
+    /// L3 ingress services and single-proxy ingress, by name: tailnet address and targets.
     pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, SortedSet<IpAddr>>>,
-    /// Addresses of the Pod itself that lead to the tailnet whole (`TS_TAILNET_TARGET_*`).
+    /// Addresses of the Pod with all traffic routed to the tailnet (`TS_TAILNET_TARGET_*`).
     pub pod: OrdMap<IpAddr, SortedSet<IpAddr>>,
     pub reserved: BTreeSet<PortKey>,
-    /// What is not served, by service name; a service may be partly served.
+    /// Reasons of rejected services and parts, by name.
     pub rejected: OrdMap<Arc<str>, Vec<Reason>>,
 }
 
-/// One egress service as it will be served.
+/// A served egress service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Egress {
-    /// The target's port by match port.
+    /// Target port by match port.
     pub ports: BTreeMap<PortKey, Port>,
-    /// Every address of the target; empty while it is unresolved, and then its ports refuse.
+    /// Addresses of the target; empty while unresolved: its ports reject.
     pub targets: SortedSet<IpAddr>,
 }
 
-/// A plan, the ruleset that it comes to, and what the next one is computed from.
+/// A plan with its ruleset, and the inputs of the next one.
 #[derive(Debug, Clone)]
 pub struct Planned {
     pub world: World,
     pub plan: Plan,
-    /// What the kernel is to hold.
+    /// Desired ruleset.
     pub ruleset: Ruleset,
     index: egress::Index,
 }
@@ -70,7 +70,7 @@ impl Planned {
         Self::nothing(world).next(world)
     }
 
-    /// The plan of the world that follows, equal to [`Planned::new`] of it.
+    /// Plan of the next world, equal to [`Planned::new`] of it.
     #[must_use]
     pub fn next(&self, world: &World) -> Self {
         let same_pod = |a: &World, b: &World| a.interface == b.interface && a.reserved == b.reserved && a.targets == b.targets;
@@ -86,7 +86,7 @@ impl Planned {
         next
     }
 
-    /// The plan of a world in which nothing is configured and nothing known but the Pod itself.
+    /// Plan of an empty world.
     fn nothing(world: &World) -> Self {
         let (interface, reserved) = (world.interface.clone(), world.reserved.clone());
         let ruleset = Ruleset { reserved: reserved.clone(), ..Ruleset::empty(interface.clone()) };
@@ -102,7 +102,7 @@ impl Planned {
     }
 }
 
-/// This node's first address of each family.
+/// First address of this node for each family.
 fn source(world: &World) -> OrdMap<Family, IpAddr> {
     let addresses: Vec<IpAddr> = world.node_addresses().collect();
     addresses.into_iter().rev().map(|ip| (Family::of(ip), ip)).collect()

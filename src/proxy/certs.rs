@@ -41,11 +41,11 @@ use act::Done;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The Pod's name: its group's name, and an ordinal.
+    /// Pod name: `<group>-<ordinal>`.
     pub pod: String,
     pub server: AcmeServer,
     pub account: AccountAt,
-    /// How long orders may take.
+    /// Timeouts of orders.
     pub terms: OrderTerms,
     /// How long it takes until another replica orders.
     pub lead: LeaseTerms,
@@ -79,28 +79,28 @@ impl Settings {
 
 #[derive(Debug)]
 pub struct Inputs {
-    /// The cluster, and the namespace of the group's objects.
+    /// Cluster and namespace of the group's objects.
     pub cluster: Cluster,
-    /// tailscaled, which has the control server set the records that prove names.
+    /// LocalAPI of tailscaled, which sets the DNS records of challenges.
     pub api: LocalApi,
-    /// The names that are to be served.
+    /// Names to serve.
     pub wanted: watch::Receiver<Arc<BTreeMap<String, Host>>>,
-    /// The tailnet, which says for which names certificates may be had.
+    /// Netmap, with the names that may have certificates.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
 #[derive(Debug, Clone)]
 pub struct CertOutputs {
-    /// The certificates that serve now, by DNS name.
+    /// Certificates in use, by DNS name.
     pub pairs: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     pub state: watch::Receiver<Arc<CertStoreState>>,
-    /// Whether this replica is the one that orders.
+    /// Whether this replica is the cert leader.
     pub leads: watch::Receiver<bool>,
 }
 
-/// Loads the certificates of the names that are wanted, and orders those that are the group's own while this replica leads.
+/// Loads the certificates of the requested names; while this replica is the cert leader, orders those of the group.
 pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutputs {
-    // A Pod of no group is the only one there is.
+    // A Pod without group has no siblings.
     let (group, ordinal) = settings.pod.rsplit_once('-').unwrap_or((&settings.pod, "0"));
     let ordinal = ordinal.parse().unwrap_or_default();
     let (pairs, pairs_seen) = watch::channel(Arc::default());
@@ -148,14 +148,14 @@ struct CertWork {
     watches: BTreeMap<String, SecretWatch>,
     sender: mpsc::Sender<SecretEvent>,
     running: JoinSet<Done>,
-    /// The orders under way by name, each with its number.
+    /// Running orders by name, with number.
     orders: BTreeMap<String, (u64, AbortHandle)>,
     begun: u64,
     pairs: watch::Sender<Arc<BTreeMap<String, Pair>>>,
     state: watch::Sender<Arc<CertStoreState>>,
 }
 
-/// A task that ends with the value.
+/// A task that is aborted on drop.
 struct SecretWatch(AbortHandle);
 
 impl Drop for SecretWatch {
@@ -192,7 +192,7 @@ impl CertWork {
         }
     }
 
-    /// Follows the Secrets of these names and no others, and orders for those of them that may have a certificate.
+    /// Watches exactly the Secrets of these names, and orders certificates for permitted names.
     fn want(&mut self, wanted: &Arc<BTreeMap<String, Host>>, netmap: Option<&NetMap>) {
         let permitted = netmap.map(|netmap| netmap.cert_domains.iter().cloned().collect()).unwrap_or_default();
         let secrets = self.store.want(wanted.clone(), permitted, Timestamp::now());
@@ -248,7 +248,7 @@ impl CertWork {
         }
     }
 
-    /// When to look again though nothing happens.
+    /// Time of the next step without events.
     fn wake(&self) -> Instant {
         let own = self.issuer.wake().map(|at| self.begin + at);
         let ends = self.store.next_end(Timestamp::now()).map(|wait| Instant::now() + wait);
@@ -260,7 +260,7 @@ impl CertWork {
         self.store.take_notices().iter().for_each(log);
         let now = Timestamp::now();
         let pairs = Arc::new(self.store.pairs(now));
-        // The first are told together: a site of several names is reached with the first of them.
+        // The first certificates are published together: a host with several names is advertised with the first.
         let begun = self.store.is_loaded() || self.store.serves_backup() || !self.pairs.borrow().is_empty();
         if begun && put(&self.pairs, pairs.clone()) {
             self.save(&pairs);
@@ -268,7 +268,7 @@ impl CertWork {
         put(&self.state, Arc::new(self.store.state(now)));
     }
 
-    /// Writes what serves for the next container.
+    /// Writes the copy for the next container.
     fn save(&self, pairs: &BTreeMap<String, Pair>) {
         let Some(copy) = &self.copy else { return };
         if let Err(fault) = files::replace_private(copy, &copy::to_copy(pairs)) {
@@ -277,7 +277,7 @@ impl CertWork {
     }
 }
 
-/// What a certificate that cannot be had means for others.
+/// Effect of a missing certificate.
 const ALONE: &str = "a certificate that was loaded before stays in use, else TLS handshakes for this name fail";
 
 fn log(notice: &CertNotice) {
@@ -299,7 +299,7 @@ fn log(notice: &CertNotice) {
     }
 }
 
-/// What an earlier container of this Pod served; nothing if it cannot be read.
+/// Copy of an earlier container of this Pod; empty if unreadable.
 fn load_copy(path: &Path) -> BTreeMap<String, Pair> {
     files::read_one(path).ok().flatten().map(|text| copy::from_copy(&text)).unwrap_or_default()
 }

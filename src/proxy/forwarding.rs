@@ -1,4 +1,4 @@
-//! Sees to it that the kernel forwards at all, and says with which command it would where it may not be told to.
+//! IP forwarding sysctls: enables them, or reports the commands where it may not. Root of the forwarding tasks.
 
 pub mod backend;
 pub mod drain;
@@ -18,12 +18,12 @@ use tokio::time::sleep;
 use crate::edge::sysctl::{Forwarding, forward};
 use crate::model::base::net::Family;
 
-/// Between two looks while a switch is off.
+/// Poll interval while a sysctl is off.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two looks when all is well: somebody may switch it off.
+/// Poll interval while all are on: another program may turn one off.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Keeps the switches on; publishes, for each that is off, what to do.
+/// Keeps the sysctls on; publishes a command for each that is off.
 pub async fn run(off: watch::Sender<Vec<String>>) {
     loop {
         let faults = spawn_blocking(|| Family::ALL.into_iter().filter_map(switch_on).collect::<Vec<_>>()).await.unwrap_or_default();

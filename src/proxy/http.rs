@@ -1,7 +1,7 @@
-//! What a replica says over HTTP: health, metrics, the preStop hook, and on the admin address the plan in force.
+//! HTTP server of a replica: health, metrics, preStop hook, and the plan in force on the admin address.
 //!
-//! Every answer is made from the newest state of the other tasks ([`SnapshotSources`]); no request waits for another, and none changes anything
-//! but the record of the preStop hook's last call. A listener that cannot be had is tried for again; it is no reason to stop forwarding.
+//! Responses use the newest state of other tasks ([`SnapshotSources`]). Requests do not block each other and change nothing but the record
+//! of the last preStop hook call. A failed listener is retried and does not stop forwarding.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -32,10 +32,10 @@ mod prestop_hook;
 mod status;
 pub mod status_snapshot;
 
-/// Something that is fetched when it is asked for; nothing if it cannot be had.
+/// A value that is fetched on request; `None` if unavailable.
 pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
 
-/// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
+/// Timeout of tailscaled's metrics, so that a hung daemon does not block a scrape.
 const USERMETRICS: Duration = Duration::from_secs(2);
 
 /// What is in force, as `/debug/plan` shows it.
@@ -48,7 +48,7 @@ struct AppliedState<'a> {
     ruleset: &'a Ruleset,
 }
 
-/// Starts every listener that the settings ask for.
+/// Starts the configured listeners.
 pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSources>) {
     crate::proxy::spawn(tasks, "http state", Arc::clone(sources).follow());
     let mut listeners = Vec::new();
@@ -69,7 +69,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSourc
     }
 }
 
-/// Listens on an address until the stop is requested; tries again for ever while it cannot be had.
+/// Serves an address until the stop; retries a failed bind.
 pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop) {
     let mut retry = Backoff::DAEMON;
     loop {
@@ -109,14 +109,14 @@ pub fn with_preshutdown(routes: Routes, sources: &Arc<SnapshotSources>) -> Route
     routes.with("/internal-egress-services-preshutdown", answer(sources, prestop_hook::hook))
 }
 
-/// Everything, for those who can reach the Pod's inside.
+/// All routes, for clients inside the Pod.
 #[must_use]
 pub fn admin_routes(sources: &Arc<SnapshotSources>) -> Routes {
     let routes = with_metrics(health_routes(sources), sources);
     routes.with("/debug/plan", answer(sources, |sources| std::future::ready(debug_plan(&sources))))
 }
 
-/// A handler that needs nothing of the request: neither a header nor a parameter of a client goes any further.
+/// A handler that ignores all headers and parameters of the request.
 fn answer<F>(
     sources: &Arc<SnapshotSources>,
     work: impl Fn(Arc<SnapshotSources>) -> F + Send + Sync + 'static,
@@ -164,7 +164,7 @@ async fn metrics(sources: Arc<SnapshotSources>) -> AdminResponse {
 fn debug_plan(sources: &SnapshotSources) -> AdminResponse {
     let programmed = sources.programmed.borrow().clone();
     let newest = sources.planned.borrow().clone();
-    // Before the first write, and where nothing is to be forwarded, the newest plan is all there is to show.
+    // Before the first write, and without forwarding, only the newest plan exists.
     let shown = programmed.planned.as_ref().or(newest.as_ref());
     let in_force = shown.map(|planned| {
         let Planned { world, plan, ruleset, .. } = planned.as_ref();

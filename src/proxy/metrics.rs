@@ -1,7 +1,7 @@
-//! Every metric of the data plane: its families, and the page of a scrape.
+//! Metric families of the data plane, and the page of a scrape.
 //!
-//! What can be read off the state of things is sampled at each scrape ([`Snapshot`]); only what would be lost between two
-//! scrapes is counted as it happens ([`follow`]). Labels are few: names of services, of DNS names, and closed sets of words.
+//! State is sampled at each scrape ([`Snapshot`]); only events between scrapes are counted ([`follow`]). Labels are names of services, DNS
+//! names, and closed sets.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -67,62 +67,62 @@ pub struct Metrics {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub now: Instant,
-    /// The same moment, since 1970.
+    /// The same time since 1970.
     pub unix_time: Duration,
-    /// For how long the kernel has been behind the newest plan; nothing where that cannot be said.
+    /// Ruleset lag; `None` if unknown.
     pub behind: Option<Duration>,
-    /// What is in the way of readiness.
+    /// Reasons against readiness.
     pub blockers: Vec<Blocker>,
-    /// The tasks that have not run for a while.
+    /// Tasks without recent progress.
     pub stalled: Vec<&'static str>,
     pub planned: Option<Arc<Planned>>,
     pub programmed: Programmed,
-    /// What the kernel has counted by match port; nothing if it could not be read.
+    /// Traffic counters by match port; `None` if unreadable.
     pub traffic: Option<Traffic>,
-    /// How full the connection table is; nothing if it could not be read.
+    /// Usage of the conntrack table; `None` if unreadable.
     pub pressure: Option<Pressure>,
     pub ended: TerminatedFlows,
-    /// The configs that were asked for, by name.
+    /// Configs by name.
     pub configs: BTreeMap<&'static str, ConfigState>,
     pub names: Arc<ResolveReport>,
-    /// tailscaled, if it is supervised here.
+    /// tailscaled, if supervised.
     pub daemon: Option<DaemonSample>,
-    /// How often this program crashed and was started again.
+    /// Number of restarts after crashes.
     pub crashes: u64,
-    /// The writing of the state Secret, if there is one.
+    /// State Secret writer, if any.
     pub report: Option<ReportState>,
-    /// The sites, if this replica serves any over HTTP.
+    /// HTTP front end, if any.
     pub sites: Option<l7::L7Sample>,
-    /// The sites that are to be reached from the internet and are not.
+    /// Funnel errors.
     pub funnel_errors: BTreeMap<String, FunnelError>,
-    /// The certificates, if names are served with them.
+    /// Certificates, if used.
     pub certs: Option<CertState>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct ConfigState {
-    /// Where the document in force came from; nothing before the first.
+    /// Source of the document in force; `None` before the first.
     pub source: Option<&'static str>,
-    /// How long it has been in force.
+    /// Time in force.
     pub age: Duration,
-    /// The kind of what is wrong with the copy that should be in force instead.
+    /// Reason of a rejected newer copy.
     pub fault: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
     pub state: Arc<crate::model::ingress::cert_store::CertStoreState>,
-    /// This replica is the one that orders.
+    /// Whether this replica is the cert leader.
     pub leads: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct DaemonSample {
-    /// Its state, in one word of a closed set.
+    /// State; closed set.
     pub state: String,
-    /// How long it has been in that state.
+    /// Time in that state.
     pub age: Duration,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u64,
     pub fault: Option<&'static str>,
 }
@@ -130,12 +130,12 @@ pub struct DaemonSample {
 #[derive(Debug, Clone, Default)]
 pub struct ReportState {
     pub writes: u64,
-    /// The kind of what keeps the state from being written, and for how long.
+    /// Reason of a lasting write error, and its duration.
     pub fault: Option<(&'static str, Duration)>,
 }
 
 impl Metrics {
-    /// Creates every family. Fails if two have one name or a name is malformed; that is a fault of this program.
+    /// Creates all families. Fails on duplicate or malformed names: a bug.
     pub fn new() -> Result<Self, MetricsError> {
         let mut registry = Registry::new();
         let build = registry.gauge("tailyard_build_info", "The version that runs; always 1", ["version"])?;
@@ -171,7 +171,7 @@ impl Metrics {
     }
 }
 
-/// Counts what happens between scrapes; ends when the senders are gone.
+/// Counts events between scrapes; ends when the senders are dropped.
 pub async fn follow(
     metrics: Arc<Metrics>,
     mut planned: watch::Receiver<Option<Arc<Planned>>>,
@@ -197,8 +197,7 @@ pub async fn follow(
 }
 
 impl Snapshot {
-    /// When something was that is this old: seconds since 1970, to the millisecond, so that a value that does not change is the same
-    /// in each scrape.
+    /// Timestamp of an age: seconds since 1970, rounded to milliseconds, so that an unchanged value is equal in each scrape.
     fn at(&self, age: Duration) -> f64 {
         Duration::from_millis(u64::try_from(self.unix_time.saturating_sub(age).as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
     }
@@ -208,7 +207,7 @@ fn size(count: usize) -> f64 {
     number(count as u64)
 }
 
-/// Adds one to the named count.
+/// Counts equal words.
 fn tally<'a>(words: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, u64> {
     let mut counts = BTreeMap::new();
     for word in words {

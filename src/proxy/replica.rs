@@ -1,5 +1,5 @@
-//! A replica is four parts on its configs: tailnet, forwarding, ingress and state. Each starts by itself from the parts before it, and
-//! ends by itself; [`crate::proxy::shutdown`] is the order in which they end.
+//! A replica: configs and four parts, tailnet, forwarding, ingress and state. Each part starts from the previous ones;
+//! [`crate::proxy::shutdown`] has the order of shutdown.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ pub struct Replica {
     pub configs: ConfigPart,
     pub tailnet: TailnetPart,
     pub forwarding: ForwardingPart,
-    /// Nothing where tailscaled's config alone says what is advertised.
+    /// `None` where tailscaled's config alone decides what is advertised.
     pub ingress: Option<IngressPart>,
-    /// Nothing where there is no place for a state.
+    /// `None` without a state Secret or file.
     pub state: Option<StatePart>,
 }
 
 impl Replica {
-    /// Starts every part. The HTTP listeners start after it, from what the parts publish.
+    /// Starts every part. The HTTP listeners start afterwards.
     pub async fn start(settings: Settings, tasks: &mut Tasks) -> Self {
         let settings = Arc::new(settings);
         let cluster = cluster(settings.kube.as_ref()).await;

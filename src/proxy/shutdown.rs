@@ -1,7 +1,7 @@
-//! Leaves without hanging a flow: unready, closed to new connections where services lead here, unadvertised, forwarding on until the
-//! flows have ended or the time is over, then resets for those that remain, then tailscaled.
+//! Shutdown of a replica without hanging flows: unready, no new connections for advertised services, withdrawal, forwarding until flows have
+//! ended or the deadline, resets of the remaining ones, then tailscaled.
 //!
-//! Readiness falls by itself with the signal. No step sleeps on a guess: each ends by what is seen, or by its deadline.
+//! The signal turns readiness off. Each step ends on an observation or its deadline, never after a fixed sleep.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,20 +17,20 @@ use crate::runtime::tasks::Stop;
 use crate::proxy::replica::Replica;
 use crate::proxy::state_secret::start::StatePart;
 
-/// How long tailscaled may take to stop advertising.
+/// Timeout for tailscaled to stop advertising.
 const UNADVERTISE: Duration = Duration::from_secs(2);
 
-/// How long tailscaled may take to accept new connections again: what it keeps is written to an API server.
+/// Timeout for turning shields-up off: tailscaled stores it through the API server.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// How long the Secret may take to be written where tailscaled was started without it.
+/// Timeout for writing back the state of a tailscaled that was started without its Secret.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
-/// How long the control server is waited for where only routes are withdrawn: not every one confirms that to the node.
+/// Timeout for the withdrawal of routes alone: not every control server confirms it.
 const ROUTES: Duration = Duration::from_secs(2);
 
 impl Replica {
-    /// Leaves; at once at a second signal. `grace_began`: when the Pod's grace period began, if a preStop hook came before the signal.
+    /// Shuts down; a second signal aborts. `grace_began`: start of the Pod's grace period, if a preStop hook preceded the signal.
     pub async fn leave(&mut self, stop: &Stop, grace_began: Option<Instant>) {
         let began = Instant::now();
         let spent = grace_began.map_or(Duration::ZERO, |grace| began.saturating_duration_since(grace));
@@ -41,7 +41,7 @@ impl Replica {
         }
     }
 
-    /// The order of shutdown: mute, flows, shields-up off, state, tailscaled, and what was muted speaks again.
+    /// Order of shutdown: disco mute, flows, shields-up off, state, tailscaled, end of the mute.
     async fn leave_in_order(&mut self, budget: Budget) {
         tracing::info!(?budget, "draining: established connections continue, readiness is off");
         let nft = self.forwarding.nft().filter(|_| self.tailnet.daemon.is_some());
@@ -66,7 +66,7 @@ impl Replica {
         }
     }
 
-    /// Ends what goes through this replica, in the order in which nothing is lost.
+    /// Ends all traffic through this replica, in lossless order.
     async fn end_flows(&mut self, budget: Budget) {
         let began = Instant::now();
         let rest = || budget.flows.saturating_sub(began.elapsed());
@@ -75,15 +75,15 @@ impl Replica {
         if let Some(ingress) = &mut self.ingress {
             ingress.close(rest()).await;
         }
-        // What was never written has no flows.
+        // Without applied rules there are no flows.
         if self.forwarding.in_use() {
             self.forwarding.drain(rest(), &gone).await;
             self.forwarding.close(rest(), budget.resets).await;
         }
     }
 
-    /// Rejects new connections where services lead here. Records meanwhile the peers of this replica: that write is not waited for, what
-    /// follows takes longer.
+    /// Rejects new connections for advertised services. Records recent peers concurrently, without waiting for the write: the next steps take
+    /// longer.
     async fn shut(&mut self, within: Duration) {
         let Some(ingress) = &mut self.ingress else { return };
         let routed = if self.forwarding.in_use() { self.forwarding.service_addresses() } else { BTreeSet::new() };
@@ -96,8 +96,8 @@ impl Replica {
         ingress.shut(within, &routed, record).await;
     }
 
-    /// Withdraws what is advertised, at most for `within`. The addresses of services that lead to other replicas now: their flows cannot
-    /// go on here, for their packets do not come here any more.
+    /// Withdraws everything, at most for `within`. Returns the addresses that are routed to other replicas now: their flows cannot continue
+    /// here.
     async fn withdraw(&mut self, within: Duration) -> BTreeSet<IpAddr> {
         let Some(ingress) = &mut self.ingress else {
             self.tailnet.stop_advertising(UNADVERTISE).await;
@@ -109,7 +109,7 @@ impl Replica {
     }
 }
 
-/// Runs `flows` to its end, and ends the mute before it where that takes longer than [`HUSH`]; whether it did.
+/// Runs `flows`, and ends the mute earlier if it takes longer than [`HUSH`]; returns whether it did.
 async fn unmuted_late(nft: Option<&Nft>, flows: impl Future<Output = ()>) -> bool {
     let mut flows = pin!(flows);
     let late = timeout(HUSH, &mut flows).await.is_err();
@@ -120,7 +120,7 @@ async fn unmuted_late(nft: Option<&Nft>, flows: impl Future<Output = ()>) -> boo
     late
 }
 
-/// Mutes the disco packets of tailscaled or ends that; whether it could be done. Where not, a successor is ready some seconds later.
+/// Starts or ends the disco mute; returns whether it succeeded. Without it the next Pod is ready some seconds later.
 async fn mute(nft: Option<&Nft>, on: bool) -> bool {
     let Some(nft) = nft else { return false };
     let done = nft.mute(on).await;

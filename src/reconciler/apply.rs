@@ -1,7 +1,7 @@
-//! Carries out what a pass came to, in the order in which it is safe, and puts what the API server answered into the stores.
+//! Applies a plan in safe order, and puts the API server's responses into the cache.
 //!
-//! Stops at the first step that fails: the whole pass is made again from what is then. What the API refuses of one Service
-//! holds up no other, and a control plane that cannot be asked nothing but what depends on it. Nothing is decided here.
+//! Stops at the first failed step: the pass is retried with the state at that time. A rejected Service does not affect others, and an
+//! unavailable control plane only what depends on it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,25 +32,25 @@ mod ask;
 mod services;
 mod setbacks;
 
-/// Writes of one kind that are under way at a time.
+/// Maximum concurrent writes of one kind.
 const AT_ONCE: usize = 16;
 
-/// A pass could not be carried out whole.
+/// A plan was not applied completely.
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
-    /// The API refused a write, or could not be asked.
+    /// The API rejected a write or is unavailable.
     #[error(transparent)]
     Write(#[from] KubeError),
-    /// The API refused what one Service needs; everything else is done.
+    /// The API rejected a write for one Service; everything else is applied.
     #[error(transparent)]
     Service(KubeError),
-    /// The control plane refused, or could not be asked.
+    /// The control plane denied a request or is unavailable.
     #[error(transparent)]
     Control(#[from] Denied),
 }
 
 impl ActError {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Label value and Event reason; closed set.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl ActError {
         }
     }
 
-    /// How the API server refused a request; nothing if another failure is behind it.
+    /// The API server's rejection; `None` for other failures.
     #[must_use]
     pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
@@ -68,13 +68,13 @@ impl ActError {
         }
     }
 
-    /// Whether nothing was sent because another process leads.
+    /// Whether nothing was sent because this process does not lead.
     #[must_use]
     pub fn is_not_leading(&self) -> bool {
         matches!(self, Self::Write(KubeError::NotLeading { .. }) | Self::Service(KubeError::NotLeading { .. }))
     }
 
-    /// When a retry makes sense at the earliest, if the server said so.
+    /// Minimum retry delay requested by the server, if any.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -84,40 +84,40 @@ impl ActError {
     }
 }
 
-/// How a pass went that met no fault.
+/// Result of a pass without error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyResult {
     Done,
-    /// Something was in the way that the stores did not show; they do now.
+    /// An object was in the way that the cache lacked; it has it now.
     Conflict,
 }
 
-/// Does what passes come to.
+/// Applies plans.
 #[derive(Debug)]
 pub struct Applier {
     writes: LeaderClient,
     events: EventWriter,
     stores: Stores,
     controls: Arc<ControlPlanes>,
-    /// The manifest last applied to an object and the version that came of it. The same manifest wanted again at that version
-    /// means that the API server keeps the object in another form, which is not worth a write each time.
+    /// Last applied manifest and resulting version of an object. The same manifest at that version means that the API server normalizes the
+    /// object: it is not written again.
     settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
 }
 
 impl Applier {
-    /// One that writes by this door.
+    /// Creates an applier with this client.
     #[must_use]
     pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>) -> Self {
         Self { writes, events, stores, controls, settled: Mutex::default() }
     }
 
-    /// The door by which it writes.
+    /// Its client.
     #[must_use]
     pub fn writes(&self) -> &LeaderClient {
         &self.writes
     }
 
-    /// Carries out a pass over what was observed.
+    /// Applies a plan.
     pub async fn apply_plan(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =
@@ -145,7 +145,7 @@ impl Applier {
         denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { ApplyResult::Conflict } else { ApplyResult::Done })
     }
 
-    /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
+    /// Reports an API rejection in the group's condition, unless reported already.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
         let Some(group) = &observed.group else { return Ok(()) };
         let mut status = group.status.clone().unwrap_or_default();
@@ -177,7 +177,7 @@ impl Applier {
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
         match self.group(&observed.name, ObjectPart::Status, json!({ "status": whole(status) })).await {
-            // Its finalizer was the last thing that kept it.
+            // Removing its finalizer completed its deletion.
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done,
         }
@@ -193,7 +193,7 @@ impl Applier {
         let surprised = AtomicBool::new(false);
         let one = async |manifest: Manifest| {
             let parent = parent(manifest.object.kind, &manifest.value).map(service);
-            // Without it replicas go by the addresses of Services.
+            // Without it replicas use ClusterIPs.
             let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
             let done = self.apply_one(group, manifest).await;
             surprised.fetch_or(matches!(done, Ok(ApplyResult::Conflict)), Ordering::Relaxed);
@@ -251,7 +251,7 @@ impl Applier {
         }
     }
 
-    /// Whether an object that was refused had a node port, of which there may be others.
+    /// Whether a rejected object had a node port, so that another may work.
     fn another_port(&self, manifest: &Manifest) -> bool {
         let ports = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
         ports.is_some_and(|(_, port)| self.stores.cache().refused_port(port, Instant::now()))
@@ -290,12 +290,12 @@ fn service((namespace, name): Id) -> Subject {
     Subject::Service { namespace, name }
 }
 
-/// Whether finalizers hold an object for us.
+/// Whether the finalizers include ours.
 fn has_finalizer(finalizers: &[String]) -> bool {
     finalizers.iter().any(|name| [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].contains(&name.as_str()))
 }
 
-/// Does all, some at a time; all are tried, and the first failure is returned.
+/// Runs all with limited concurrency; returns the first failure after all have ended.
 async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), KubeError> {
     let mut outcome = Ok(());
     let mut doing = iter(all).buffer_unordered(AT_ONCE);
@@ -315,7 +315,7 @@ pub fn whole(status: &impl serde::Serialize) -> Value {
     Value::Object(patch)
 }
 
-/// Cuts a list where the kind changes: only what is of one kind may be done at once.
+/// Splits a list where the kind changes: only items of one kind run concurrently.
 fn runs<T, K: PartialEq>(all: Vec<T>, kind: impl Fn(&T) -> K) -> Vec<Vec<T>> {
     let mut runs: Vec<Vec<T>> = Vec::new();
     for one in all {

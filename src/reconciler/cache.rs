@@ -32,21 +32,21 @@ mod store;
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
 
-/// What is to be looked at.
+/// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` and everything of its name, whether or not it exists.
+    /// A `ProxyGroup` with all its objects, whether or not it exists.
     Group(String),
     /// A `ProxyClass`.
     Class(String),
     /// A `Tailnet`.
     Tailnet(String),
-    /// The control plane of groups that name no Tailnet.
+    /// Control plane of groups without Tailnet.
     DefaultControlPlane,
 }
 
 impl WorkKey {
-    /// The kind, for metrics.
+    /// Kind, for metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl WorkKey {
         }
     }
 
-    /// The name; empty for what has none.
+    /// Name; empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -67,15 +67,15 @@ impl WorkKey {
     }
 }
 
-/// What the objects of one watch are to us.
+/// Role of the objects of one watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchRole {
     Group,
     Class,
     Tailnet,
-    /// Users' Services, of which only those that concern a group are kept.
+    /// Users' Services, pruned unless they concern a group.
     Service,
-    /// Objects that the reconciler makes.
+    /// Objects that the reconciler creates.
     Owned(Kind),
     Pod,
     /// Nodes, for static endpoints.
@@ -83,11 +83,11 @@ pub enum WatchRole {
     Namespace,
     /// Users' Ingresses.
     Ingress,
-    /// The classes of Ingresses.
+    /// `IngressClass`es.
     IngressClass,
-    /// Slices of the endpoints of users' Services.
+    /// EndpointSlices of users' Services.
     BackendSlice,
-    /// Secrets that we did not make, without what is in them: some of them are credentials of Tailnets.
+    /// Metadata of other Secrets: some are credentials of Tailnets.
     Credentials,
 }
 
@@ -105,12 +105,12 @@ pub struct ClusterCache {
     certificates: BTreeMap<String, (u64, UserCertificate)>,
     /// Objects that have the name of one that a group would make, and are not ours.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
-    /// Node ports that the API server refused, and when.
+    /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
 }
 
 impl ClusterCache {
-    /// Empty stores, each to be filled by that many watches.
+    /// Empty stores, each filled by its number of watches.
     #[must_use]
     pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
         let mut stores: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
@@ -140,7 +140,7 @@ impl ClusterCache {
         self.store(role).lacking = true;
     }
 
-    /// Whether the API has such a kind, as far as is known.
+    /// Whether the API has a kind, as far as known.
     #[must_use]
     pub fn has(&self, role: WatchRole) -> bool {
         self.stores.get(&role).is_some_and(|store| !store.lacking)

@@ -1,15 +1,14 @@
-//! Which copy of a config is in force: the one that the API watch delivers or the one that the kubelet mounted.
+//! Selection of a config's copy: from the API watch or from the kubelet's mount.
 //!
-//! A mounted copy is a past state of the object: the kubelet follows the API, in order, late. Hence the rules of [`ConfigCopies`]:
-//! - nothing yet from the watch: the mounted copy, at once;
-//! - the watch has delivered: its copy, whatever the mount shows;
-//! - the watch is gone for longer than a hold, *and* the mounted copy became, since the watch was last known to be live,
-//!   something that the watch has not delivered: the mounted copy, for only then it is newer;
+//! A mounted copy is a past version of the object: the kubelet follows the API in order, with a delay. Hence the rules of [`ConfigCopies`]:
+//! - nothing from the watch yet: the mounted copy, at once;
+//! - the watch has delivered: its copy, whatever the mount has;
+//! - the watch is lost for longer than the hold time, *and* the mount has changed since to a version that the watch has not delivered: the
+//!   mounted copy, because only then is it newer;
 //! - the watch is back: its copy again.
 //!
-//! A mounted copy that the watch delivered earlier is the kubelet catching up and changes nothing, so the two never flap.
-//! The hold is longer than the kubelet is late. A copy that cannot be read changes nothing either: the last good one stays.
-//! Never reads a file, the network or the clock.
+//! A mounted copy that the watch delivered earlier is the delayed kubelet and changes nothing, so the selection does not flap. The hold time
+//! exceeds the kubelet's delay. An unreadable copy changes nothing: the last good one stays. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,10 +26,10 @@ mod select;
 pub use document::{Document, DocumentFault, EgressDocument, IngressDocument, ServeContent, ServeDocument};
 pub use select::{InForce, Selection, WatchHealth};
 
-/// The values of the wanted keys, all of one moment; a key that is not there is absent.
+/// Values of the relevant keys at one time; missing keys are absent.
 pub type CopyKeys = BTreeMap<String, Bytes>;
 
-/// Where a copy comes from.
+/// Source of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopySource {
@@ -39,7 +38,7 @@ pub enum CopySource {
 }
 
 impl CopySource {
-    /// The word for logs and metric labels.
+    /// Name for logs and metric labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,30 +54,30 @@ impl std::fmt::Display for CopySource {
     }
 }
 
-/// How much longer than a kubelet's usual delay (its sync period and cache, 60 to 90 s) the mounted copy waits for the watch.
+/// Hold time: longer than a kubelet's usual delay (sync period and cache, 60 to 90 s).
 pub const HOLD: Duration = Duration::from_mins(2);
 
-/// How many delivered versions that the mount has not shown yet are remembered.
+/// Maximum stored versions that the watch delivered and the mount has not shown yet.
 const TRAIL: usize = 1024;
 
-/// The two copies and what is known of their order. Times are durations since any fixed moment.
+/// Both copies and their order. Times are relative to any fixed moment.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigCopies {
     hold: Duration,
     api: Option<CopyVersion>,
     file: Option<CopyVersion>,
     gone_since: Option<Duration>,
-    /// What the watch delivered from the version that the mount shows on, oldest first, as hashes.
+    /// Hashes of delivered versions, from the mounted one on, oldest first.
     trail: VecDeque<u64>,
-    /// The mount shows something that the watch has not delivered, since the watch was last known to be live.
+    /// The mount has a version that the watch has not delivered, since the watch was last live.
     ahead: bool,
 }
 
-/// What a copy holds and the hash by which it is told apart, reckoned once: it can be some megabytes.
+/// Content of a copy with its hash, computed once: it can have some megabytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyVersion {
     pub keys: Arc<CopyKeys>,
-    /// The hash of their names and values.
+    /// Hash of names and values.
     pub id: u64,
 }
 
@@ -92,7 +91,7 @@ impl CopyVersion {
 }
 
 impl ConfigCopies {
-    /// No copy yet; the mounted one waits `hold` for a lost watch.
+    /// Without copies; `hold` is the hold time.
     #[must_use]
     pub fn new(hold: Duration) -> Self {
         Self { hold, ..Self::default() }
@@ -113,18 +112,18 @@ impl ConfigCopies {
         self.live();
     }
 
-    /// The watch is known to be live: what the mount shows now is not newer than what the watch delivered or is about to.
+    /// Records that the watch is live: the mount is not newer than the watch.
     pub fn live(&mut self) {
         self.gone_since = None;
         self.ahead = false;
     }
 
-    /// The watch is lost, at the latest since `now`.
+    /// Records the loss of the watch, at the latest at `now`.
     pub fn lost(&mut self, now: Duration) {
         self.gone_since.get_or_insert(now);
     }
 
-    /// The mount shows this.
+    /// Records the mounted copy.
     pub fn mounted(&mut self, keys: Arc<CopyKeys>) {
         let copy = CopyVersion::new(keys);
         let id = copy.id;
@@ -139,7 +138,7 @@ impl ConfigCopies {
         self.file = Some(copy);
     }
 
-    /// The copies in the order in which they are to be tried at this time.
+    /// Copies in order of preference at this time.
     #[must_use]
     pub fn ranked(&self, now: Duration) -> Vec<(CopySource, &CopyVersion)> {
         let api = self.api.as_ref().map(|copy| (CopySource::Api, copy));
@@ -149,7 +148,7 @@ impl ConfigCopies {
         order.into_iter().flatten().collect()
     }
 
-    /// When [`ConfigCopies::ranked`] will change by itself.
+    /// Time at which [`ConfigCopies::ranked`] changes by itself.
     #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         let at = self.gone_since.filter(|_| self.ahead)?.saturating_add(self.hold);

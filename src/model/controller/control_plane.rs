@@ -1,20 +1,20 @@
-//! What is decided about talking to a control plane: how fast, what it can do, when a token is old.
+//! Control plane client policy: request rate, capabilities and access token expiry.
 //!
-//! It talks to nobody: time is an argument, measured from any fixed moment.
+//! Pure: sends nothing, and time is an argument, measured from any fixed moment.
 
 use std::time::Duration;
 
-/// How long before its end an access token is renewed: longer than a request takes.
+/// An access token is renewed this long before it expires: longer than a request takes.
 const TOKEN_MARGIN: Duration = Duration::from_mins(2);
-/// How long a token holds whose answer does not say.
+/// Assumed lifetime of a token whose response has no `expires_in`.
 const TOKEN_DEFAULT: Duration = Duration::from_mins(30);
 
-/// What a control plane can do besides keys and devices. What it cannot is told in a condition, not tried over and over.
+/// Optional features of a control plane. Unsupported ones are reported in a condition and not retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// It has Tailscale Services: addresses that several devices serve.
+    /// Tailscale Services: addresses that several devices serve.
     pub services: bool,
-    /// It answers ACME challenges of its names.
+    /// Answers ACME DNS challenges for names of the tailnet.
     pub certificates: bool,
 }
 
@@ -22,7 +22,7 @@ impl Capabilities {
     pub const TAILSCALE: Self = Self { services: true, certificates: true };
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
 
-    /// What is to be known before somebody counts on it; nothing if all is there.
+    /// Description of the missing features; `None` if there are none.
     #[must_use]
     pub fn lacking(self) -> Option<&'static str> {
         match (self.services, self.certificates) {
@@ -34,7 +34,7 @@ impl Capabilities {
     }
 }
 
-/// A token bucket: so many requests at once, and so many a second in the long run.
+/// Token bucket: a burst, and a sustained rate per second.
 #[derive(Debug, Clone, Copy)]
 pub struct Bucket {
     burst: f64,
@@ -44,14 +44,14 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one. Both figures are at least 1 and 0.001.
+    /// A full bucket. The burst is at least 1, the rate at least 0.001.
     #[must_use]
     pub fn new(burst: u32, per_second: f64) -> Self {
         let burst = f64::from(burst.max(1));
         Self { burst, per_second: per_second.max(0.001), tokens: burst, at: Duration::ZERO }
     }
 
-    /// Takes the next token, and says how long its turn is away. Turns are given in order: who asks later waits longer.
+    /// Takes the next token and returns the time until it may be used. Tokens are handed out in order.
     pub fn take(&mut self, now: Duration) -> Duration {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         self.at = self.at.max(now);
@@ -59,17 +59,17 @@ impl Bucket {
         if self.tokens >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-self.tokens / self.per_second) }
     }
 
-    /// Puts a token back that was taken and not used.
+    /// Returns an unused token.
     pub fn give_back(&mut self) {
         self.tokens = (self.tokens + 1.0).min(self.burst);
     }
 }
 
-/// Until when an access token is used that was got at `now` and holds for so many seconds.
+/// The time until which an access token received at `now` is used; `expires_in` is in seconds.
 #[must_use]
 pub fn token_end(now: Duration, expires_in: Option<u64>) -> Duration {
     let holds = expires_in.map_or(TOKEN_DEFAULT, Duration::from_secs);
-    // A short one is used for half of its time.
+    // A short-lived token is used for half of its lifetime.
     now + holds.saturating_sub(TOKEN_MARGIN).max(holds / 2)
 }
 

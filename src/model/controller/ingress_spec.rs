@@ -1,7 +1,7 @@
-//! What users ask to have published in a tailnet: Ingresses and Services, read one by one.
+//! Parses Ingresses and Services that are to be advertised in a tailnet.
 //!
-//! Each is read alone, so that what is wrong with one concerns no other. Which group publishes it, who else wants its name and
-//! what has become of it is decided in [`crate::model::controller::proxygroup`]; nothing observed but the object and its backends is looked at here.
+//! Each object is parsed alone, so that an invalid one does not affect others. Only the object and its backends are read; conflicts of
+//! names and states are decided in [`crate::model::controller::proxygroup`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,16 +29,16 @@ pub use owner::{DesiredVipService, OwnershipRefusal, OwnershipVerdict, Release, 
 pub use serve::{serve, tun};
 pub use service::service;
 
-/// The kinds of objects that are published.
+/// Kinds of objects that can be advertised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PublishSource {
-    /// An Ingress: HTTP, with a certificate.
+    /// HTTP, with a certificate.
     Ingress,
-    /// A Service: every port of its address.
+    /// Every port of its address.
     Service,
 }
 
-/// An object that asks to be published.
+/// An object that requests a Tailscale Service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Publisher {
     pub source: PublishSource,
@@ -46,29 +46,29 @@ pub struct Publisher {
     pub name: String,
 }
 
-/// What a valid one asks for.
+/// Content of a valid request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishSpec {
-    /// The first label of its name in the tailnet.
+    /// First DNS label of its name in the tailnet.
     pub label: String,
-    /// The tags of its Tailscale Service; empty for the usual ones.
+    /// Tags of its Tailscale Service; empty for the default tags.
     pub tags: Vec<String>,
-    /// The ports of its Tailscale Service, in the words of the control plane.
+    /// Ports of its Tailscale Service, in the control plane's notation.
     pub ports: Vec<String>,
     /// Where its traffic goes.
     pub target: PublishTarget,
-    /// What of it is not served, and what to do.
+    /// Parts that are not served, each with an action.
     pub notes: Vec<String>,
-    /// What is wrong with the certificates of hosts of its own.
+    /// Faults of user-provided certificates, by host.
     pub flaws: BTreeMap<String, CertificateIssue>,
-    /// Until when certificates are valid that should have been renewed by now, and what to do.
+    /// Expiry of certificates that are overdue for renewal, each with an action.
     pub warnings: Vec<String>,
 }
 
-/// What is wrong with a certificate that an Ingress names.
+/// Fault of a certificate that an Ingress names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateIssue {
-    /// There is none that can be shown for the host.
+    /// No usable certificate exists for the host.
     Lacking,
     /// It is not valid now.
     Invalid,
@@ -78,44 +78,44 @@ pub enum CertificateIssue {
 /// Where traffic goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishTarget {
-    /// To backends, by host and path.
+    /// Backends, by host and path.
     Site(Site),
     Whole(L4Service),
 }
 
-/// A Service whose every port is published.
+/// A Service with all its ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct L4Service {
-    /// Its addresses in the cluster, one of each family at most; none where a name stands for it.
+    /// Its ClusterIPs, at most one for each family; empty for an `ExternalName` Service.
     pub addresses: Vec<IpAddr>,
-    /// The DNS name that stands for it; empty where it has addresses.
+    /// Its `externalName`; empty where it has addresses.
     pub external_name: String,
-    /// The TCP ports whose connections begin with the client's address.
+    /// TCP ports whose backends get a PROXY protocol header.
     pub proxy_protocol: BTreeSet<u16>,
 }
 
-/// A Secret in the namespace of the proxies that an Ingress names as the certificate of hosts of its own.
+/// A Secret in the proxies' namespace that an Ingress names as a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserCertificate {
-    /// It lacks the label by which it may be named.
+    /// Without the label that permits its use.
     Unlabelled,
-    /// Nobody has looked at it yet.
+    /// Not read yet.
     Unread,
-    /// It holds no certificate that can be shown, and why.
+    /// Has no usable certificate, with the reason.
     Unusable(String),
     Leaf(Leaf),
 }
 
-/// What an object is read against.
+/// What an object is parsed against.
 #[derive(Clone, Copy)]
 pub struct SpecContext<'a> {
-    /// The tailnet's domain.
+    /// Domain of the tailnet.
     pub suffix: &'a str,
     pub services: &'a dyn Fn(&str, &str) -> Option<&'a Service>,
     pub namespace: &'a str,
-    /// Those of its Secrets that are named as certificates and are there.
+    /// Existing Secrets that Ingresses name as certificates.
     pub certificates: &'a BTreeMap<String, UserCertificate>,
-    /// Of these those that only Ingresses of some namespaces may name: which.
+    /// Namespaces that may use a certificate, for those that are restricted.
     pub reserved: &'a BTreeMap<String, Patterns>,
     pub now: Timestamp,
 }
@@ -135,7 +135,7 @@ impl PublishSource {
         }
     }
 
-    /// The finalizer that keeps what is published.
+    /// Finalizer that delays deletion until the name is withdrawn.
     #[must_use]
     pub fn finalizer(self) -> &'static str {
         match self {
@@ -151,27 +151,27 @@ impl std::fmt::Display for Publisher {
     }
 }
 
-/// The name of a Tailscale Service of this label.
+/// Name of a Tailscale Service, from its label.
 #[must_use]
 pub fn service_name(label: &str) -> String {
     format!("{}{label}", vip::PREFIX)
 }
 
-/// The group that an Ingress asks to be published by; none if it is no business of ours. `class` is the name of the class.
+/// The ProxyGroup that an Ingress names; `None` if it is not ours. `class` is the name of the `IngressClass`.
 #[must_use]
 pub fn ingress_group<'a>(ingress: &'a Ingress, class: &str) -> Option<&'a str> {
     let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref()) == Some(class);
     annotation(ingress.metadata.annotations.as_ref(), names::PROXY_GROUP).filter(|_| named)
 }
 
-/// The group that a Service asks to be published by.
+/// The ProxyGroup that a Service names for ingress.
 #[must_use]
 pub fn service_group(service: &Service) -> Option<&str> {
     let annotations = service.metadata.annotations.as_ref();
     let spec = service.spec.as_ref()?;
     let balanced = spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS);
     let exposed = || annotation(annotations, names::EXPOSE).is_some_and(truth);
-    // Of many Services most are of the other direction: they are to cost little.
+    // Most Services are egress: return early for them.
     if !balanced && !exposed() {
         return None;
     }
@@ -179,14 +179,14 @@ pub fn service_group(service: &Service) -> Option<&str> {
     annotation(annotations, names::PROXY_GROUP).filter(|_| !egress)
 }
 
-/// Whether a Service was told how it is published.
+/// Whether a Service has conditions of ours.
 #[must_use]
 pub fn has_conditions(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&condition.type_.as_str()))
 }
 
-/// The label that an Ingress asks for, whether or not it can be one.
+/// The label that an Ingress requests, valid or not.
 #[must_use]
 pub fn ingress_label(ingress: &Ingress) -> String {
     let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_ref()?.first()?.hosts.as_ref()?.first());
@@ -196,7 +196,7 @@ pub fn ingress_label(ingress: &Ingress) -> String {
     }
 }
 
-/// The label that a Service asks for.
+/// The label that a Service requests.
 #[must_use]
 pub fn service_label(service: &Service) -> String {
     let metadata = &service.metadata;
@@ -214,12 +214,12 @@ fn annotation<'a>(annotations: Option<&'a Annotations>, key: &str) -> Option<&'a
     annotations?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// Whether an annotation says yes, in the spellings that the Tailscale operator takes.
+/// Whether an annotation is true, in the spellings that the Tailscale operator accepts.
 fn truth(text: &str) -> bool {
     matches!(text, "true" | "True" | "TRUE" | "t" | "T" | "1")
 }
 
-/// What an object says of its Tailscale Service, whatever its kind; what is wrong is added.
+/// Tags of the Tailscale Service, for both kinds; appends faults to `wrong`.
 fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> Vec<String> {
     if !dns_label(label) {
         wrong.push(format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
@@ -238,7 +238,7 @@ pub fn dns_label(text: &str) -> bool {
     (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// Whether a text is a tag such as `tag:web`.
+/// Whether a text is a tag, e.g. `tag:web`.
 #[must_use]
 pub fn is_tag(text: &str) -> bool {
     text.strip_prefix("tag:").is_some_and(|name| {

@@ -1,20 +1,19 @@
-//! Which port of the proxies stands for which port of which Service.
+//! Allocator of match ports: which port of the proxies stands for which port of which Service.
 //!
-//! One allocator serves a whole group for one pass, so two Services cannot get the same port. A port once given is kept for
-//! as long as its record is there; a free one is looked for onwards from the last one given, so that a port that somebody
-//! may still remember is given again as late as possible. Never random, and never remembers anything: the records and the
-//! cursor are on the objects.
+//! One allocator serves a whole group during one pass, so two Services cannot get the same port. A recorded port is stable; a new one is
+//! searched from the last allocation onwards, so that a port that clients may have cached is reused as late as possible. Deterministic
+//! and stateless: records and cursor are stored in the objects.
 
 use std::fmt;
 
-/// Ports from one to another, both included.
+/// Range of ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatchPortRange {
     from: u16,
     to: u16,
 }
 
-/// The ports of one group during one pass.
+/// Ports of one group during one pass.
 #[derive(Debug, Clone)]
 pub struct MatchPorts {
     range: MatchPortRange,
@@ -25,7 +24,7 @@ pub struct MatchPorts {
 impl MatchPortRange {
     pub const DEFAULT: Self = Self { from: 10_000, to: 19_999 };
 
-    /// A range; none if it is empty or holds port 0.
+    /// A range; `None` if it is empty or contains port 0.
     #[must_use]
     pub fn new(from: u16, to: u16) -> Option<Self> {
         (from > 0 && from <= to).then_some(Self { from, to })
@@ -36,7 +35,7 @@ impl MatchPortRange {
         (self.from..=self.to).contains(&port)
     }
 
-    /// How many ports there are.
+    /// Number of ports.
     #[must_use]
     pub fn size(self) -> u32 {
         u32::from(self.to) - u32::from(self.from) + 1
@@ -50,7 +49,7 @@ impl fmt::Display for MatchPortRange {
 }
 
 impl MatchPorts {
-    /// An allocator that never gives the reserved ports, and gives from `next` on.
+    /// An allocator without the reserved ports that searches from `next` on.
     #[must_use]
     pub fn new(range: MatchPortRange, reserved: impl IntoIterator<Item = u16>, next: Option<u16>) -> Self {
         let next = next.filter(|port| range.contains(*port)).unwrap_or(range.from);
@@ -61,7 +60,7 @@ impl MatchPorts {
         ports
     }
 
-    /// Keeps a port that is on record, in the range or not; false if it is taken or reserved.
+    /// Allocates a recorded port, inside the range or not; false if it is taken or reserved.
     pub fn keep(&mut self, port: u16) -> bool {
         let free = self.free(port);
         if let Some(word) = self.taken.get_mut(usize::from(port / 64)) {
@@ -76,7 +75,7 @@ impl MatchPorts {
         port != 0 && self.taken.get(usize::from(port / 64)).is_some_and(|word| word & (1 << (port % 64)) == 0)
     }
 
-    /// A free port; none if all are taken.
+    /// Allocates a free port; `None` if all are taken.
     pub fn take(&mut self) -> Option<u16> {
         for _ in 0..self.range.size() {
             let port = self.next;
@@ -88,7 +87,7 @@ impl MatchPorts {
         None
     }
 
-    /// Where to look first the next time.
+    /// Start of the next search.
     #[must_use]
     pub fn next(&self) -> u16 {
         self.next
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A life of comings and goings, each step a pass that starts from the records alone.
+        /// Services come and go; each step is a pass that starts from the records alone.
         #[test]
         fn ports_are_stable_apart_and_in_range(
             steps in prop::collection::vec((0u8..40, any::<bool>()), 1..200),

@@ -1,7 +1,7 @@
-//! The objects that a `ProxyGroup` consists of in Kubernetes: what each must look like, and whether it already does.
+//! Builders of the Kubernetes objects of a `ProxyGroup`, and the check whether an object already has its desired content.
 //!
-//! The builders are pure: the same group, class and settings make the same bytes. What an object is compared by and written
-//! as is a [`Manifest`]; which ones there are for a group is decided in [`crate::model::controller::proxygroup`], never here.
+//! Pure: the same group, class and settings yield the same bytes. A [`Manifest`] is what is compared and applied; which objects a group
+//! has is decided in [`crate::model::controller::proxygroup`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,18 +46,18 @@ pub use statefulset::stateful_set;
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";
-/// The init container that switches forwarding on.
+/// The init container that enables IP forwarding.
 const SYSCTLER: &str = "sysctler";
 
 /// The field manager under which the reconciler applies.
 pub const FIELD_MANAGER: &str = "tailyard";
-/// The annotation that holds the hash of the [`Manifest`] last applied. It tells a field that we stopped wanting from one
-/// that somebody else set.
+/// Annotation with the hash of the last applied [`Manifest`]. It distinguishes a field that we no longer set from one that another
+/// writer set.
 pub const APPLIED: &str = "tailyard.io/last-applied-hash";
-/// The annotation of the egress config: the port from which the next one is looked for.
+/// Annotation of the egress config: the port from which the next search starts.
 pub const NEXT_PORT: &str = "tailyard.io/next-port";
 
-/// The kinds that the reconciler writes, and the slices that it takes away.
+/// Kinds that the reconciler writes, and the slices that it deletes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `v1` `ServiceAccount`.
@@ -82,7 +82,7 @@ pub enum Kind {
     ServiceMonitor,
 }
 
-/// Which object, of those in a namespace.
+/// Reference to an object in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
     pub kind: Kind,
@@ -90,23 +90,23 @@ pub struct ObjectRef {
     pub name: String,
 }
 
-/// One object as it must be, to be applied server-side under [`FIELD_MANAGER`] with force.
+/// Desired content of one object, for a forced server-side apply as [`FIELD_MANAGER`].
 ///
-/// A writer that applied a manifest and finds the same manifest wanted again, while the object still has the resource version
-/// that the apply returned, has met a server that normalises what it is given, and leaves the object alone.
+/// A server may normalize an applied object. So an object that still has the `resourceVersion` of the apply is not applied again for the
+/// same manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     pub object: ObjectRef,
-    /// The object whole, with `apiVersion`, `kind` and the annotation [`APPLIED`].
+    /// The whole object, with `apiVersion`, `kind` and the annotation [`APPLIED`].
     pub value: Value,
-    /// The object exists and was never applied by us (the Tailscale operator made it). Before the apply its `managedFields`
-    /// are read and rewritten with [`adopted`], so that the apply drops what we do not want.
+    /// The object exists and was never applied by us (the Tailscale operator created it). Before the apply its `managedFields` are
+    /// rewritten with [`adopted`], so that the apply removes fields that we do not set.
     pub adopt: bool,
-    /// It takes nothing from others: where one of them has set a field of it to another value, the apply is refused.
+    /// Apply without force: rejected where another manager has set a field to another value.
     pub yields: bool,
 }
 
-/// The group for which objects are made.
+/// The group that owns the objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pub group: String,
@@ -115,14 +115,14 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The labels of the group's objects, which select its Pods too.
+    /// Labels of the group's objects; they also select its Pods.
     #[must_use]
     pub fn labels(&self) -> BTreeMap<String, String> {
         let labels = [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, &self.group)];
         labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
     }
 
-    /// The metadata of one of the group's objects.
+    /// Metadata of one of the group's objects.
     #[must_use]
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
@@ -146,14 +146,14 @@ impl Manifest {
         Self::of_value(kind, serde_json::to_value(object).unwrap_or_default())
     }
 
-    /// The manifest of an object in JSON.
+    /// Manifest of an object given as JSON.
     #[must_use]
     pub fn of_value(kind: Kind, value: Value) -> Self {
         let hash = digest(value.to_string().as_bytes());
         Self::with_hash(kind, value, hash)
     }
 
-    /// The manifest of an object whose hash is of what it is made from, for builders that want to know it beforehand.
+    /// Manifest with a hash of the builder's inputs, for builders that compare before they build.
     pub(in crate::model) fn with_hash(kind: Kind, mut value: Value, hash: String) -> Self {
         let text = |value: &Value, key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
         let object = ObjectRef { kind, namespace: text(&value, "namespace"), name: text(&value, "name") };
@@ -161,20 +161,20 @@ impl Manifest {
         Self { object, value, adopt: false, yields: false }
     }
 
-    /// Whether the object already is as it must be.
+    /// Whether the object already has the desired content.
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         applied(observed) == applied(&self.value) && covers(observed, &self.value)
     }
 }
 
-/// The hash of the manifest that was last applied to an object, if we ever did.
+/// Hash of the manifest last applied to an object, if any.
 #[must_use]
 pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
 }
 
-/// The group for which a labelled object was made: by the labels of the group's own objects, of egress children, of metrics.
+/// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics.
 #[must_use]
 pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
     let label = |key: &str| labels.get(key).map(String::as_str);
@@ -196,7 +196,7 @@ pub fn digest(bytes: &[u8]) -> String {
 }
 
 impl Kind {
-    /// All kinds, in the order in which a group's objects are made.
+    /// All kinds, in the order of creation.
     pub const ALL: [Self; 10] = [
         Self::ServiceAccount,
         Self::Role,

@@ -1,6 +1,6 @@
-//! Whether a `ProxyClass` can be used: what the API's own schema cannot check.
+//! Validation of a `ProxyClass` beyond the CRD schema.
 //!
-//! A class that is not valid changes nothing: groups that use it keep what they have and say why. The clock is the caller's.
+//! An invalid class changes nothing: its groups keep their objects and report the reason. Time is an argument.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSp
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::finalizers;
 
-/// What is to be done with a class.
+/// Changes of a class.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClassValidation {
-    /// The whole list of finalizers, if it is to change.
+    /// Complete list of finalizers, if changed.
     pub finalizers: Option<Vec<String>>,
-    /// The whole status, if it is to change.
+    /// Complete status, if changed.
     pub status: Option<ProxyClassStatus>,
-    /// What is told as Events: reason and sentence.
+    /// Events: reason and message.
     pub warnings: Vec<(&'static str, String)>,
 }
 
-/// Whether what a class says now was found valid.
+/// Whether the current generation of a class is valid.
 #[must_use]
 pub fn is_ready(class: &ProxyClass) -> bool {
     let conditions = class.status.iter().flat_map(|status| &status.conditions);
@@ -32,7 +32,7 @@ pub fn is_ready(class: &ProxyClass) -> bool {
     ready.any(|condition| condition.observed_generation == class.metadata.generation)
 }
 
-/// Judges a class beside the others. `users` are the groups that use it: one that is in use stays until it is not.
+/// Validates a class against the others. `users` are the groups that use it: a class in use is not deleted.
 #[must_use]
 pub fn validate(
     class: &ProxyClass,
@@ -123,7 +123,7 @@ fn keys(place: &str, map: &BTreeMap<String, String>, are_labels: bool) -> Vec<St
     bad_key.chain(bad_value).collect()
 }
 
-/// A key of a label or annotation: a name of at most 63 characters, with a DNS name and a slash before it if wanted.
+/// Whether a text is a label or annotation key: a name of at most 63 characters, optionally with a DNS prefix and a slash.
 fn is_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let dns = |label: &str| {
@@ -133,7 +133,7 @@ fn is_key(key: &str) -> bool {
     !name.is_empty() && is_label(name) && prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(dns))
 }
 
-/// A label's value: at most 63 characters, letters and digits at the ends; empty is allowed.
+/// Whether a text is a label value: at most 63 characters, letters and digits at both ends, or empty.
 fn is_label(value: &str) -> bool {
     let edge = |c: char| c.is_ascii_alphanumeric();
     value.is_empty()
@@ -143,7 +143,7 @@ fn is_label(value: &str) -> bool {
             && value.chars().all(|c| edge(c) || matches!(c, '-' | '_' | '.'))
 }
 
-/// Whether a text is a reference to an image: path, tag and digest, as container engines read it.
+/// Whether a text is an image reference: path, tag and digest.
 fn is_image(image: &str) -> bool {
     let (rest, digest) = image.split_once('@').map_or((image, None), |(rest, digest)| (rest, Some(digest)));
     let slash = rest.rfind('/').map_or(0, |at| at + 1);
@@ -160,7 +160,7 @@ fn is_image(image: &str) -> bool {
     path.split('/').enumerate().all(part_ok) && tag.is_none_or(tag_ok) && digest.is_none_or(digest_ok)
 }
 
-/// What is wrong with the ranges of node ports, in themselves and beside those of classes that are in use.
+/// Faults of the node port ranges, alone and against those of classes in use.
 fn ranges(own: &NodePorts, others: &[Arc<ProxyClass>]) -> Vec<String> {
     let spans = |ports: &NodePorts| ports.ports.iter().map(|range| (range.port, range.end_port.unwrap_or(range.port))).collect::<Vec<_>>();
     let mut faults = Vec::new();

@@ -1,8 +1,7 @@
-//! One pass over a `ProxyGroup` and all its egress Services: what is observed goes in, what is to be done comes out.
+//! Reconciles a `ProxyGroup` with all its Services: observed objects in, a [`GroupPlan`] out.
 //!
-//! The unit of work is the group, whether or not its object exists, so that the egress config has one writer and a thousand
-//! Services that change together cost one write of it. Level-triggered: a pass knows nothing of the ones before it and
-//! remembers nothing; what it must find again it leaves on objects. Nothing is done here; see [`GroupPlan`] for who does what.
+//! The unit of work is the group, whether or not its object exists. So the egress config has one writer, and a thousand changed Services
+//! cost one write of it. Level-triggered and stateless: a pass stores its records on objects. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -40,13 +39,13 @@ pub use observed::{
 };
 pub use readiness::{holds, is_from_pod, is_ready};
 
-/// What is to be done for a group.
+/// Plans the changes for a group.
 #[must_use]
 pub fn pass(observed: &Observed) -> GroupPlan {
     plan_with_memo(observed, &mut Memory::default())
 }
 
-/// The same, with what an earlier pass over this group remembered, which saves time and changes nothing.
+/// Plans with results of an earlier pass over this group; these save time and do not change the plan.
 #[must_use]
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     let mut work = work::GroupPass::new(observed, memory);
@@ -59,8 +58,8 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     work.pass
 }
 
-/// The groups whose pass has to look at a user's Service, beside those that have a child of it: the one that it names and
-/// the one that it was configured for. The empty name stands for a Service that is to be let go and names neither.
+/// The groups that a user's Service affects, besides those with a child of it: the one that it names and the one for which it was
+/// configured. The empty name stands for a Service that must be released and names neither.
 #[must_use]
 pub fn concerns(service: &Service) -> BTreeSet<String> {
     let target = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| validate::annotation(service, key).is_some());

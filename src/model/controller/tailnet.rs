@@ -1,6 +1,6 @@
-//! Whether a `Tailnet` can be used: what its Secret holds, and what becomes of the object.
+//! Validation of a `Tailnet`: credentials in its Secret, status and finalizer.
 //!
-//! Nobody is asked here: whether the credentials work is an argument, and so is the time.
+//! Pure: the control plane's verdict on the credentials and the time are arguments.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +15,28 @@ use crate::model::controller::control_plane::Capabilities;
 use crate::model::controller::finalizers;
 use crate::model::tailnet::supervise::Secret;
 
-/// The control plane of Tailscale.
+/// Tailscale's control plane.
 pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
 
-/// Who asks a control plane, and by that which one it is. `Token` tells where the token of a federated client is from: the
-/// audience that it is to be made out for, or where it is found.
+/// Credentials of a control plane; the variant also selects its API. `Token`: source of a federated client's token, an audience or a
+/// location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials<Token = String> {
-    /// An OAuth client of Tailscale.
+    /// OAuth client of Tailscale.
     OAuth { client_id: String, client_secret: Secret },
-    /// A federated client of Tailscale, for which a token of the reconciler's own service account is exchanged.
+    /// Federated client of Tailscale: exchanges a token of the reconciler's service account.
     Identity { client_id: String, token: Token },
-    /// An API key of headscale.
+    /// API key of headscale.
     Headscale { api_key: Secret },
 }
 
 impl<Token> Credentials<Token> {
-    /// Where the token of a federated client is from; none for others.
+    /// Token source of a federated client; `None` for others.
     pub fn token(&self) -> Option<&Token> {
         if let Self::Identity { token, .. } = self { Some(token) } else { None }
     }
 
-    /// The same with the token from elsewhere.
+    /// The same credentials with another token source.
     pub fn with_token<Other>(self, from: impl FnOnce(Token) -> Other) -> Credentials<Other> {
         match self {
             Self::OAuth { client_id, client_secret } => Credentials::OAuth { client_id, client_secret },
@@ -46,31 +46,31 @@ impl<Token> Credentials<Token> {
     }
 }
 
-/// How a control plane stands.
+/// Verdict of a control plane on credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlPlaneVerdict {
-    /// The credentials work and suffice, for what it can do.
+    /// Credentials accepted, with the control plane's capabilities.
     Valid(Capabilities),
-    /// The Secret does not hold credentials; why.
+    /// The Secret has no valid credentials, with the reason.
     InvalidSecret(String),
-    /// The control plane refuses the credentials, or cannot be asked; what it says.
+    /// Credentials rejected or control plane unavailable, with its message.
     Refused(String),
 }
 
-/// What is to be done with a Tailnet.
+/// Changes of a Tailnet.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TailnetValidation {
-    /// The whole list of finalizers, if it is to change.
+    /// Complete list of finalizers, if changed.
     pub finalizers: Option<Vec<String>>,
-    /// The whole status, if it is to change.
+    /// Complete status, if changed.
     pub status: Option<TailnetStatus>,
-    /// What is told as a warning: reason and sentence.
+    /// Warning Event: reason and message.
     pub warning: Option<(&'static str, String)>,
-    /// It may go, and so may its client.
+    /// It may be deleted, with its client.
     pub ends: bool,
 }
 
-/// Reads credentials. The error says what is missing. An audience wins over a client secret, as with the Tailscale operator.
+/// Parses credentials. The error names what is missing. An audience has priority over a client secret, as in the Tailscale operator.
 pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, String> {
     let text = |key: &str| {
         let text = data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).map(str::trim);
@@ -89,13 +89,13 @@ pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, S
     }
 }
 
-/// The URL of a Tailnet's control plane.
+/// URL of a Tailnet's control plane.
 #[must_use]
 pub fn url(tailnet: &Tailnet) -> &str {
     tailnet.spec.login_url.as_deref().filter(|url| !url.is_empty()).unwrap_or(TAILSCALE)
 }
 
-/// What follows for the object. `users` are the groups that join it: while there are some it stays.
+/// Plans finalizer and status. `users` are the groups that use it; they delay its deletion.
 #[must_use]
 pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
     let going = tailnet.metadata.deletion_timestamp.is_some();

@@ -1,7 +1,7 @@
-//! Who may use a group, and how much of it: the tenants of `spec.tailyard.tenants`, else the reconciler's default.
+//! Tenancy of a group: `spec.tailyard.tenants`, else the reconciler's default.
 //!
-//! The first tenant whose selector matches the labels of a namespace decides for its objects. Tenancy decides what is given: what an object has
-//! already stays until the object goes, so that an edit of a selector or of a label is never an outage.
+//! The first tenant whose selector matches a namespace applies to its objects. Tenancy restricts new grants only: existing ones stay until
+//! the object is deleted, so that an edit of a selector or label is never an outage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,52 +13,52 @@ use crate::api::proxygroup::{ProxyGroupSpec, Tenant};
 /// Labels of a namespace.
 pub type Labels = BTreeMap<String, String>;
 
-/// What namespaces may have of groups that name no tenants.
+/// Limits of groups without tenants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DefaultTenancy {
-    /// Every namespace, within limits: no tags of its own, no names of other clusters, and so many ports, names and certificates.
+    /// Every namespace, with limits: no own tags, no names of other clusters, limited ports, names and certificates.
     #[default]
     Bounded,
-    /// Every namespace, everything: as the Tailscale operator does it.
+    /// Every namespace without limits, as the Tailscale operator.
     Open,
 }
 
-/// Ports that services of one namespace may have by default: half of the usual range.
+/// Default limit of ports for a namespace: half of the default range.
 const PORTS: usize = 5_000;
-/// Names in the tailnet that one namespace may have by default.
+/// Default limit of tailnet names for a namespace.
 const NAMES: usize = 100;
-/// Certificates ordered for one namespace within a week by default: what Let's Encrypt issues for a tailnet.
+/// Default limit of certificate orders for a namespace within a week: Let's Encrypt's limit for a tailnet.
 const CERTIFICATES: usize = 50;
 
-/// What one namespace may have of a group.
+/// Limits of one namespace in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantQuota {
     names: Patterns,
     tags: Patterns,
     shared_names: Patterns,
-    /// Most ports of egress Services.
+    /// Maximum ports of egress Services.
     pub max_ports: usize,
-    /// Most names in the tailnet.
+    /// Maximum names in the tailnet.
     pub max_names: usize,
-    /// Most certificates ordered within a week.
+    /// Maximum certificate orders within a week.
     pub max_certificates: usize,
 }
 
-/// The tenants of one group.
+/// Tenants of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tenancy {
     tenants: Vec<TenantQuota>,
-    /// The tenant that selects a namespace, by its place among them.
+    /// Index of the tenant of each namespace.
     selected: BTreeMap<String, usize>,
     default: Option<TenantQuota>,
 }
 
-/// Names that are allowed: each a text, or the beginning of one before `*`.
+/// Patterns of allowed names: each a literal, or a prefix followed by `*`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Patterns(Vec<String>);
 
 impl Patterns {
-    /// Patterns separated by commas.
+    /// Parses patterns separated by commas.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         Self(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned).collect())
@@ -102,11 +102,11 @@ impl TenantQuota {
         }
     }
 
-    /// What of a name and of tags is not allowed, as a sentence that says what to do.
+    /// Checks a name and tags.
     ///
     /// # Errors
     ///
-    /// That sentence.
+    /// The fault, with an action.
     pub fn allows(&self, namespace: &str, group: &str, label: &str, tags: &[String]) -> Result<(), String> {
         let wrong = if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
             format!("give an object the tag {tag}")
@@ -118,7 +118,7 @@ impl TenantQuota {
         Err(denied(namespace, group, &wrong))
     }
 
-    /// Whether a name of another cluster may be joined.
+    /// Whether a name may be shared with another cluster.
     #[must_use]
     pub fn shares(&self, label: &str) -> bool {
         self.shared_names.matches(label)
@@ -126,7 +126,7 @@ impl TenantQuota {
 }
 
 impl Tenancy {
-    /// The tenants of a group, by the labels of the namespaces that there are.
+    /// Evaluates the tenants of a group against the labels of all namespaces.
     #[must_use]
     pub fn of<'a>(
         group: &ProxyGroupSpec,
@@ -142,11 +142,11 @@ impl Tenancy {
         Self { tenants: tenants.iter().map(TenantQuota::read).collect(), selected: selected.collect(), default: None }
     }
 
-    /// What a namespace may have.
+    /// Limits of a namespace.
     ///
     /// # Errors
     ///
-    /// It may have nothing of the group: a sentence that says what to do.
+    /// The namespace may not use the group; the message names an action.
     pub fn allowance(&self, namespace: &str, group: &str) -> Result<&TenantQuota, String> {
         let found = self.selected.get(namespace).and_then(|at| self.tenants.get(*at)).or(self.default.as_ref());
         found.ok_or_else(|| denied(namespace, group, "use it"))
@@ -157,7 +157,7 @@ fn denied(namespace: &str, group: &str, what: &str) -> String {
     format!("Namespace {namespace} may not {what} in ProxyGroup {group}: an administrator can allow it in spec.tailyard.tenants.")
 }
 
-/// Whether a selector matches labels. One with an unknown operator matches nothing.
+/// Whether a selector matches labels. An unknown operator matches nothing.
 fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let meets = |key: &str, operator: &str, values: &[String]| {

@@ -1,11 +1,10 @@
-//! The ruleset as iptables and ip6tables hold it: the same meaning as [`crate::model::firewall::nft`], in chains of our own.
+//! The ruleset for iptables and ip6tables: same semantics as [`crate::model::firewall::nft`], in chains of our own.
 //!
-//! Match ports are a tree: a chain for each leading hexadecimal digit of a port, down to chains of at most sixteen ports;
-//! a lookup tests some thirty rules among ten thousand ports, not five thousand. A port's place in the tree depends on its
-//! number alone, so a change edits only the chains on its way. [`restore`] is everything; [`delta`] is what differs.
-//! Both are texts for `iptables-restore --noflush`, which takes each table's part in one step. Nothing here runs a program.
+//! Match ports form a tree: a chain for each leading hexadecimal digit, down to chains of at most sixteen ports. A lookup tests about thirty
+//! rules for ten thousand ports. A port's place depends on its number alone, so a change edits only the chains on its path. [`restore`] is
+//! the complete ruleset, [`delta`] a difference: texts for `iptables-restore --noflush`, which commits each table atomically.
 //!
-//! The nat table cannot refuse: there a packet to be refused gets a mark, and the filter table refuses what bears it.
+//! The nat table cannot reject: it marks such packets, and the filter table rejects marked ones.
 
 mod chain;
 
@@ -18,10 +17,10 @@ use crate::model::firewall::ruleset::{Delta, Ruleset};
 
 pub use self::chain::{Branch, Chain, PREFIX, REFUSE_MARK, Table};
 
-/// What the names of the chains of a [`trial`] begin with.
+/// Name prefix of the chains of a [`trial`].
 const TRIAL: &str = "TAILTRIAL-";
 
-/// A rule of a built-in chain by which packets get into ours.
+/// A jump from a built-in chain to ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Jump {
     pub table: Table,
@@ -40,31 +39,31 @@ impl Jump {
         Self { table: Table::Filter, from: "FORWARD", to: Chain::Filter },
     ];
 
-    /// The rule, without the command that adds, checks or deletes it: `-A PREROUTING -j …` is this after `-A `.
+    /// The rule without its command, e.g. `PREROUTING -j …`.
     #[must_use]
     pub fn rule(&self) -> String {
         format!("{} -j {}", self.from, self.to)
     }
 }
 
-/// What of ours an earlier process may have left, and what of it is still needed.
+/// Rules of ours that an earlier process left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeftoverRules {
-    /// Jumps that stand already.
+    /// Existing jumps.
     pub jumps: BTreeSet<Jump>,
-    /// Our chains that stand already, by table and name.
+    /// Existing chains, by table and name.
     pub chains: BTreeSet<(Table, String)>,
 }
 
-/// The text that makes all of ours in a namespace where nothing of ours is.
+/// The complete ruleset, for a namespace without rules of ours.
 #[must_use]
 pub fn restore(ruleset: &Ruleset, family: Family) -> String {
     replace(ruleset, family, &LeftoverRules::default(), usize::MAX)
 }
 
-/// The text that makes all of ours where some of ours is: chains are made anew, those no longer used go, jumps that stand are left.
+/// The complete ruleset, for a namespace with rules of ours: rewrites chains, deletes unused ones, keeps existing jumps.
 ///
-/// Each table is taken in one step, unless it has more rules than `step`: then in several, no chain before those that it jumps to.
+/// One commit for each table, unless it has more rules than `step`: then several, with jump targets first.
 #[must_use]
 pub fn replace(ruleset: &Ruleset, family: Family, found: &LeftoverRules, step: usize) -> String {
     let mut text = Text::new(step);
@@ -82,10 +81,10 @@ pub fn replace(ruleset: &Ruleset, family: Family, found: &LeftoverRules, step: u
     text.finish()
 }
 
-/// The text that turns what stands for `before` into what is to stand for `after`: the rules that differ, by their places. Nothing if
-/// none does. A chain is not emptied and filled again: with nftables underneath, iptables waits until all that is deleted is destroyed.
+/// The difference from `before` to `after`: inserted and deleted rules by position; `None` if equal. Chains are not flushed and refilled:
+/// iptables-nft waits until all deleted rules are destroyed.
 ///
-/// It does not turn one interface or one set of reserved ports into another: that is a [`Delta::rewrite`].
+/// A change of the interface or of reserved ports is a [`Delta::rewrite`] instead.
 #[must_use]
 pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -> Option<String> {
     let mut touched: BTreeSet<Chain> = delta.ports.keys().flat_map(|key| chain::way(*key)).collect();
@@ -105,7 +104,7 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
     (!text.parts.is_empty()).then(|| text.finish())
 }
 
-/// The text that takes away what was found.
+/// Removes the found rules.
 #[must_use]
 pub fn remove(found: &LeftoverRules) -> Option<String> {
     let mut text = Text::new(usize::MAX);
@@ -118,7 +117,7 @@ pub fn remove(found: &LeftoverRules) -> Option<String> {
     (!text.parts.is_empty()).then(|| text.finish())
 }
 
-/// The text that tries all that we need, in chains that nothing jumps to, and the text that takes them away again.
+/// Probe of all required features in unreferenced chains, and the text that removes them.
 #[must_use]
 pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
     let empty = Ruleset::empty(interface.clone());
@@ -129,7 +128,7 @@ pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
     (make.replace(PREFIX, TRIAL), unmake.replace(PREFIX, TRIAL))
 }
 
-/// What an `iptables-save -c` dump says was counted for each match port of the ruleset that was written.
+/// Traffic counters by match port, from an `iptables-save -c` dump of the written ruleset.
 #[must_use]
 pub fn traffic(ruleset: &Ruleset, family: Family, dump: &str) -> Traffic {
     let leaves = chain::all(ruleset).into_iter().filter(|chain| chain.is_leaf());
@@ -150,7 +149,7 @@ pub fn traffic(ruleset: &Ruleset, family: Family, dump: &str) -> Traffic {
     }
     let mut traffic = Traffic::new();
     for (chain, numbers) in found {
-        // A chain with other rules than ours counts nothing of ours; the audit will find it.
+        // A changed chain is not counted; the audit detects it.
         let keys = chain.counted(ruleset, family);
         for (key, (packets, bytes)) in keys.iter().zip(numbers).filter_map(|(key, numbers)| key.zip(Some(numbers))) {
             let counters = traffic.entry(key).or_default();
@@ -164,7 +163,7 @@ pub fn traffic(ruleset: &Ruleset, family: Family, dump: &str) -> Traffic {
     traffic
 }
 
-/// Chains of ours that an `iptables-save` dump names.
+/// Our chains in an `iptables-save` dump.
 pub fn chains_in(dump: &str) -> impl Iterator<Item = (Table, String)> {
     let mut table = None;
     dump.lines().filter_map(move |line| {
@@ -176,7 +175,7 @@ pub fn chains_in(dump: &str) -> impl Iterator<Item = (Table, String)> {
     })
 }
 
-/// What of an `iptables-save` dump is ours, counters left out: two dumps that agree in it hold the same rules of ours.
+/// Our rules in an `iptables-save` dump, without counters, for comparison.
 #[must_use]
 pub fn ours(dump: &str) -> Vec<String> {
     let ours = dump.lines().filter(|line| line.starts_with('*') || line.contains(PREFIX));
@@ -184,17 +183,17 @@ pub fn ours(dump: &str) -> Vec<String> {
     ours.map(plain).collect()
 }
 
-/// A restore text in the making: for each table declarations first, then rules, then what goes.
+/// Builder of a restore text: for each table declarations, rules, then deletions.
 #[derive(Debug)]
 struct Text {
-    /// How many rules one step may have.
+    /// Maximum rules for one commit.
     step: usize,
     parts: BTreeMap<Table, RulePart>,
 }
 
 #[derive(Debug, Default)]
 struct RulePart {
-    /// Steps that are complete.
+    /// Complete commits.
     done: String,
     declare: String,
     rules: String,
@@ -207,7 +206,7 @@ impl Text {
         Self { step, parts: BTreeMap::new() }
     }
 
-    /// A chain with these rules and no others; declaring a chain empties it if it stands.
+    /// A chain with exactly these rules; a declaration flushes it.
     fn chain(&mut self, table: Table, name: &str, rules: &[String]) {
         let step = self.step;
         let part = self.parts.entry(table).or_default();
@@ -221,7 +220,7 @@ impl Text {
         }
     }
 
-    /// Turns one list of rules of a chain into another: what is between their common beginning and their common end goes or comes.
+    /// Edits a chain: replaces the rules between the common prefix and suffix.
     fn edit(&mut self, table: Table, name: &str, was: &[String], is: &[String]) {
         let begin = was.iter().zip(is).take_while(|(was, is)| was == is).count();
         let (was, is) = (was.get(begin..).unwrap_or_default(), is.get(begin..).unwrap_or_default());

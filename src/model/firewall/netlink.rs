@@ -70,7 +70,7 @@ pub fn nest(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
     attribute(out, kind | NESTED, payload);
 }
 
-/// The payload must fit 16 bits with the header; callers bound what they put in.
+/// Payload and header must fit 16 bits; callers ensure it.
 fn attribute(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 2]);
@@ -89,7 +89,7 @@ pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     Attributes(bytes).find(|(found, _)| *found == kind).map(|(_, payload)| payload)
 }
 
-/// Walks the attributes in some bytes: type and payload of each. What is cut short ends the walk.
+/// Iterator over attributes: type and payload. A truncated attribute ends it.
 #[derive(Debug, Clone)]
 pub struct Attributes<'a>(pub &'a [u8]);
 

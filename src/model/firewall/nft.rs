@@ -1,8 +1,7 @@
-//! The ruleset as nftables holds it: one table of our own, static rules, and maps whose elements are all that ever changes.
+//! The ruleset for nftables: one table with static rules, and maps whose elements change.
 //!
-//! [`table`] is the text that makes the table whole from any state; [`delta`] is the change of elements from one ruleset to
-//! another. Both print the same value, [`element::elements`], so that what they leave in the kernel cannot differ.
-//! Nothing here talks to the kernel.
+//! [`table`] is the complete table from any state; [`delta`] a change of elements. Both encode [`element::elements`], so that their results
+//! are equal.
 
 pub mod dump;
 pub mod element;
@@ -18,37 +17,36 @@ use crate::model::firewall::ruleset::{Delta, PROBE_MARK, Ruleset, SLOTS};
 
 pub use self::json::delta;
 
-/// The name of our table, of the `inet` family.
+/// Name of our table, family `inet`.
 pub const TABLE: &str = "tailyard";
 
-/// The number of elements that a delta deletes and adds.
+/// Number of elements that a delta deletes and adds.
 #[must_use]
 pub fn operations(before: &Ruleset, delta: &Delta, after: &Ruleset) -> usize {
     let edits = edits(before, delta, after);
     edits.delete.len() + edits.add.len()
 }
 
-/// The text that, given to `nft -f -`, makes the table whole in one transaction, whatever stood there before.
+/// Text for `nft -f -` that replaces the table in one transaction, whatever its state.
 #[must_use]
 pub fn table(ruleset: &Ruleset) -> String {
     render(ruleset, elements(ruleset).iter())
 }
 
-/// The same with every map empty but those that the rules cannot do without: forwards nothing, and is small at any size of the ruleset.
+/// The same without elements, except those that the rules require: forwards nothing, and its size does not depend on the ruleset.
 #[must_use]
 pub fn skeleton(ruleset: &Ruleset) -> String {
     render(ruleset, elements(ruleset).iter().filter(|element| element.set == Set::Reserved))
 }
 
-/// The text that removes the table, whether or not it is there.
+/// Text that removes the table, if it exists.
 #[must_use]
 pub fn removal() -> String {
     format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n")
 }
 
-/// The text that keeps back what tailscaled says to its peers outside the tunnel (its disco packets begin with six bytes of their
-/// own), in a table beside ours, whether or not it is there; see [`crate::model::flows::drain::HUSH`]. A packet is spoilt and not dropped: a sender
-/// who is refused makes itself new sockets.
+/// Text for the disco mute: invalidates tailscaled's disco packets (by their six magic bytes), in a table of its own; see
+/// [`crate::model::flows::drain::HUSH`]. Packets are corrupted, not dropped: after a send error tailscaled opens new sockets.
 #[must_use]
 pub fn mute() -> String {
     let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
@@ -58,14 +56,14 @@ pub fn mute() -> String {
     )
 }
 
-/// The text that takes [`mute`] back, whether or not it is there.
+/// Text that ends [`mute`], if active.
 #[must_use]
 pub fn unmute() -> String {
     removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-disco-mute"))
 }
 
-/// The text with which a kernel and an nft show that they can do all that [`table`] needs: it makes a table and removes it again.
-/// What a replica that was killed while it left kept back is let go.
+/// Probe of all features that [`table`] requires: creates a table and removes it. Also ends the mute of a replica that was killed during its
+/// drain.
 #[must_use]
 pub fn trial(interface: &InterfaceName) -> String {
     let name = format!("table inet {TABLE}-trial");
@@ -96,7 +94,7 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
     text
 }
 
-/// The static part that translates. One line is one rule; blank lines part the chains.
+/// Static translating rules, one for each line; blank lines separate chains.
 fn translating(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -132,11 +130,12 @@ fn translating(text: &mut String, interface: &InterfaceName) {
     );
 }
 
-/// What every packet pays that is passed on: a relayed flow that both ends have answered for comes by the first rule of `forward` alone.
-/// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
+/// Static rules for every forwarded packet: an established flow matches the first rule of `forward` only. Its MSS is negotiated, so SYNs
+/// are matched earlier. docs/benchmarks.md has the cost of each step.
 ///
-/// What is meant for the tailnet (it came by a match port, to a whole address of the Pod, or goes to the tailnet's own ranges) and would
-/// leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
+/// Tailnet traffic (to a match port, an L3 address of the Pod, or tailnet ranges) that would leave by another interface while tailscaled and
+/// its routes are away is dropped in `stray`: it would reach the target's address in the cluster unencrypted, and its conntrack entry would
+/// keep it off the tailnet.
 fn forwarding(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -188,7 +187,7 @@ fn forwarding(text: &mut String, interface: &InterfaceName) {
     );
 }
 
-/// The rules that relay or refuse whatever is sent to an address of these maps.
+/// Rules that forward or reject all traffic to the addresses of these maps.
 fn whole_address(maps: &str) -> String {
     let mut text = String::new();
     for (ip, n) in [("ip", 4), ("ip6", 6)] {

@@ -1,7 +1,7 @@
-//! What the kernel is to hold, independent of the firewall that holds it: a handful of maps.
+//! The ruleset: the kernel's maps, independent of the firewall.
 //!
-//! The static rules around these maps are the renderers' business ([`crate::model::firewall::nft`], [`crate::model::firewall::iptables`]) and the same
-//! for any content. A [`Ruleset`] is computed from a plan; [`diff`] says what changed between two of them.
+//! Static rules are in the encoders ([`crate::model::firewall::nft`], [`crate::model::firewall::iptables`]). A [`Ruleset`] is computed from a
+//! plan; [`diff`] compares two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,39 +13,38 @@ use serde::Serialize;
 use crate::model::base::net::{Family, InterfaceName, PortKey};
 use crate::model::base::small_set::SortedSet;
 
-/// How many places one key's targets are dealt into when it has more than one in a family.
+/// Number of slots for the targets of one key with several targets in a family.
 ///
-/// A fixed number keeps the rules static whatever the number of targets. 60 deals evenly to 2, 3, 4, 5 and 6 targets;
-/// it is also the largest number of targets that a key can use.
+/// A fixed number keeps the rules static. 60 divides evenly among 2 to 6 targets; it is also the maximum number of targets.
 pub const SLOTS: usize = 60;
 
-/// The mark of our own probe and reset segments; they bypass connection tracking. Outside tailscaled's 0xff0000.
+/// Mark of our probe and reset segments, which bypass conntrack. Outside of tailscaled's 0xff0000.
 pub const PROBE_MARK: u32 = 0x5459;
 
-/// The content of the kernel's NAT maps.
+/// Content of the kernel's NAT maps.
 ///
-/// The maps are persistent: a copy shares what it has in common with its origin, and [`diff`] skips what is shared, so
-/// one change among ten thousand keys costs what one change costs.
+/// The maps are persistent: copies share structure, and [`diff`] skips shared parts, so the cost of a change does not depend on the number
+/// of keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ruleset {
-    /// The interface behind which the tailnet is.
+    /// Tailnet interface.
     pub interface: InterfaceName,
-    /// This node's own tailnet addresses: the source of everything forwarded to the tailnet. A family without one is masqueraded.
+    /// This node's tailnet addresses: source of traffic to the tailnet. A family without one is masqueraded.
     pub source: OrdMap<Family, IpAddr>,
-    /// Packets of the cluster to a match port of this Pod go to one of these targets; a key without a target
-    /// in the packet's family is refused (TCP reset, ICMP port unreachable).
+    /// Targets of packets from the cluster to a match port. Without a target of the packet's family they are rejected (TCP reset, ICMP
+    /// port unreachable).
     pub ports: OrdMap<PortKey, SortedSet<SocketAddr>>,
-    /// Packets of the tailnet to this address, any protocol and port, go to one of these addresses of the same family; none: refused.
+    /// Targets of packets from the tailnet to an address, any protocol and port, same family. Without target they are rejected.
     pub from_tailnet: OrdMap<IpAddr, SortedSet<IpAddr>>,
-    /// Packets of the cluster to this address of the Pod, any protocol and port but the reserved ones, go to one of these
-    /// addresses of the same family; none: refused.
+    /// Targets of packets from the cluster to an address of the Pod, any protocol and port except reserved ones, same family. Without
+    /// target they are rejected.
     pub from_cluster: OrdMap<IpAddr, SortedSet<IpAddr>>,
-    /// Ports of the Pod's own that `from_cluster` never takes.
+    /// Ports of the Pod itself, excluded from `from_cluster`.
     pub reserved: BTreeSet<PortKey>,
 }
 
 impl Ruleset {
-    /// A ruleset that forwards nothing: what stands before the first snapshot and at the end of a drain.
+    /// A ruleset that forwards nothing: before the first plan and after a drain.
     #[must_use]
     pub fn empty(interface: InterfaceName) -> Self {
         Self {
@@ -58,26 +57,26 @@ impl Ruleset {
         }
     }
 
-    /// Whether anything goes anywhere by it.
+    /// Whether it forwards anything.
     #[must_use]
     pub fn forwards(&self) -> bool {
         !(self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty())
     }
 }
 
-/// How one key of a map changed.
+/// Change of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Edit<V> {
-    /// What stood there; nothing if the key is new.
+    /// Old value; `None` for a new key.
     pub before: Option<V>,
-    /// What is to stand there; nothing if the key goes.
+    /// New value; `None` for a removed key.
     pub after: Option<V>,
 }
 
-/// What to change in the kernel to turn one ruleset into another.
+/// Difference between two rulesets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Delta {
-    /// The static part differs (another interface, other ports of the Pod's own): the table is rewritten whole.
+    /// The static part differs (interface, reserved ports): rewrite the table.
     pub rewrite: bool,
     /// Changes of the node's own addresses.
     pub source: BTreeMap<Family, Edit<IpAddr>>,
@@ -90,13 +89,13 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Whether nothing is to be done.
+    /// Whether nothing changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.rewrite && self.keys() == 0
     }
 
-    /// The number of keys that change.
+    /// Number of changed keys.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len()
@@ -124,7 +123,7 @@ fn edit_map<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, edits: &BTreeMap<K
     }
 }
 
-/// What to change to get from `before` to `after`.
+/// Difference from `before` to `after`.
 #[must_use]
 pub fn diff(before: &Ruleset, after: &Ruleset) -> Delta {
     Delta {

@@ -19,9 +19,9 @@ use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowAction {
     Keep,
-    /// Its entry goes; there is nobody to be told, or no way to tell.
+    /// Delete the entry: no end can be notified.
     Delete,
-    /// Its entry goes and both its ends are reset, if there are any.
+    /// Delete the entry and reset both ends, if any.
     Reset,
 }
 
@@ -37,7 +37,7 @@ fn status<T: Ord>(remaining: Option<&SortedSet<T>>, target: &T) -> FlowStatus {
     }
 }
 
-/// What a change of the ruleset takes away.
+/// Effects of a ruleset change on flows.
 #[derive(Clone)]
 pub struct FlowChanges<'a> {
     before: &'a Ruleset,
@@ -46,7 +46,7 @@ pub struct FlowChanges<'a> {
     ports: AffectedFlows<'a, PortKey, SocketAddr>,
     from_tailnet: AffectedFlows<'a, IpAddr, IpAddr>,
     from_cluster: AffectedFlows<'a, IpAddr, IpAddr>,
-    /// Own addresses that are no longer ours.
+    /// Former addresses of this node.
     lost: Vec<IpAddr>,
 }
 
@@ -54,17 +54,17 @@ enum FlowStatus {
     Same,
     /// Its key has other targets now.
     Moved,
-    /// Its key, or the address that it leaves by, is gone.
+    /// Its key or its source address is removed.
     Removed,
 }
 
 impl<'a> FlowChanges<'a> {
-    /// What `delta`, which leads from what was in force to `after`, takes away.
+    /// Effects of `delta`, the change from the past rulesets to `after`.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
     pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
-        // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
+        // TCP flows drain to their old targets: while those live, none ends and few flows need listing.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
         ports.retain(|key, targets| key.proto != Proto::Tcp || targets.is_none() || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
@@ -79,8 +79,8 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    /// What does not agree with the ruleset in force, whatever led there: for a start with flows of an earlier process, and
-    /// for a target that leaves the tailnet while flows still drain on it.
+    /// Compares all flows with the current ruleset: at a start with flows of an earlier process, and when a target leaves the tailnet
+    /// while flows drain to it.
     ///
     /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
@@ -133,8 +133,7 @@ impl<'a> FlowChanges<'a> {
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
             return FlowStatus::Removed;
         }
-        // In the order in which the rules ask their maps. What is touched is looked at first: it is little where much is tracked, and a
-        // touched key is one that the rules have or had.
+        // In the order of the rules' map lookups. Affected keys first: they are few, and each is or was in the rules.
         let (address, target) = (flow.original.destination.ip(), flow.target());
         if let Some(targets) = self.from_tailnet.get(&address) {
             return status(*targets, &target.ip());

@@ -1,7 +1,7 @@
-//! When a leaving replica may go: once the flows that it forwards have ended, or its time is over.
+//! Drain of a replica: it ends once all forwarded flows have ended, or at the deadline.
 //!
-//! There is no blind sleep in it: each decision comes from a listing of connection tracking. What to do with the flows that
-//! outlive the grace is a change like any other: to an empty ruleset ([`crate::model::flows::cleanup`]). Times are counted from the signal.
+//! Each decision uses a conntrack listing, not a fixed sleep. Flows that outlive the drain are handled as a change to an empty ruleset
+//! ([`crate::model::flows::cleanup`]). Times are relative to the signal.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,31 +10,30 @@ use crate::model::flows::flow::{Flow, TcpState};
 
 /// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
 const IDLE: Duration = Duration::from_secs(5);
-/// The shortest time between two looks.
+/// Minimum interval between listings.
 const SOONEST: Duration = Duration::from_millis(100);
-/// The longest time between two looks.
+/// Maximum interval between listings.
 const LATEST: Duration = Duration::from_secs(1);
-/// Entries tell their time in whole seconds, so one second more than expected is no sign of a packet.
+/// Timeouts are in whole seconds, so one second more than expected is not a packet.
 const ROUNDING: u64 = 1;
 
-/// For how long a leaving replica that still forwards gives its peers no sign of life outside the tunnel.
+/// Duration of the disco mute: a draining replica that still forwards sends no disco packets.
 ///
-/// A peer's tailscaled trusts the address at which it last heard one for 6.5 s, and sends nowhere else meanwhile: also the answer to
-/// the first handshake of the replica that follows here at another address, and `WireGuard` asks again only after 5 s. Hushed at the
-/// signal, the trust is over when the next one asks: a drain takes some 3 s, a new Pod as many. What is forwarded goes on: whom a
-/// peer trusts no more it sends to by the relay as well, and forgets only 5 s after a question without an answer. A drain that takes
-/// longer speaks again before that, so that its flows keep their direct ways.
+/// A peer's tailscaled trusts an endpoint for 6.5 s after its last disco packet and uses no other one meanwhile, not even for the reply to
+/// the first handshake of the next Pod at another endpoint; `WireGuard` retries only after 5 s. With the mute the trust has expired by
+/// then: a drain takes about 3 s, a new Pod as long. Forwarding continues: for an untrusted endpoint the peer uses the relay as well, and
+/// drops it only 5 s after an unanswered ping. A longer drain ends the mute before that, so that its flows keep their direct paths.
 pub const HUSH: Duration = Duration::from_millis(4500);
 
-/// How long a leaving replica to which services lead lets end what is under way there, before it takes them back.
+/// Maximum time for open requests of advertised services before these are withdrawn.
 ///
-/// An address of the tailnet leads to one replica at a time: what is under way when it moves is cut. So rejecting new connections first, and
-/// those who are in have this long. Who comes meanwhile gets no answer and asks again after a second, of whoever answers then; so it is
-/// not long, and ends sooner where nothing is under way ([`AWAY`]).
+/// A tailnet address is routed to one replica at a time: moving it cuts open connections. So the replica first rejects new connections;
+/// open ones have this long. Clients that connect meanwhile get no response and retry after a second, then with the next replica; hence
+/// it is short, and ends early if nothing is open ([`AWAY`]).
 pub const CLOSING: Duration = Duration::from_millis(1500);
 
-/// For how long nothing may be under way until services are taken back. What tailscaled has let in is a way there and back later
-/// here; and what was answered here a moment ago may not have arrived yet. Shorter than the second after which a client asks again.
+/// Time without open requests before services are withdrawn. Connections that tailscaled accepted arrive here a round trip later, and
+/// recent responses may be in flight. Shorter than the second after which a client retries.
 pub const AWAY: Duration = Duration::from_millis(500);
 
 /// How a Pod's grace period is spent.
@@ -48,7 +47,7 @@ pub struct Budget {
 impl Budget {
     /// Kubernetes' default.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-    /// What a replica needs of the whole beside the time for its flows, where there is enough of it.
+    /// Time that a replica needs besides its flows, if available.
     pub const BESIDE_FLOWS: Duration = Duration::from_secs(6);
     const RESETS: Duration = Duration::from_secs(2);
     const DAEMON: Duration = Duration::from_secs(3);
@@ -65,11 +64,11 @@ impl Budget {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainDecision {
-    /// Keep forwarding and look again after this long.
+    /// Keep forwarding; list again after this time.
     Wait(Duration),
-    /// Every flow has ended: go.
+    /// Every flow has ended: exit.
     Ended,
-    /// The time is over: reset what is left, then go.
+    /// Deadline reached: reset the remaining flows, then exit.
     Over,
 }
 
@@ -77,10 +76,10 @@ pub enum DrainDecision {
 pub struct Drain {
     grace: Duration,
     quiet: Duration,
-    /// By entry: what its timeout was when a packet last passed, and when that was.
+    /// By entry: timeout and time of the last packet.
     watched: HashMap<u32, (u32, Duration)>,
     busy: Duration,
-    /// When the next look was to be taken.
+    /// Time of the next listing.
     due: Duration,
     open: usize,
 }
@@ -116,8 +115,8 @@ impl Drain {
         }
     }
 
-    /// How long until the next look: ten times as long as the last one took. A listing walks a table that can have hundreds of
-    /// thousands of places, whatever the number of flows in it.
+    /// Time until the next listing: ten times the duration of the last. A listing walks the whole hash table, whatever the number of
+    /// flows.
     fn interval(&self, now: Duration) -> Duration {
         let took = now.saturating_sub(self.due);
         (took * 10).clamp(SOONEST, LATEST)
@@ -141,7 +140,7 @@ impl Drain {
         open
     }
 
-    /// A timeout counts down by itself, and begins anew with each packet.
+    /// Time of a flow's last packet: each packet resets the timeout, which counts down otherwise.
     fn last_packet(&self, flow: &Flow, now: Duration) -> (u32, Duration) {
         match self.watched.get(&flow.id) {
             Some((timeout, at)) => {
@@ -154,7 +153,7 @@ impl Drain {
     }
 }
 
-/// How a flow's end can be seen.
+/// Signal of a flow's end.
 enum FlowEndSignal {
     Open,
     Over,
@@ -165,7 +164,7 @@ fn life(flow: &Flow) -> FlowEndSignal {
     match flow.tcp {
         _ if !flow.is_tcp() => FlowEndSignal::WhileBusy,
         None | Some(TcpState::SynRecv | TcpState::Established | TcpState::FinWait | TcpState::CloseWait) => FlowEndSignal::Open,
-        // Both ends have said that they are done.
+        // Both ends have sent FIN or a reset.
         Some(TcpState::LastAck | TcpState::TimeWait | TcpState::Close) => FlowEndSignal::Over,
         Some(TcpState::None | TcpState::SynSent | TcpState::SynSent2) => FlowEndSignal::WhileBusy,
     }
@@ -250,7 +249,7 @@ mod tests {
     }
 
     proptest! {
-        /// It goes when its time is over, whatever it sees, never waits beyond that, and never while a connection is open.
+        /// A drain ends by its deadline whatever it observes, and never earlier while a connection is open.
         #[test]
         fn it_goes_in_time_and_not_over_open_connections(
             looks in prop::collection::vec(prop::option::of(prop::collection::vec((0_u8..10, any::<bool>(), 0_u32..5, 0_u32..200), 0..5)), 1..40),
@@ -272,7 +271,7 @@ mod tests {
             }
         }
 
-        /// The parts never exceed the whole, and flows have at least half.
+        /// The parts never exceed the total, and flows get at least half.
         #[test]
         fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000, daemon: bool) {
             let total = Duration::from_millis(total);

@@ -1,4 +1,4 @@
-//! A flow as connection tracking sees it, and which of them to ask the kernel for.
+//! A conntrack flow, and filters for listings.
 //!
 //! The shape is ctnetlink's (`linux/netfilter/nfnetlink_conntrack.h`): two tuples, the way packets come and the way replies come.
 
@@ -11,7 +11,7 @@ pub const DST_NAT: u32 = 1 << 5;
 /// The source was rewritten (`IPS_SRC_NAT`).
 pub const SRC_NAT: u32 = 1 << 4;
 
-/// From where to where packets of one direction go.
+/// Source and destination of one direction.
 ///
 /// The ports are the protocol's own; ICMP has its identifier as the source port and `type << 8 | code` as the destination
 /// port, as in the kernel's union, and protocols without any have zeros.
@@ -24,21 +24,21 @@ pub struct Tuple {
 /// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TcpState {
-    /// Nothing understood yet.
+    /// Unknown.
     None,
-    /// A SYN went one way.
+    /// SYN in one direction.
     SynSent,
-    /// A SYN came back.
+    /// SYN in the other direction.
     SynRecv,
     /// Both ends may send.
     Established,
-    /// One end has no more to send.
+    /// One end has sent FIN.
     FinWait,
     /// That end's FIN was acknowledged; the other may still send.
     CloseWait,
-    /// Both have no more to send, the last acknowledgment is due.
+    /// Both ends have sent FIN; the last acknowledgment is due.
     LastAck,
-    /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
+    /// Closed. A client that reuses the ports gets a new entry by the current rules.
     TimeWait,
     Close,
     /// Both ends sent a SYN.
@@ -69,17 +69,17 @@ impl TcpState {
 pub struct Flow {
     /// The IANA protocol number.
     pub proto: u8,
-    /// What the side that began it sends: a client to the address and port it knows.
+    /// Direction of the client: to the address and port that it connected to.
     pub original: Tuple,
-    /// What the other side answers: the target to the address and port that the client's packets were given.
+    /// Direction of replies: from the target to the translated source.
     pub reply: Tuple,
     pub tcp: Option<TcpState>,
     /// `IPS_*` bits.
     pub status: u32,
     pub mark: u32,
-    /// Seconds until the entry ends unless another packet passes.
+    /// Seconds until the entry expires without further packets.
     pub timeout: u32,
-    /// The kernel's name for this very entry.
+    /// The kernel's ID of this entry.
     pub id: u32,
 }
 
@@ -105,13 +105,13 @@ impl Flow {
     }
 }
 
-/// Which flows to ask the kernel for; what is not said is not asked.
+/// Filter of a listing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowFilter {
     pub family: Option<Family>,
-    /// Only flows whose destination was rewritten.
+    /// Only flows with translated destination.
     pub forwarded: bool,
-    /// Only flows that came to this port, of this protocol.
+    /// Only flows to this port and protocol.
     pub key: Option<PortKey>,
     pub under_way: bool,
 }

@@ -4,7 +4,7 @@
 //! if other Pods answer `/healthz` at a service's `ClusterIP`. All of them have if no new flow arrives for a while. So the hook ends as
 //! soon as
 //!
-//! - every service is answered by others, or refused, for a few rounds in a row, and
+//! - every service is answered by other Pods, or refused, for a few rounds in a row, and
 //! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
 //!
 //! A service that cannot be asked (its name does not resolve, nothing answers) proves nothing, so a longer silence is required:
@@ -15,13 +15,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time without a new flow that counts as none coming any more.
+/// Time without a new flow after which no more are expected.
 pub const QUIET: Duration = Duration::from_secs(3);
-/// The same where there is nothing else to go by: what the operator's own proxy waits.
+/// The same without other evidence: the time that the operator's proxy waits.
 pub const BLIND: Duration = Duration::from_secs(10);
 /// Time from the end of the hook within which SIGTERM follows where the kubelet called it.
 pub const SIGNAL_FOLLOWS: Duration = Duration::from_secs(5);
-/// Rounds in a row in which a service is refused, or cannot be asked, before that is believed.
+/// Consecutive rounds before a refused or unresponsive service counts as such.
 const ROUNDS: u32 = 3;
 
 /// A call of the hook that has ended. Any client can make one, so alone it means nothing.
@@ -38,10 +38,10 @@ impl HookCall {
     }
 }
 
-/// What one request to a service's health endpoint brought.
+/// Result of one request to a service's health endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HealthProbe {
-    /// An answer of a Pod with these addresses; none if it did not say.
+    /// Response of a Pod with these addresses; empty if not reported.
     Answered(BTreeSet<IpAddr>),
     /// The connection was refused, or there is no route: no Pod serves it.
     Refused,
@@ -51,31 +51,31 @@ pub enum HealthProbe {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Routed {
-    /// It leads here, as far as is known.
+    /// Routed here, as far as known.
     Here,
-    /// It was refused in this many rounds in a row.
+    /// Refused in this many consecutive rounds.
     Refused(u32),
-    /// It could not be asked in this many rounds in a row.
+    /// Without response in this many consecutive rounds.
     Unknown(u32),
-    /// It leads elsewhere, or nowhere.
+    /// Not routed here.
     Elsewhere,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookVerdict {
-    /// These services lead here.
+    /// These services are routed here.
     Routed(Vec<Arc<str>>),
-    /// No service is known to lead here; this is how long there has to be silence still.
+    /// No service is routed here; remaining time without new flows.
     Settling(Duration),
     Drained,
 }
 
-/// What a leaving Pod knows of its services.
+/// Services of a draining Pod, with evidence.
 #[derive(Debug, Clone)]
 pub struct DrainingServices {
     own: BTreeSet<IpAddr>,
     services: BTreeMap<Arc<str>, Routed>,
-    /// When the services were last found to lead here.
+    /// Last time that a service was routed here.
     routed_at: Duration,
     flows: Option<(u64, Duration)>,
 }
@@ -98,7 +98,7 @@ impl DrainingServices {
         matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }
 
-    /// Takes in a round of probes of one service, all of them on connections of their own.
+    /// Evaluates a round of probes of one service, each on its own connection.
     pub fn probed(&mut self, service: &str, probes: &[HealthProbe]) {
         let here = probes.iter().any(|probe| self.is_here(probe));
         let all = |wanted: fn(&HealthProbe) -> bool| probes.iter().all(wanted);
@@ -121,7 +121,7 @@ impl DrainingServices {
         };
     }
 
-    /// Takes in how many flows have come so far; nothing if that cannot be counted. Counters that start again are a new flow.
+    /// Records the number of flows so far; `None` if not countable. A counter reset counts as a new flow.
     pub fn counted(&mut self, flows: Option<u64>, now: Duration) {
         self.flows = match (flows, self.flows) {
             (Some(count), Some((before, since))) if count == before => Some((count, since)),
@@ -130,7 +130,7 @@ impl DrainingServices {
         };
     }
 
-    /// What follows from everything taken in so far.
+    /// Verdict of all evidence so far.
     pub fn verdict(&mut self, now: Duration) -> HookVerdict {
         if self.services.is_empty() {
             return HookVerdict::Drained;

@@ -1,4 +1,4 @@
-//! Ending TCP flows at both ends: which segment to send when, and what an answer means.
+//! Resets TCP flows at both ends: schedule of segments and evaluation of responses.
 //!
 //! Each flow's target is probed; the first answer of a live end has the two sequence numbers that make resets valid at both ends. Resets
 //! are not acknowledged, so each is sent twice. A silent target is probed again, and then the client too. Pure: times are counted from
@@ -15,16 +15,16 @@ use std::time::Duration;
 use crate::model::flows::flow::{Flow, TcpState};
 use crate::model::flows::tcp_segment::{ObservedSegment, Segment, SegmentSender};
 
-/// When a flow is probed, counted from the start.
+/// Times of probes, relative to the start.
 ///
-/// A Linux end answers one such probe in half a second (`tcp_invalid_ratelimit`), and older hosts a hundred or a thousand a second
-/// in all (`tcp_challenge_ack_limit`): the later probes are for those, the early ones for lost packets.
+/// Linux answers one such probe per half second and connection (`tcp_invalid_ratelimit`), older hosts a hundred or a thousand per second in
+/// total (`tcp_challenge_ack_limit`): later probes are for these, early ones for lost packets.
 const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1_800), ms(2_600), ms(3_800), ms(5_400)];
-/// How often the target of a half-open flow is probed.
+/// Number of probes of a half-open flow's target.
 const HALF_OPEN: usize = 3;
-/// When a reset is sent for the second time.
+/// Delay of the second reset.
 const REPEAT: Duration = ms(40);
-/// Answers of one flow that are acted on: an end that still sends data gives many.
+/// Maximum evaluated responses of a flow: an end that still sends data gives many.
 const HEEDED: u8 = 8;
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -33,13 +33,13 @@ const fn ms(milliseconds: u64) -> Duration {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResetReport {
-    /// Both ends were sent resets with numbers that a live end gave.
+    /// Resets were sent to both ends with sequence numbers of a live end.
     pub reset: usize,
-    /// Both ends know of no such connection, or the target of one that was half-open knows of none.
+    /// No end has the connection; for a half-open one, the target has not.
     pub gone: usize,
-    /// No end gave its numbers in time.
+    /// No response in time.
     pub unanswered: usize,
-    /// The network refused the segments (no route, for one).
+    /// Segments could not be sent (e.g. no route).
     pub failed: usize,
 }
 
@@ -67,17 +67,17 @@ enum Stage {
     Failed,
 }
 
-/// A flow, as the two connections that its ends take it for.
+/// A flow as seen by both ends.
 #[derive(Debug)]
 struct PendingReset {
-    /// What the target takes for the client.
+    /// Client address as seen by the target.
     source: SocketAddr,
     target: SocketAddr,
-    /// What the client takes for the target.
+    /// Target address as seen by the client.
     service: SocketAddr,
     client: SocketAddr,
     stage: Stage,
-    /// Whether the target had not answered yet.
+    /// Whether the target had not responded yet.
     half_open: bool,
     heeded: u8,
 }
@@ -88,13 +88,13 @@ enum Due {
     Send(Segment),
 }
 
-/// Flows on their way to an end.
+/// Flows being reset.
 #[derive(Debug)]
 pub struct PendingResets {
     cases: Vec<PendingReset>,
-    /// By far end and our port: whose it is. A client can have connected to two addresses of ours by the same ports.
+    /// Flows by remote end and our port: a client can have connections to two of our addresses with the same ports.
     ends: HashMap<(SocketAddr, u16), Vec<(usize, FlowSide)>>,
-    /// In order of time, then of entry.
+    /// Ordered by time, then by insertion.
     agenda: BTreeMap<(Duration, u64), Due>,
     entries: u64,
     seed: u32,
@@ -140,7 +140,7 @@ impl PendingResets {
         resets
     }
 
-    /// What to send now, one segment at a time; nothing if the next is due later.
+    /// Next segment that is due; `None` if none is.
     pub fn take(&mut self, now: Duration) -> Option<Segment> {
         loop {
             let entry = self.agenda.first_entry().filter(|entry| entry.key().0 <= now)?;
@@ -163,7 +163,7 @@ impl PendingResets {
         self.agenda.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes note of a segment that came in; one that belongs to none of the flows changes nothing.
+    /// Evaluates a received segment; unrelated ones change nothing.
     pub fn observe(&mut self, segment: &ObservedSegment, now: Duration) {
         let Some(ends) = self.ends.get(&(segment.from, segment.port)).cloned() else { return };
         for (case, side) in ends {
@@ -174,7 +174,7 @@ impl PendingResets {
         }
     }
 
-    /// Takes note that the network does not take a segment.
+    /// Records a failed send.
     pub fn failed(&mut self, segment: &Segment) {
         for (case, _) in self.ends.get(&segment.end()).cloned().unwrap_or_default() {
             self.settle(case, Stage::Failed);
@@ -206,7 +206,7 @@ impl PendingResets {
         self.entries += 1;
     }
 
-    /// The probe of one attempt, if the flow still needs it. From the second on, the client is asked as well.
+    /// Probe of one attempt, if still needed. From the second attempt on the client is probed as well.
     fn probe(&mut self, index: usize, attempt: usize) -> Option<Segment> {
         let case = self.cases.get(index).filter(|case| case.is_open())?;
         let half_open = case.half_open;
@@ -232,9 +232,8 @@ impl PendingResets {
         Some(target)
     }
 
-    /// A live end showed its numbers: what it expects next is what a reset to it must have, and what it sends next is what the
-    /// other end expects, or will once it has all that is under way. An end that misses some answers such a reset
-    /// with an acknowledgment, and that is segment here again.
+    /// Schedules resets with a live end's sequence numbers: the number that it expects next for a reset to it, its next number for the
+    /// other end, after data in flight. An end that misses data responds with an acknowledgment, which is evaluated again.
     fn answered(&mut self, index: usize, side: FlowSide, segment: &ObservedSegment, now: Duration) {
         let Some(case) = self.cases.get_mut(index).filter(|case| case.heeded < HEEDED && case.stage != Stage::Failed) else { return };
         case.heeded += 1;

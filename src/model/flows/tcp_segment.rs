@@ -1,6 +1,6 @@
-//! TCP segments without data, built and read: a SYN that makes a live end show its numbers, and the resets that end it.
+//! Encoding and decoding of TCP segments without data: SYN probes and resets.
 //!
-//! Formats: RFC 791, RFC 8200, RFC 9293. Nothing is sent from here.
+//! Formats: RFC 791, RFC 8200, RFC 9293.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -20,26 +20,26 @@ pub struct Segment {
     flags: u8,
 }
 
-/// What a segment that came in says.
+/// A received segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedSegment {
     pub from: SocketAddr,
     pub port: u16,
-    /// Its first sequence number.
+    /// First sequence number.
     pub sequence: u32,
-    /// The next number that its sender expects.
+    /// Acknowledgment number.
     pub acknowledgment: u32,
-    /// How many sequence numbers it takes: its data, and one for a FIN.
+    /// Length in sequence numbers: data, and one for a FIN.
     pub length: u32,
     pub end: SegmentSender,
 }
 
-/// What the sender of a segment is to the connection.
+/// State of a segment's sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentSender {
-    /// It believes in the connection, and its numbers are good.
+    /// Has the connection; its numbers are valid.
     Alive,
-    /// It knows of none: it refused, or took the probe for the start of a new one.
+    /// Has no such connection: refused, or treated the probe as a new one.
     Gone,
 }
 
@@ -95,7 +95,7 @@ impl Segment {
         tcp[8..12].copy_from_slice(&self.acknowledgment.to_be_bytes());
         tcp[12] = 5 << 4;
         tcp[13] = self.flags;
-        // Some stacks distrust a window of zero on a SYN.
+        // Some stacks reject a SYN with a window of zero.
         tcp[14..16].copy_from_slice(&1024_u16.to_be_bytes());
         let tail = [0, TCP, 0, 20];
         let sum = match (self.from.ip(), self.to.ip()) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the link appends to a short packet is not data, and a packet that is cut short is none.
+        /// Padding of the link layer is not data, and a truncated packet is rejected.
         #[test]
         fn a_written_reset_is_read_back_whatever_follows_it(
             from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), numbers: (u32, u32), padding in prop::collection::vec(any::<u8>(), 0..20), cut in 0_usize..40,
@@ -220,7 +220,7 @@ mod tests {
             prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, SegmentSender::Gone));
         }
 
-        /// Any header length, any flags: data is what the total length leaves beside the headers, and a FIN takes one number more.
+        /// For any header length and flags, data is the total length minus headers, and a FIN takes one number.
         #[test]
         fn any_bytes_read_as_a_segment_give_its_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
             let mut bytes = bytes;

@@ -1,4 +1,4 @@
-//! The egress services of a plan: who owns which match port, and where it leads.
+//! Egress services of a plan: owners and targets of match ports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,17 +17,17 @@ use crate::model::plan::world::World;
 
 type Name = Arc<str>;
 
-/// Who would be touched by a change: kept beside a plan so that the next one looks at nothing else.
+/// Index of the services that a change affects, so that the next plan evaluates only these.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
-    /// The services that claim a match port; the first of them in the alphabet owns it.
+    /// Services that claim a match port; the first in alphabetical order owns it.
     claims: OrdMap<PortKey, ServiceNames>,
-    /// The services that lead to a name of the tailnet.
+    /// Services with a tailnet name as target.
     by_name: OrdMap<Fqdn, ServiceNames>,
     by_address: OrdMap<IpAddr, ServiceNames>,
 }
 
-/// Services, at least one; of the tens of thousands of these sets nearly all have one and cost no tree.
+/// A nonempty set of services; nearly all of many thousand sets have one element and need no tree.
 #[derive(Debug, Clone)]
 enum ServiceNames {
     One(Name),
@@ -55,7 +55,7 @@ impl ServiceNames {
         }
     }
 
-    /// Whether any are left.
+    /// Removes a name; returns whether any remain.
     fn remove(&mut self, name: &Name) -> bool {
         match self {
             Self::One(only) => only != name,
@@ -67,7 +67,7 @@ impl ServiceNames {
     }
 }
 
-/// Brings the egress part of a plan, made for `before`, up to `next.world`.
+/// Updates the egress part of a plan from `before` to `next.world`.
 pub(super) fn update(next: &mut Planned, before: &World) {
     let mut dirty = changed_services(before, &next.world);
     dirty.extend(renamed(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
@@ -76,7 +76,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     for name in dirty.clone() {
         dirty.extend(reindex(next, before, &name));
     }
-    // All that goes leaves before anything comes: a port may pass from one service to another.
+    // Remove before adding: a port may move from one service to another.
     for name in &dirty {
         withdraw(next, name);
     }
@@ -85,7 +85,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     }
 }
 
-/// The services whose entry in the config is another one.
+/// Services with a changed config entry.
 fn changed_services(before: &World, after: &World) -> BTreeSet<Name> {
     fn keys<V: PartialEq>(before: &OrdMap<Name, V>, after: &OrdMap<Name, V>) -> Vec<Name> {
         let key = |item: DiffItem<'_, '_, Name, V>| match item {
@@ -98,12 +98,12 @@ fn changed_services(before: &World, after: &World) -> BTreeSet<Name> {
     names
 }
 
-/// The services that lead to an address which somebody answers for in one netmap and nobody in the other.
+/// Services with a target address that has a peer in only one of the netmaps.
 fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
     let leads = |netmap: Option<&NetMap>, ip| netmap.map(|netmap| netmap.routes_to(ip));
     let users = |prefix: IpNet| index.by_address.range(prefix.network()..=prefix.broadcast());
     let (Some(was), Some(is)) = (before, after) else {
-        // Without a netmap there is nothing to say about any address.
+        // Without netmap no address can be evaluated.
         let every = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(ServiceNames::iter).cloned());
         return every.into_iter().flatten().collect();
     };
@@ -114,13 +114,13 @@ fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> B
     moved.flat_map(|(_, names)| names.iter()).cloned().collect()
 }
 
-/// The services that lead to an address which is this node's own in one world and not in the other.
+/// Services with a target address that is this node's own in only one of the worlds.
 fn own(index: &Index, before: &World, after: &World) -> BTreeSet<Name> {
     let changed = before.node_addresses().chain(after.node_addresses()).filter(|ip| before.is_own(*ip) != after.is_own(*ip));
     changed.filter_map(|ip| index.by_address.get(&ip)).flat_map(ServiceNames::iter).cloned().collect()
 }
 
-/// The services whose target's name leads elsewhere in another netmap.
+/// Services whose target name resolves differently in another netmap.
 fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
     let nothing = NetMap::default();
     let (before, after) = (before.unwrap_or(&nothing), after.unwrap_or(&nothing));
@@ -129,13 +129,13 @@ fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BT
     let changed = before.peers.diff(&after.peers).chain(before.records.diff(&after.records)).map(|item| match item {
         DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
     });
-    // Routes decide only over names that are not a peer's: Tailscale Services and 4via6.
+    // Routes affect only names without peer: Tailscale Services and 4via6.
     let rerouted = before.routes != after.routes;
     let routed = index.by_name.keys().filter(|name| rerouted && !after.peers.contains_key(*name));
     changed.chain(routed).filter(|name| moved(name)).flat_map(users).collect()
 }
 
-/// Renews a service's claims and its name in the index; says which other services that touches.
+/// Updates a service's claims and target name in the index; returns other affected services.
 fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let (was, is) = (before.egress.services.get(name), next.world.egress.services.get(name));
     let index = &mut next.index;
@@ -196,7 +196,7 @@ fn serve(next: &mut Planned, name: &Name) {
                 SortedSet::default()
             }),
         };
-        // The protocols of a port mostly lead to the same place, and then share it.
+        // Protocols of a port mostly have the same targets and share them.
         let mut places: BTreeMap<Port, SortedSet<SocketAddr>> = BTreeMap::new();
         for (key, port) in &egress.ports {
             let place = || egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
@@ -211,7 +211,7 @@ fn serve(next: &mut Planned, name: &Name) {
     }
 }
 
-/// The ports that the service gets, and why it does not get the others. The order of the list does not matter.
+/// Ports of a service, with reasons for the rejected ones. Independent of the list's order.
 fn ports(next: &Planned, name: &Name, service: &EgressService, reasons: &mut Vec<Reason>) -> BTreeMap<PortKey, Port> {
     let mut ports = BTreeMap::new();
     let listed: BTreeSet<_> = service.ports.iter().collect();
@@ -241,7 +241,7 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
     Ok((PortKey { proto, port: number("matchPort", port.match_port)? }, number("targetPort", port.target_port)?))
 }
 
-/// Every address of a target.
+/// Addresses of a target.
 fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
         ("", Some(name)) => {
@@ -256,7 +256,7 @@ fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Re
     }
 }
 
-/// A target by its address, unless it is refused or nobody in the tailnet answers for it: by the default route it would leave in plain.
+/// A target by address, unless forbidden or without peer: by the default route it would leave unencrypted.
 pub(super) fn address(ip: IpAddr, world: &World) -> Result<IpAddr, Reason> {
     if let Some(range) = world.targets.refuses(ip, world.is_own(ip)) {
         return Err(Reason::Forbidden { address: ip, range });

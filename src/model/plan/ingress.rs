@@ -1,4 +1,4 @@
-//! What the tailnet reaches by an address: the L3 services of a group, and the single-proxy modes in both directions.
+//! L3 ingress services of a group, and single-proxy modes in both directions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::model::plan::world::{Single, World};
 
 type Hosts = BTreeMap<IpAddr, SortedSet<IpAddr>>;
 
-/// What is served by address, and why the rest is not.
+/// Services by address, with reasons for rejected ones.
 #[derive(Default)]
 struct ServedByAddress {
     ingress: OrdMap<Arc<str>, Hosts>,
@@ -26,7 +26,7 @@ struct ServedByAddress {
     owners: BTreeMap<IpAddr, Arc<str>>,
 }
 
-/// Brings the parts of a plan that go by address, made for `before`, up to `next.world`.
+/// Updates these parts of a plan from `before` to `next.world`.
 pub(super) fn update(next: &mut Planned, before: &World) {
     let world = &next.world;
     let same_config = Arc::ptr_eq(&before.ingress, &world.ingress) && before.single == world.single && before.pod_ips == world.pod_ips;
@@ -75,13 +75,13 @@ fn serve_group(served: &mut ServedByAddress, world: &World) {
     }
 }
 
-/// The DNS names that services of a config lead to.
+/// DNS names that are targets in a config.
 pub fn names(config: &IngressConfig) -> impl Iterator<Item = &str> {
     config.services.values().map(|service| service.external_name.as_str()).filter(|name| !name.is_empty())
 }
 
-/// Serves a service by the addresses of a DNS name: those of each family by the service's own address of that family. One whose
-/// name has no address yet is not served, so that nobody is led to it.
+/// Serves a service with the addresses of a DNS name as targets, by family. Without any address it is not served, so that it is not
+/// advertised.
 fn serve_external(served: &mut ServedByAddress, world: &World, name: &Arc<str>, service: &IngressService) {
     if !world.names.contains_key(&service.external_name) {
         return served.reject(name, Reason::NoAnswer(service.external_name.clone()));
@@ -95,12 +95,12 @@ fn serve_external(served: &mut ServedByAddress, world: &World, name: &Arc<str>, 
             served.reject(name, Reason::Address(mapping.tailscale_service_ip.clone()));
             continue;
         };
-        // A family without a target refuses at once.
+        // A family without target rejects at once.
         served.serve(name, from, found.iter().copied().filter(|ip| Family::of(*ip) == Family::of(from)).collect());
     }
 }
 
-/// The two addresses of a mapping; nothing if one is empty (the Tailscale Service lacks that family).
+/// Addresses of a mapping; `None` if one is empty (the Tailscale Service lacks that family).
 fn pair(mapping: &Mapping) -> Result<Option<(IpAddr, IpAddr)>, Reason> {
     let parse = |text: &str| text.parse::<IpAddr>().map_err(|_| Reason::Address(text.to_owned()));
     if mapping.tailscale_service_ip.is_empty() || mapping.cluster_ip.is_empty() {
@@ -110,7 +110,7 @@ fn pair(mapping: &Mapping) -> Result<Option<(IpAddr, IpAddr)>, Reason> {
     if Family::of(from) == Family::of(to) { Ok(Some((from, to))) } else { Err(Reason::Families { from, to }) }
 }
 
-/// The name under which a single-proxy mode appears: that of its setting.
+/// Service name of a single-proxy mode: its setting.
 fn single_name(single: &Single) -> Option<Arc<str>> {
     let name = match single {
         Single::None => return None,
@@ -148,7 +148,7 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
         if on.is_empty() && !targets.is_empty() {
             served.reject(&name, Reason::NoAddress(family));
         }
-        // A family without a target stays the node's own, unless there is no target at all: then it refuses.
+        // A family without target stays the node's own, unless there is no target at all: then it rejects.
         for address in on.iter().filter(|_| !targets.is_empty() || to.is_empty()) {
             if to_cluster {
                 served.serve(&name, *address, targets.clone());
@@ -159,7 +159,7 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
     }
 }
 
-/// Leads the Pod's own addresses to the node's in the tailnet, where tailscaled listens for what it serves.
+/// Routes the Pod's addresses to the node's tailnet addresses, where tailscaled listens.
 fn serve_pod(served: &mut ServedByAddress, world: &World) {
     for pod in &world.pod_ips {
         let to: SortedSet<IpAddr> = world.node_addresses().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
@@ -170,7 +170,7 @@ fn serve_pod(served: &mut ServedByAddress, world: &World) {
 }
 
 impl ServedByAddress {
-    /// The addresses of a DNS name that may be targets; the others are rejected one by one.
+    /// Permitted addresses of a DNS name; the others are rejected one by one.
     fn answer(&mut self, name: &Arc<str>, world: &World, host: &str) -> BTreeSet<IpAddr> {
         let mut allowed = world.names.get(host).cloned().unwrap_or_default();
         allowed.retain(|ip| {

@@ -8,10 +8,10 @@ use serde::Serialize;
 use crate::model::base::net::{Family, PortKey, UnknownProtocol};
 use crate::model::plan::targets::ReservedRange;
 
-/// Why a service, or a part of it, is not served. Its [`kind`](Reason::reason) is what metrics and Events say.
+/// Why a service, or a part of it, is rejected. [`Reason::reason`] is for metrics and Events.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// The service's entry is not of the expected shape.
+    /// The service's entry is malformed.
     #[error("the entry cannot be read: {0}")]
     Malformed(String),
     /// The target is neither an address nor a name, or both.
@@ -20,18 +20,18 @@ pub enum Reason {
     /// The target's address is malformed.
     #[error("{0:?} is not an IP address")]
     Address(String),
-    /// The name is not (yet) known to the tailnet, or hidden from this node.
+    /// The name is not in this node's netmap (yet).
     #[error(
         "no peer, Tailscale Service or 4via6 route is named {0:?} in this node's view of the tailnet: check the name and the tailnet's access rules"
     )]
     Unresolved(String),
-    /// No DNS server has given an address for the name.
+    /// No DNS answer with an address.
     #[error("no DNS server has given an address for {0:?}: check spec.externalName, and whether the Pod's DNS servers know the name")]
     NoAnswer(String),
-    /// The target's address is not forwarded to.
+    /// The target's address is forbidden.
     #[error("{address} is {range}, and is no target: correct the target, or let an administrator allow it (TAILYARD_ALLOWED_TARGETS)")]
     Forbidden { address: IpAddr, range: ReservedRange },
-    /// No peer answers for the target's address.
+    /// No peer has or routes the target's address.
     #[error(
         "no peer of this node's view of the tailnet has or routes {0}: connections to it are refused; check the address, the tailnet's access rules and its subnet routes"
     )]
@@ -41,11 +41,11 @@ pub enum Reason {
     /// A port is zero or above 65535.
     #[error("{field} {port} is not a port (1 to 65535)")]
     Port {
-        /// The field that holds it.
+        /// Its field.
         field: &'static str,
         port: u64,
     },
-    /// The match port is the Pod's own.
+    /// The match port is a port of the Pod itself.
     #[error("match port {0} is used by the proxy itself (health or metrics)")]
     Reserved(PortKey),
     /// The match port belongs to a service earlier in the alphabet.
@@ -68,7 +68,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Label value and Event reason; closed set.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! Which addresses may be targets. Names and addresses of targets come from tenants and from DNS, so those that reach the proxy itself, its
-//! node, the metadata service of its cloud or the cluster's own Services are refused, unless an administrator allows them.
+//! Permitted target addresses. Targets come from tenants and DNS, so those that are the proxy, its node, a metadata service or the cluster's
+//! Services are rejected, unless an administrator allows them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,19 +9,19 @@ use serde::Serialize;
 
 use crate::model::base::netmap::in_tailscale_range;
 
-/// What an administrator says of targets.
+/// Administrator's policy for targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TargetPolicy {
-    /// Allowed, whatever else is said of them but for the proxy's own addresses (`TAILYARD_ALLOWED_TARGETS`).
+    /// Always allowed, except the proxy's own addresses (`TAILYARD_ALLOWED_TARGETS`).
     pub allowed: Vec<IpNet>,
-    /// Refused besides the [`ReservedRange`]s (`TAILYARD_DENIED_TARGETS`), the API server (`KUBERNETES_SERVICE_HOST`) among them.
+    /// Rejected in addition to the [`ReservedRange`]s (`TAILYARD_DENIED_TARGETS`), including the API server (`KUBERNETES_SERVICE_HOST`).
     pub denied: Vec<IpNet>,
 }
 
 /// A range of addresses that are not targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReservedRange {
-    /// Of the Pod or of its node of the tailnet.
+    /// Of the Pod or its tailnet node.
     Own,
     /// `TAILYARD_DENIED_TARGETS`, or the API server.
     Denied,
@@ -29,7 +29,7 @@ pub enum ReservedRange {
     Unspecified,
     /// `127.0.0.0/8`, `::1`.
     Loopback,
-    /// `169.254.0.0/16`, `fe80::/10`: metadata services of most clouds among them.
+    /// `169.254.0.0/16`, `fe80::/10`, including metadata services of most clouds.
     LinkLocal,
     /// Metadata services at other addresses.
     Metadata,
@@ -37,7 +37,7 @@ pub enum ReservedRange {
     Multicast,
     /// `255.255.255.255`.
     Broadcast,
-    /// The ranges of a tailnet: nodes that the proxy may reach and its clients may not.
+    /// Tailnet ranges: nodes that the proxy may reach, but not its clients.
     Tailnet,
 }
 
@@ -65,7 +65,7 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 }
 
 impl TargetPolicy {
-    /// Why an address of the tailnet must not be a target.
+    /// Why an address must not be an egress target, if so.
     #[must_use]
     pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let ip = behind(ip);
@@ -80,7 +80,7 @@ impl TargetPolicy {
         denied.or_else(|| RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range))
     }
 
-    /// The same for an address that DNS gave for a backend in the cluster or outside of it.
+    /// The same for an address of a DNS answer for an ingress backend.
     #[must_use]
     pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let tailnet = || in_tailscale_range(behind(ip)) && !self.allowed.iter().any(|net| net.contains(&behind(ip)));
@@ -88,7 +88,7 @@ impl TargetPolicy {
     }
 }
 
-/// The IPv4 address that a mapped or translated (`64:ff9b::/96`) one stands for; any other address itself.
+/// IPv4 address of a mapped or translated (`64:ff9b::/96`) one; any other address unchanged.
 fn behind(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(six) if six.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {

@@ -1,4 +1,4 @@
-//! Everything that is known at one moment: the inputs of [`crate::model::plan`]. Plain data, cheap to clone.
+//! The world: all inputs of [`crate::model::plan`] at one time. Cheap to clone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,47 +11,47 @@ use crate::model::base::netmap::{Fqdn, NetMap};
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::targets::TargetPolicy;
 
-/// What a replica is there for besides its groups' configs: the modes of a proxy that serves one target.
+/// Modes of a proxy that serves one target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Single {
-    /// A member of a `ProxyGroup`: nothing but the configs counts.
+    /// A replica of a `ProxyGroup`: only its configs.
     #[default]
     None,
-    /// `TS_DEST_IP`: the tailnet reaches this cluster address by the node's own tailnet address.
+    /// `TS_DEST_IP`: the node's tailnet addresses forward to this cluster address.
     DestIp(IpAddr),
-    /// `TS_EXPERIMENTAL_DEST_DNS_NAME`: the same, by a DNS name (in [`World::names`]).
+    /// `TS_EXPERIMENTAL_DEST_DNS_NAME`: the same for a DNS name (in [`World::names`]).
     DestDns(String),
-    /// `TS_TAILNET_TARGET_IP`: the cluster reaches this tailnet address by the Pod's own address.
+    /// `TS_TAILNET_TARGET_IP`: the Pod's addresses forward to this tailnet address.
     TailnetIp(IpAddr),
-    /// `TS_TAILNET_TARGET_FQDN`: the same, by a name of the tailnet.
+    /// `TS_TAILNET_TARGET_FQDN`: the same for a tailnet name.
     TailnetFqdn(Fqdn),
 }
 
-/// The inputs of a plan.
+/// Inputs of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct World {
-    /// The interface behind which the tailnet is.
+    /// Tailnet interface.
     pub interface: InterfaceName,
     pub pod_ips: BTreeSet<IpAddr>,
-    /// Ports that the Pod itself answers (health, metrics): no service may have them.
+    /// Ports of the Pod itself (health, metrics): never match ports.
     pub reserved: BTreeSet<PortKey>,
-    /// The single-proxy mode, if it is one.
+    /// Single-proxy mode, if any.
     pub single: Single,
-    /// The cluster reaches by the Pod's addresses what the node itself serves in the tailnet.
+    /// The Pod's addresses forward to the node's tailnet addresses.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub via_ingress: bool,
     pub targets: TargetPolicy,
     pub egress: Arc<EgressConfig>,
     pub ingress: Arc<IngressConfig>,
-    /// The tailnet; nothing before the first complete snapshot.
+    /// Netmap; `None` before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
-    /// The last good answer for every DNS name asked for.
+    /// Last good answer of every requested DNS name.
     pub names: Arc<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
 
 impl World {
-    /// A world in which nothing is configured and nothing known.
+    /// An empty world.
     #[must_use]
     pub fn empty(interface: InterfaceName, reserved: BTreeSet<PortKey>) -> Self {
         let (pod_ips, single, netmap) = (BTreeSet::new(), Single::None, None);
@@ -70,12 +70,12 @@ impl World {
         }
     }
 
-    /// This node's own tailnet addresses.
+    /// This node's tailnet addresses.
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied())
     }
 
-    /// Whether an address, be it mapped into IPv6, is the Pod's or its node's.
+    /// Whether an address, also IPv4-mapped, is the Pod's or its node's.
     #[must_use]
     pub fn is_own(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();

@@ -1,7 +1,7 @@
-//! What a replica advertises of what it is told to: that which it serves.
+//! Selects what a replica advertises: the configured services that it serves.
 //!
-//! What is advertised gets traffic, so nothing is advertised before the kernel or a listener answers for it, and nothing that has
-//! been told not to be. A service that does not come to be served is withheld with its reason; it hinders no other.
+//! Advertised services get traffic, so a service is advertised only once the kernel or a listener handles it. A service that is not
+//! served is withheld with its reason and does not affect others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,33 +15,32 @@ pub use view::{AdvertiseMode, AdvertiseStatus, AdvertiseView, AppliedRuleset, Da
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advertised {
     pub services: BTreeSet<String>,
-    /// The prefixes that are not, although the config names them: this replica does not serve them (yet).
+    /// Configured prefixes that are withheld: this replica does not serve them (yet).
     pub withheld: BTreeSet<IpNet>,
-    /// Nobody new is let in: tailscaled drops first packets without a word, so that they are sent again and come to whoever is
-    /// advertised next.
+    /// Shields-up: tailscaled drops first packets silently, so that clients retransmit to the next advertised replica.
     pub shut: bool,
 }
 
-/// How far a replica is with leaving.
+/// Progress of a replica's withdrawal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WithdrawalProgress {
-    /// Nobody new is to be let in.
+    /// New connections are to be dropped.
     pub shut: bool,
     pub withdrawn: bool,
 }
 
-/// Whether a service is in place, or why not.
+/// Whether a service is served, or why not.
 pub type Placement = Result<(), String>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertiseInputs {
-    /// The services that the config says are to be advertised.
+    /// Services to advertise by config.
     pub configured: BTreeSet<String>,
-    /// How the services stand that somebody here answers for.
+    /// Placement of the services that this replica handles.
     pub placed: BTreeMap<String, Placement>,
-    /// The addresses of services that the kernel forwards, and whether it does.
+    /// Addresses of L3 services, and whether the kernel forwards them.
     pub addresses: BTreeMap<IpAddr, bool>,
-    /// How far the replica is with leaving.
+    /// Progress of the withdrawal.
     pub leaving: WithdrawalProgress,
 }
 

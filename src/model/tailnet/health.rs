@@ -17,103 +17,102 @@ use std::time::Duration;
 
 use crate::model::tailnet::peer_warmup::LIMIT;
 
-/// How long the kernel may be behind the newest plan before it is worth a word. A change is written within milliseconds; one
-/// that takes longer than this is not being written.
+/// Ruleset lag that causes a warning. A change is written within milliseconds.
 pub const BEHIND: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
     pub leaving: bool,
-    /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
+    /// Configs that were never read (`egress`, `ingress`).
     pub missing_configs: Vec<&'static str>,
     pub daemon: DaemonHealth,
     pub netmap: bool,
     pub addressed: bool,
-    /// What is wrong with the interface behind which the tailnet is, if anything is.
+    /// Fault of the tailnet interface, if any.
     pub interface: Option<String>,
-    /// How the ways to the targets stand.
+    /// Connectivity to the targets' peers.
     pub paths: Paths,
-    /// The services that this replica should serve and that were not advertised and approved yet since tailscaled was started,
-    /// and why; empty once they were, or were waited for long enough.
+    /// Services that were not advertised and approved since tailscaled's start, with reasons; empty once they were, or were awaited long
+    /// enough.
     pub services: BTreeMap<String, String>,
-    /// The sites that are to be reached from the internet and are not, and why.
+    /// Funnel errors by host.
     pub funnel_errors: BTreeMap<String, String>,
     pub rules: Rules,
-    /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
+    /// Commands for the forwarding sysctls that are required and off.
     pub switches: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonHealth {
-    /// Something that is not supervised here.
+    /// Not supervised by this process.
     #[default]
     Foreign,
-    /// tailscaled, and the node is connected; or all its ways to the targets stand, though it still looks for a relay.
+    /// Connected; or all paths to the targets work although no relay was selected yet.
     Running,
-    /// tailscaled, in another state: its word for it.
+    /// Another state, in tailscaled's notation.
     Away(String),
 }
 
-/// How the ways to the targets stand, since tailscaled was started.
+/// Connectivity to the targets' peers since tailscaled's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Paths {
-    /// They were tried, or nobody has to try them.
+    /// Probed, or not required.
     #[default]
     Tried,
     Untried {
-        /// The targets that are being tried and have not answered yet.
+        /// Targets without response so far.
         waiting: BTreeSet<IpAddr>,
     },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// Nothing is to be forwarded by the kernel.
+    /// The kernel forwards nothing.
     #[default]
     Unneeded,
     Missing {
         fault: Option<(&'static str, String)>,
     },
     Current,
-    /// An older plan than the newest.
+    /// Of an older plan.
     Behind {
-        /// It still holds what was written first, and that was never the newest: the first write takes longer than a change does.
+        /// It is the first written ruleset, which was already outdated: the first write takes longer than a change.
         first: bool,
-        /// For how long it has been behind without taking anything newer.
+        /// Time without progress.
         since: Duration,
         fault: Option<(&'static str, String)>,
     },
-    /// Not what was written: somebody else changed it, and it could not be written again.
+    /// Changed by another program and not repairable.
     Damaged {
         fault: (&'static str, String),
     },
 }
 
-/// How the ruleset writer stands. Times are durations since any fixed moment.
+/// State of the ruleset writer. Times are relative to any fixed moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetWrites {
-    /// When the rules in force were written; nothing before the first write.
+    /// Time of the last successful write; `None` before the first.
     pub written_at: Option<Duration>,
-    /// How many writes the kernel took.
+    /// Number of successful writes.
     pub count: u64,
-    /// The rules in force are of the newest plan.
+    /// The ruleset is of the newest plan.
     pub newest: bool,
-    /// Another program has changed them, and they have not been written again yet.
+    /// Changed by another program and not repaired yet.
     pub damaged: bool,
     /// Why the last write failed, if it did: kind and message.
     pub fault: Option<(&'static str, String)>,
 }
 
-/// Since when the kernel has been behind the newest plan.
+/// Ruleset lag: since when the kernel's ruleset is older than the newest plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RulesetLag {
     since: Option<Duration>,
-    /// The kernel has held the newest plan at some time.
+    /// The kernel had the newest plan at least once.
     caught_up: bool,
 }
 
 impl RulesetLag {
-    /// The state of the kernel's rules; remembers since when they have been behind.
+    /// State of the ruleset; records the start of a lag.
     pub fn observe(&mut self, writes: RulesetWrites, now: Duration) -> Rules {
         let RulesetWrites { written_at, count, newest, damaged, fault } = writes;
         let Some(written_at) = written_at else { return Rules::Missing { fault } };
@@ -124,7 +123,7 @@ impl RulesetLag {
                 Rules::Current
             }
             fault => {
-                // While one change after another is written, however fast they come, the kernel is behind by one write at most.
+                // Continuous successful writes are no lag, however fast changes come.
                 let since = (*self.since.get_or_insert(now)).max(written_at);
                 Rules::Behind { first: !self.caught_up && count < 2, since: now.saturating_sub(since), fault }
             }
@@ -132,13 +131,13 @@ impl RulesetLag {
     }
 }
 
-/// What a kernel holds that keeps a replica from serving.
+/// Ruleset states that block readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelContent {
     Nothing,
-    /// What was asked for when it started; more has been asked for since.
+    /// The first ruleset, already outdated.
     Beginning,
-    /// What somebody else made of it.
+    /// A ruleset changed by another program.
     Damage,
 }
 
@@ -146,17 +145,17 @@ pub enum KernelContent {
 pub enum Blocker {
     Leaving,
     Config(&'static str),
-    /// tailscaled does not have the node connected.
+    /// tailscaled is not connected.
     Tailscaled(String),
     Netmap,
     Address,
-    /// The interface behind which the tailnet is cannot carry anything.
+    /// The tailnet interface is unusable.
     Interface(String),
-    /// The ways to the targets have not been tried, which takes [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
+    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
     Paths(BTreeSet<IpAddr>),
-    /// Services that are to lead here do not yet, which is waited for only so long.
+    /// Services that are not advertised yet, for a limited time.
     Services(BTreeMap<String, String>),
-    /// The kernel does not hold what a replica must hold to serve.
+    /// The kernel lacks the required ruleset.
     Rules {
         content: KernelContent,
         fault: Option<(&'static str, String)>,
@@ -166,7 +165,7 @@ pub enum Blocker {
     },
 }
 
-/// Something that is wrong and does not keep connections away.
+/// A fault that does not affect readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadinessWarning {
     /// The kernel holds an older plan than the newest.
@@ -192,7 +191,7 @@ impl fmt::Display for ReadinessWarning {
 }
 
 impl Blocker {
-    /// Every name that [`Self::name`] can give, in the order of [`readiness`].
+    /// All values of [`Self::name`], in the order of [`readiness`].
     pub const NAMES: [&'static str; 10] =
         ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
 
@@ -257,7 +256,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     blockers.extend((!facts.netmap).then_some(Blocker::Netmap));
     blockers.extend((facts.netmap && !facts.addressed).then_some(Blocker::Address));
     blockers.extend(facts.interface.clone().map(Blocker::Interface));
-    // With a tailscaled that is away there are no ways to try.
+    // While tailscaled is away, paths cannot be probed.
     if let (DaemonHealth::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
         blockers.push(Blocker::Paths(waiting.clone()));
     }
@@ -266,7 +265,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     }
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { content: KernelContent::Nothing, fault: fault.clone() }),
-        // A start is over once it has caught up with what came while it wrote first; after that, being behind is told and no more.
+        // A start includes the changes during its first write; a later lag is only a warning.
         Rules::Behind { first: true, fault, .. } => {
             blockers.push(Blocker::Rules { content: KernelContent::Beginning, fault: fault.clone() });
         }

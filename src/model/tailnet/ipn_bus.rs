@@ -1,7 +1,7 @@
-//! From the messages of tailscaled's bus to the tailnet as the data plane knows it.
+//! Folds messages of tailscaled's IPN bus into a netmap.
 //!
-//! [`Fold`] keeps every peer by id and how many peers hold each prefix, so that a message costs what it changes and not what
-//! the tailnet holds. What is published is an [`Arc`] that is changed in place while nobody else holds it.
+//! [`Fold`] stores every peer by ID and counts the peers of each prefix, so that the cost of a message depends on its changes, not on the
+//! size of the tailnet. The published [`Arc`] is changed in place unless shared.
 
 mod peer;
 
@@ -15,7 +15,7 @@ use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, P
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 use ipnet::IpNet;
 
-/// The health code that says that the login does not work any more.
+/// Health code of a failed login.
 pub const LOGIN_STATE: &str = "login-state";
 
 /// What the daemon does, as it calls it (`ipn.State`).
@@ -23,7 +23,7 @@ pub const LOGIN_STATE: &str = "login-state";
 pub enum BackendState {
     #[default]
     NoState,
-    /// Somebody else's; not on a server.
+    /// In use by another user; not on servers.
     InUseOtherUser,
     NeedsLogin,
     NeedsMachineAuth,
@@ -35,13 +35,13 @@ pub enum BackendState {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     pub state: BackendState,
-    /// The tailnet; nothing before the first complete one.
+    /// The netmap; `None` before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
     /// The codes of what the daemon finds unhealthy.
     pub health: Arc<BTreeSet<String>>,
     /// The preferences in force, once the daemon has told them.
     pub prefs: Option<Prefs>,
-    /// Whether the daemon holds the key of an earlier login, as of the last status.
+    /// Whether the daemon has a node key of an earlier login, by the last status.
     pub have_node_key: bool,
 }
 
@@ -51,11 +51,11 @@ pub struct Effect {
     /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
     /// may have changed, may have removed peers and changed DNS records.
     pub ask_status: bool,
-    /// The daemon reports a fault, in its words (such as a reader that was too slow): what it sent may be incomplete, so subscribe again.
+    /// Error message of the daemon (e.g. slow reader): messages may be lost, so subscribe again.
     pub lost: Option<String>,
 }
 
-/// The addresses of DNS records by name.
+/// Addresses of DNS records by name.
 type DnsRecords = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
 #[derive(Debug, Clone, Default)]
@@ -103,7 +103,7 @@ impl Fold {
         self.snapshot.clone()
     }
 
-    /// The daemon is gone: what it did is no longer known, what the tailnet was still is.
+    /// The daemon has exited: its state is unknown, the netmap stays.
     pub fn disconnected(&mut self) {
         self.snapshot.state = BackendState::NoState;
         self.snapshot.health = Arc::default();
@@ -180,7 +180,7 @@ impl Fold {
         self.snapshot.prefs = Some(prefs);
     }
 
-    /// Drops every peer; a complete tailnet stays one, without them.
+    /// Removes every peer; a complete netmap stays complete.
     fn forget(&mut self) {
         self.peers.clear();
         self.names.clear();
@@ -256,7 +256,7 @@ impl Fold {
         }
     }
 
-    /// Writes the addresses of a name: those of all nodes that bear it.
+    /// Sets the addresses of a name: those of all nodes with it.
     fn rename(&mut self, name: Fqdn) {
         let ids = self.names.get(&name).cloned().unwrap_or_default();
         let addresses: BTreeSet<IpAddr> =
@@ -285,7 +285,7 @@ fn bump(holders: &mut HashMap<IpNet, u32>, net: IpNet) -> bool {
     *count == 1
 }
 
-/// Counts one holder less; true for the last.
+/// Decrements the count; true for the last.
 fn drop_one(holders: &mut HashMap<IpNet, u32>, net: IpNet) -> bool {
     let Some(count) = holders.get_mut(&net) else { return false };
     *count -= 1;

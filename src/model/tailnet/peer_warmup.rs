@@ -18,18 +18,17 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::model::plan::Planned;
 
-/// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
+/// Maximum targets to probe, besides recent peers. They are probed concurrently, so this limits a burst.
 pub const MAX_TARGETS: usize = 16;
-/// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
-/// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
+/// Maximum delay of readiness. Covers one lost handshake: `WireGuard` repeats it after 5.3 s, and the probe starts it within a second.
 pub const LIMIT: Duration = Duration::from_secs(7);
 
-/// For how long a peer's tailscaled sends to the address at which it last heard a node and nowhere else (`trustUDPAddrDuration` of
-/// `wgengine/magicsock`), and a little more for what is under way.
+/// Time for which a peer's tailscaled uses an endpoint exclusively after its last disco packet (`trustUDPAddrDuration` of
+/// `wgengine/magicsock`), with a margin for packets in flight.
 const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
-/// How long a peer has after its answer outside the tunnel where nobody wrote down when its trust began to run out.
+/// Delay after a peer's disco response where the start of the mute is unknown.
 const SETTLE: Duration = Duration::from_secs(1);
-/// What was written down longer ago is not of the predecessor that left just now: that one had no time to write.
+/// Maximum age of a recorded mute start: an older one is not of the previous Pod.
 const OLD: SignedDuration = SignedDuration::from_mins(1);
 
 /// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
@@ -49,7 +48,7 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
         if chosen.len() == MAX_TARGETS {
             break;
         }
-        // A name's addresses belong to one node, and the first of them leads to it as well as the others.
+        // All addresses of a name belong to one node: the first suffices.
         if unique.insert(addresses) {
             chosen.extend(addresses.iter().find(|ip| netmap.routes_to(**ip)));
         }

@@ -1,4 +1,4 @@
-//! Whom a replica spoke with of late: its successor opens ways to them before anything leads to it.
+//! Recent peers of a replica: the next Pod warms up paths to them before it gets traffic.
 //!
 //! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
 //! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
@@ -11,9 +11,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::api::localapi::DaemonStatus;
 
-/// How many are remembered at most, the newest. They are all tried at once, so this bounds a burst.
+/// Maximum stored peers, the most recent ones. They are probed concurrently, so this limits a burst.
 pub const MAX_PEERS: usize = 64;
-/// How long ago a handshake may be. `WireGuard` makes a new one after 2 min where something is to be sent.
+/// Maximum age of the last handshake. `WireGuard` renews it after 2 min while there is traffic.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Of each peer with whom there was a handshake of late one address, its first.

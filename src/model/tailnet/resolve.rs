@@ -19,23 +19,23 @@ use std::time::{Duration, Instant};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::net::Family;
 
-/// An answer is not asked for again sooner than this, however short its TTL.
+/// Minimum interval of lookups, however short the TTL.
 pub const FLOOR: Duration = Duration::from_secs(5);
-/// An answer is asked for again after this time at the latest, however long its TTL.
+/// Maximum interval of lookups, however long the TTL.
 pub const CEILING: Duration = Duration::from_mins(10);
-/// How many lookups are under way at a time, unless a caller has a reason for another number.
+/// Default limit of concurrent lookups.
 pub const IN_FLIGHT: usize = 16;
 
-/// The addresses of one family, as a server gave them.
+/// Records of one address family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRecords {
-    /// The addresses; none if the name exists without addresses of this family.
+    /// Addresses; empty if the name has none of this family.
     pub addresses: BTreeSet<IpAddr>,
-    /// The shortest TTL on the way to them, aliases included.
+    /// Minimum TTL, including aliases.
     pub ttl: Duration,
 }
 
-/// Why a lookup brought nothing.
+/// Failure of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
@@ -46,7 +46,7 @@ pub enum LookupFailure {
     Server,
     #[error("no server answered in time")]
     Timeout,
-    /// No server could be asked: no server is configured, or the network refused.
+    /// No server is configured or reachable.
     #[error("no server could be reached")]
     Network,
     #[error("not a DNS name")]
@@ -69,7 +69,7 @@ impl LookupFailure {
     }
 }
 
-/// What came of one lookup, family by family.
+/// Outcome of one lookup, by family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LookupOutcome {
     pub v4: Result<FamilyRecords, LookupFailure>,
@@ -78,7 +78,7 @@ pub struct LookupOutcome {
 
 #[derive(Debug, Clone)]
 pub enum ResolveEvent {
-    /// These names are wanted, and no others.
+    /// Complete set of requested names.
     Wanted(BTreeSet<String>),
     Answered(Arc<str>, LookupOutcome),
     Tick,
@@ -87,16 +87,16 @@ pub enum ResolveEvent {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actions {
     pub lookup: Vec<Arc<str>>,
-    /// When to come back with [`ResolveEvent::Tick`], if nothing else happens before.
+    /// Time of the next [`ResolveEvent::Tick`], unless another event comes first.
     pub wake: Option<Instant>,
     pub changed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameStatus {
-    /// When the last answer came that could be used; nothing before the first.
+    /// Time of the last usable answer; `None` before the first.
     pub answered: Option<Instant>,
-    /// What the last lookup failed with, if it did.
+    /// Failure of the last lookup, if any.
     pub failure: Option<LookupFailure>,
 }
 
@@ -128,7 +128,7 @@ impl ResolveSchedule {
         }
     }
 
-    /// Takes in what happened and says what to do. `random` gives numbers from 0 to 1.
+    /// Handles an event. `random` returns numbers from 0 to 1.
     pub fn step(&mut self, event: ResolveEvent, now: Instant, random: &mut dyn FnMut() -> f64) -> Actions {
         let changed = match event {
             ResolveEvent::Wanted(names) => self.wanted(&names, now),
@@ -172,7 +172,7 @@ impl ResolveSchedule {
             let name: Arc<str> = name.as_str().into();
             let status = NameStatus { answered: None, failure: None };
             self.entries.insert(Arc::clone(&name), ScheduledName { addresses: BTreeSet::new(), status, backoff: Backoff::DNS });
-            // A name that left and came back while its lookup is under way waits for that one.
+            // A name that was removed and added during its lookup waits for that one.
             if !self.flying.contains(&name) {
                 self.queue.insert((now, name));
             }
@@ -226,13 +226,13 @@ impl ResolveSchedule {
     }
 }
 
-/// What an outcome means.
+/// Evaluation of an outcome.
 struct OutcomeVerdict {
     answer: Option<UsableAnswer>,
     failure: Option<LookupFailure>,
 }
 
-/// The part of an outcome that can be used.
+/// Usable part of an outcome.
 struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
     /// The family whose lookup failed: what was known of it stays.
@@ -273,7 +273,7 @@ fn half(good: &FamilyRecords, failure: LookupFailure, keep: Family) -> OutcomeVe
     }
 }
 
-/// How long an answer of this TTL is good: up to a tenth of it less, so that replicas do not all ask at once, and within bounds.
+/// Time until the next lookup for a TTL: up to a tenth less, so that replicas do not query at once, within bounds.
 fn until_next(ttl: Duration, random: f64) -> Duration {
     let ttl = ttl.clamp(FLOOR, CEILING);
     let earliest = ttl.mul_f64(0.9).max(FLOOR);

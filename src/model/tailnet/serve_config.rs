@@ -1,8 +1,7 @@
-//! What tailscaled is to serve, and by which steps it gets there.
+//! Desired serve config of tailscaled, and the steps to reach it.
 //!
-//! It terminates nothing: of a Tailscale Service that this replica answers itself it hands every connection to a listener on
-//! loopback, with the client's address in front (PROXY protocol, version 2); of one that the kernel forwards it is told that all
-//! packets are the kernel's. The whole is computed each time, compared, and written only where it differs.
+//! tailscaled terminates nothing: it forwards connections of a virtual host to a loopback listener with a PROXY protocol v2 header, and
+//! leaves packets of an L3 service to the kernel. The config is computed as a whole and written only if it differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,29 +13,29 @@ use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
 use crate::model::ingress::vhosts::{Vhost, Vhosts, shared_host};
 use crate::model::tailnet::advertise::WithdrawalProgress;
 
-/// The version of the PROXY protocol that the listeners read.
+/// Version of the PROXY protocol for the listeners.
 const PROXY_PROTOCOL: u8 = 2;
 
-/// Where the ports of a site are answered on this replica.
+/// Listener addresses of a virtual host by port.
 pub type SitePorts = BTreeMap<u16, SocketAddr>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServeInputs {
-    /// The listeners of Tailscale Services, by name.
+    /// Listeners of Tailscale Services by name.
     pub sites: BTreeMap<String, SitePorts>,
-    /// The listeners of the node itself, where the control plane has no Tailscale Services.
+    /// Listeners on the node's own addresses, where the control plane has no Tailscale Services.
     pub node: SitePorts,
     pub kernel: BTreeMap<String, Forwarded>,
-    /// The `host:port` that are reached from the internet.
+    /// `host:port` of Funnel.
     pub funnel: BTreeSet<String>,
 }
 
-/// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
+/// Ports of an L3 service that tailscaled forwards instead, with a PROXY protocol header: target by port.
 pub type Forwarded = BTreeMap<u16, SocketAddr>;
 
 pub fn config(wanted: &ServeInputs) -> ServeConfig {
     let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
-    // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
+    // A service with forwarded ports cannot leave the others to the kernel explicitly, and need not.
     let kernel = wanted
         .kernel
         .iter()
@@ -49,11 +48,11 @@ pub fn config(wanted: &ServeInputs) -> ServeConfig {
     }
 }
 
-/// The text that stands for the name for which the node itself may have a certificate.
+/// Placeholder of the node's certificate domain.
 const CERT_DOMAIN: &str = "${TS_CERT_DOMAIN}";
 
-/// Adds what a serve config has that is none of our sites and that tailscaled serves by itself: services that it forwards, and what
-/// the node itself serves. The latter may name the node's certificate, and then waits until it may have one.
+/// Adds the parts of a serve config that tailscaled serves itself: forwarded services, and handlers of the node. The latter may name the
+/// node's certificate domain and then wait for it.
 pub fn pass(config: &mut ServeConfig, current: &ServeConfig, cert_domain: Option<&String>) {
     let forwarded = current.services.iter().filter(|(_, service)| service.web.is_empty());
     for (name, service) in forwarded {
@@ -74,8 +73,8 @@ pub fn pass(config: &mut ServeConfig, current: &ServeConfig, cert_domain: Option
     config.allow_funnel.extend(own.allow_funnel);
 }
 
-/// Lets the internet reach what a site serves over TLS. What comes from there tailscaled looks for among the node's own ports, which
-/// are one site's: that which is first.
+/// Enables Funnel for a virtual host's TLS ports. tailscaled looks up Funnel connections in the node's own ports, which belong to one host:
+/// the first.
 pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
     for (port, at) in ports.iter().filter(|(port, _)| site.listeners.get(*port) == Some(&Listener::Https)) {
         if wanted.node.entry(*port).or_insert(*at) == at {
@@ -84,8 +83,8 @@ pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
     }
 }
 
-/// Leads the internet here no more once a replica leaves. tailscaled takes no config with Funnel while its shields are up, and what is
-/// under way needs only what answers for it.
+/// Disables Funnel for a draining replica: tailscaled rejects a config with Funnel while shields are up. Open connections need only their
+/// handlers.
 pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
     if leaving.shut || leaving.withdrawn {
         config.allow_funnel.clear();
@@ -155,13 +154,13 @@ pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
     if first == *to { vec![first] } else { vec![first, to.clone()] }
 }
 
-/// Whether a service may become the other in place.
+/// Whether a service can be changed in place.
 fn compatible(before: &ServiceConfig, after: &ServiceConfig) -> bool {
     let same_way = |(port, handler): (&u16, &TcpHandler)| before.tcp.get(port).is_none_or(|before| way(before) == way(handler));
     before.tun == after.tun && after.tcp.iter().all(same_way)
 }
 
-/// The way in which a port is served, as tailscaled tells them apart.
+/// Handler type of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PortMode {
     Https,
@@ -238,7 +237,7 @@ mod tests {
     fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
         let open = ServeInputs { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
         let closed = ServeInputs { funnel: BTreeSet::new(), ..open.clone() };
-        // In order: as ever, the shields go up, services are taken back, the shields go down for whoever follows.
+        // In order: normal, shields up, services withdrawn, shields down for the next Pod.
         let phases = [(false, false), (true, false), (true, true), (false, true)];
         let served = phases.map(|(shut, withdrawn)| {
             let mut served = config(&open);

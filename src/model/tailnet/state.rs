@@ -1,6 +1,6 @@
-//! What is to be written to a replica's state Secret: the difference between what is wanted and what is known to be there.
+//! Changes of a replica's state Secret: the difference between desired and known content.
 //!
-//! Never reads or writes the Secret itself, and never speaks of keys that nobody asked for: tailscaled's own keys lie beside ours.
+//! Pure. Concerns requested keys only: tailscaled's own keys are in the same Secret.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use k8s_openapi::ByteString;
 
 use crate::api::state as keys;
 
-/// The content of the Secret, or of the keys of it that matter.
+/// Content of the Secret, or of its relevant keys.
 pub type Content = BTreeMap<String, Bytes>;
 
-/// Wanted values by key; nothing as a value means that the key is to be absent.
+/// Desired values by key; `None` removes the key.
 pub type StateChanges = BTreeMap<String, Option<Bytes>>;
 
 /// As a JSON object of base64 by key.
@@ -27,13 +27,13 @@ pub fn from_json(text: &[u8]) -> Option<Content> {
     Some(values.into_iter().map(|(key, value)| (key, value.0.into())).collect())
 }
 
-/// What is known when a container starts.
+/// Inputs of a container's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Start {
-    /// Capability version of the tailscaled that will run; nothing if none will.
+    /// Capability version of the supervised tailscaled, if any.
     pub capver: Option<u32>,
     pub pod_uid: Option<String>,
-    /// The auth key of the mounted tailscaled config; empty if it has none.
+    /// Auth key of the mounted tailscaled config; empty if it has none.
     pub auth_key: String,
 }
 

@@ -23,7 +23,7 @@ mod patience;
 
 pub use patience::{GRACE, ServeHistory};
 
-/// The Pod's own addresses, as the operator compares them with the Pod's.
+/// The Pod's addresses, which the operator compares with the Pod object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PodAddresses {
     pub v4: Option<Ipv4Addr>,
@@ -44,13 +44,13 @@ impl PodAddresses {
     }
 }
 
-/// The services that are published, each made when it is written: thousands of them at once are of no use to anybody.
+/// Published services, each created while serializing.
 #[derive(Debug, Clone, Copy)]
 pub struct PublishedServices<'a> {
     plan: &'a Plan,
     config: &'a EgressConfig,
     withheld: &'a BTreeSet<Arc<str>>,
-    /// Whether the addresses in use are told.
+    /// Whether target addresses are included.
     addresses: bool,
 }
 
@@ -93,7 +93,7 @@ pub fn egress_status<'a>(
     }
 }
 
-/// In words, what is said of the services of this config.
+/// Reasons of rejected services, as texts.
 fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
     let said = said.iter().filter(|(name, _)| configured(name));
@@ -114,30 +114,30 @@ pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) ->
     }
 }
 
-/// What fits in a Secret beside tailscaled's own state; the API allows 1 MiB for all of it.
+/// Maximum size of a status, with room for tailscaled's state in the Secret's 1 MiB.
 pub const ROOM: usize = 768 << 10;
 
-/// A status as it is written.
+/// An encoded status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
-    /// The text for [`crate::api::egress::KEY`].
+    /// Value of [`crate::api::egress::KEY`].
     pub plain: Vec<u8>,
-    /// The whole status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text lacks something. Our reconciler reads it first;
-    /// the Tailscale operator, whose groups do not come to that size, does not know it.
+    /// Complete status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text is incomplete. Our reconciler reads it first; the
+    /// Tailscale operator, whose groups are smaller, ignores it.
     pub packed: Option<Vec<u8>>,
-    /// What the plain text lacks.
+    /// Parts missing in the plain text.
     pub omitted: Omitted,
 }
 
-/// What was left out of a plain status to make it fit.
+/// Parts omitted from a plain status to make it fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Omitted {
     Nothing,
-    /// Why services are rejected; the metrics still say.
+    /// Reasons of rejections; they stay in the metrics.
     Reasons,
-    /// That, and the addresses in use, which the operator does not look at.
+    /// Also the target addresses, which the operator ignores.
     Addresses,
-    /// All services: the fingerprint names the config that they are of, and which of them are rejected is told.
+    /// All services: the fingerprint of the config and the rejected names remain.
     Services,
 }
 

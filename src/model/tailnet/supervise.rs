@@ -1,6 +1,6 @@
-//! How tailscaled is kept running: what it is started with, and what is done about each thing that happens to it.
+//! Supervision of tailscaled: command lines, config file, login, and the state machine.
 //!
-//! Nothing here starts, stops or asks anything: decisions are values, and `proxy::tailnet::daemon` carries them out.
+//! Pure: decisions are values that `proxy::tailnet::daemon` executes.
 
 pub mod actions;
 pub mod argv;

@@ -1,7 +1,7 @@
-//! The account by which certificates are ordered: its key lies in a Secret that outlives Pods and is shared by replicas.
+//! ACME account: its key is in a Secret that outlives Pods and is shared by replicas.
 //!
-//! A key is stored before it is used, so that a crash leaves no account behind that nobody has the key of. A key that cannot be
-//! read is somebody's and is left alone; one whose account the server has closed serves nobody and is replaced.
+//! A key is stored before use, so that a crash leaves no account without its key. An unreadable key is not overwritten; a key whose account
+//! the server has closed is replaced.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::model::ingress::cert_orders::OrderFailure;
 use crate::model::ingress::cert_store::FailedOrder;
 use crate::model::ingress::certificate::CertificateError;
 
-/// How often somebody else may be faster at storing a key.
+/// Maximum attempts at storing a key against concurrent writers.
 const TRIES: usize = 5;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Accounts {
         Self { cluster, server, at, current: Mutex::default() }
     }
 
-    /// The account; logs in if that has not been done.
+    /// Returns the account; logs in on first use.
     pub(super) async fn get(&self) -> Result<Acme, IssueError> {
         let mut current = self.current.lock().await;
         if let Some(acme) = &*current {
@@ -90,12 +90,12 @@ impl Accounts {
         Ok(acme)
     }
 
-    /// Logs in anew the next time.
+    /// Forces a login at the next use.
     pub(super) async fn forget(&self) {
         *self.current.lock().await = None;
     }
 
-    /// The key that is stored; one is made if there is none, or only the one whose account is closed.
+    /// Stored key; creates one if missing, or if only that of a closed account exists.
     async fn key(&self, closed: Option<&AccountKey>) -> Result<AccountKey, IssueError> {
         for _ in 0..TRIES {
             let secret = self.cluster.noted(&self.at.secret).await?;
@@ -124,7 +124,7 @@ impl Accounts {
     }
 }
 
-/// By what a certificate's Secret says which account ordered it.
+/// Fingerprint of an account in certificate Secrets.
 pub(super) fn fingerprint(key: &AccountKey) -> Vec<u8> {
     sha256_raw(key.pem().as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Carries out what is decided: writes of notes and certificates, orders, and questions when to renew.
+//! Executes decisions: writes of notes and certificates, orders, and ARI queries.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::edge::localapi::LocalApi;
 use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, RenewalWindow, WriteResult};
 use crate::model::ingress::cert_store::{Issued, note_text};
 
-/// How soon a server that could not be asked is asked again when to renew.
+/// Retry interval of failed ARI queries.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
 
 pub(super) enum Done {
@@ -92,7 +92,7 @@ impl CertWork {
     }
 
     pub(super) fn done(&mut self, done: Result<Done, JoinError>) {
-        // What was abandoned ends so.
+        // Aborted.
         let Ok(done) = done else { return };
         match done {
             Done::Claimed(name, outcome) => {
@@ -135,7 +135,7 @@ impl CertWork {
     }
 }
 
-/// Orders a certificate. `replaces` is the one to be replaced, with what tells whose order that was.
+/// Orders a certificate. `replaces`: the previous certificate and the fingerprint of its account.
 async fn issue(accounts: &Accounts, api: &LocalApi, name: &str, replaces: Option<(String, Bytes)>) -> Result<Issued, IssueError> {
     tracing::info!(name, replaces = replaces.as_ref().map(|(id, _)| id), "ordering a certificate");
     let set_txt = |record: String, value: String| -> std::pin::Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> {
@@ -146,7 +146,7 @@ async fn issue(accounts: &Accounts, api: &LocalApi, name: &str, replaces: Option
     let same_key = |key: &[u8]| replaces.as_ref().filter(|(_, by)| by.is_empty() || by == key).map(|(id, _)| id.as_str());
     let pair = match acme.order(name, same_key(&fingerprint(acme.key())), &set_txt).await {
         Err(error) if error.is_account() => {
-            // The account was closed since: once more, as another one.
+            // The account was closed: retry once with another.
             accounts.forget().await;
             acme = accounts.get().await?;
             acme.order(name, same_key(&fingerprint(acme.key())), &set_txt).await?

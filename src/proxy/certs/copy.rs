@@ -1,4 +1,4 @@
-//! The certificates that serve, as one file for the next container of this Pod: a JSON object of base64, two values for each name.
+//! File with the certificates in use, for the next container of this Pod: a JSON object of base64, two values for each name.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) fn to_copy(pairs: &BTreeMap<String, Pair>) -> Vec<u8> {
     to_json(&pairs.iter().flat_map(both).collect())
 }
 
-/// What a file holds, unchecked; nothing if it is none.
+/// Parses a file without verification; empty if malformed.
 pub(super) fn from_copy(text: &[u8]) -> BTreeMap<String, Pair> {
     let values = from_json(text).unwrap_or_default();
     let pair = |(chain_key, chain): (&String, &Bytes)| {

@@ -1,8 +1,7 @@
-//! Follows the copies of a config, as the API watches it and as the kubelet mounts it, and tells which document is in force.
+//! Follows the copies of a config, from the API watch and from the kubelet's mount, and publishes the document in force.
 //!
-//! What is in force is decided by [`Selection`]; this only feeds it. Whatever is ready is taken in before a document is read, so
-//! a config that changes faster than it can be read costs no more than one that changes as fast. Nothing is ever taken
-//! out of force because a source failed.
+//! [`Selection`] decides. All pending events are taken before a document is parsed, so that a fast sequence of changes is parsed once. A
+//! failed source never removes the document in force.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,29 +16,29 @@ use crate::edge::files::watch::FilesView;
 use crate::edge::kube::ObjectEvent;
 use crate::model::config::source::{CopyKeys, CopySource, Document, InForce, Selection, WatchHealth};
 
-/// The API's events of one object.
+/// Watch events of one object.
 pub type ObjectEvents = Pin<Box<dyn Stream<Item = ObjectEvent> + Send>>;
 
-/// Where the copies come from; at least one of them.
+/// Sources of the copies; at least one.
 pub struct CopySources {
     pub api: Option<ObjectEvents>,
-    /// The mounted directory, and by what name a key lies there if not by its own (`--ingress-config FILE`).
+    /// Mounted directory, and the file name if not the key's (`--ingress-config FILE`).
     pub mount: Option<(watch::Receiver<FilesView>, Option<String>)>,
-    /// How long the mounted copy waits for a lost watch; [`crate::model::config::source::HOLD`].
+    /// Delay of the mounted copy after a lost watch; [`crate::model::config::source::HOLD`].
     pub hold: Duration,
-    /// From when on times are told.
+    /// Origin of times.
     pub start: Instant,
 }
 
-/// Where it is told what is in force.
+/// Outputs.
 pub struct FollowOutputs<D: Document> {
-    /// The services, for the plan: told when they change, and only then. Nothing before the first readable copy.
+    /// Services for the plan, sent only when changed. `None` before the first readable copy.
     pub services: watch::Sender<Option<Arc<D::Services>>>,
-    /// The same and how it stands, for health, metrics and drain.
+    /// The same with its state, for health, metrics and drain.
     pub state: watch::Sender<InForce<D>>,
 }
 
-/// Follows the copies until nobody listens any more.
+/// Follows the copies until all receivers are dropped.
 pub async fn follow<D: Document>(mut sources: CopySources, outputs: FollowOutputs<D>) {
     let mut selection = Selection::<D>::new(sources.hold, sources.api.is_some());
     loop {
@@ -107,7 +106,7 @@ fn take<D: Document>(selection: &mut Selection<D>, input: SourceInput, now: Dura
     }
 }
 
-/// The files as keys: a single file of any name stands for the document's key.
+/// Files as keys: a single file of any name is the document's key.
 fn named<D: Document>(mut files: CopyKeys, name: Option<&str>) -> CopyKeys {
     match name.and_then(|name| files.remove(name)) {
         Some(content) => [(D::KEY.to_owned(), content)].into(),
@@ -150,7 +149,7 @@ fn same<D>(a: &InForce<D>, b: &InForce<D>) -> bool {
     is_same(a.document.as_ref(), b.document.as_ref()) && (a.source, a.since, &a.fault, &a.link) == (b.source, b.since, &b.fault, &b.link)
 }
 
-/// One line for each change that a person wants to know of.
+/// Logs each relevant change in one line.
 fn log<D: Document>(before: &InForce<D>, after: &InForce<D>) {
     let key = D::KEY;
     if let Some(document) = after.document.as_ref().filter(|_| after.since != before.since || before.document.is_none()) {

@@ -1,4 +1,4 @@
-//! Starts following the configs of a replica, by watch and by mount.
+//! Start of the config followers of a replica.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::runtime::tasks::Tasks;
 use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
 use crate::proxy::spawn;
 
-/// A config as the rest of the replica sees it.
+/// A followed config.
 #[derive(Debug)]
 pub struct FollowedConfig<D: Document> {
-    /// The services in force; nothing before the first readable copy.
+    /// Services in force; `None` before the first readable copy.
     pub services: watch::Receiver<Option<Arc<D::Services>>>,
     pub state: watch::Receiver<InForce<D>>,
 }
@@ -33,7 +33,7 @@ pub struct ConfigPart {
 }
 
 impl ConfigPart {
-    /// Starts following each; one without a source has no services.
+    /// Starts all followers; a config without source is empty.
     pub fn start(settings: &Settings, cluster: Option<&Cluster>, tasks: &mut Tasks) -> Self {
         Self {
             egress: config(tasks, "egress config", settings.egress.as_ref(), cluster, false),
@@ -43,7 +43,7 @@ impl ConfigPart {
     }
 }
 
-/// The Kubernetes API, if this Pod is in a cluster. A cluster that cannot be used is told and done without.
+/// Kubernetes client, if this Pod is in a cluster. A failure is logged and the replica runs without.
 pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
     match Cluster::in_pod(&kube?.server, Path::new(SERVICE_ACCOUNT)).await {
         Ok(cluster) => Some(cluster),
@@ -54,8 +54,8 @@ pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
     }
 }
 
-/// Follows a config; without any source it is one without services. A mounted path is that of the document's key itself, with its
-/// other keys beside it, or that of a single file of any name; for a config that is always mounted whole, that of the directory.
+/// Follows a config; without source it is empty. A mounted path is the document's key, with its other keys beside it, or a single file
+/// of any name; for a config that is always mounted as a whole, the directory.
 fn config<D>(
     tasks: &mut Tasks,
     name: &'static str,

@@ -1,4 +1,4 @@
-//! The firewall of this network namespace, as the writer uses them.
+//! Firewall of this network namespace, for the ruleset writer.
 
 use std::future::pending;
 
@@ -15,7 +15,7 @@ use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::Applied;
 use crate::proxy::forwarding::ruleset_sync::{Kernel, SyncFault};
 
-/// The kernel; its firewall is chosen with the first write.
+/// The kernel; its firewall is selected at the first write.
 #[derive(Debug)]
 pub struct LiveKernel {
     backend: FirewallMode,
@@ -23,12 +23,12 @@ pub struct LiveKernel {
     chosen: watch::Sender<Option<ActiveFirewall>>,
     changes: Option<NotificationStream>,
     applied: mpsc::UnboundedSender<Applied>,
-    /// The rules of an earlier start may stand in another firewall.
+    /// Another firewall may have rules of an earlier start.
     leftovers: bool,
 }
 
 impl LiveKernel {
-    /// A kernel whose firewall is yet to be chosen; the receiver tells which one it is. What is in force is told to `applied`.
+    /// A kernel without selected firewall; the receiver gets the selection. Applied rulesets are sent to `applied`.
     #[must_use]
     pub fn new(
         backend: FirewallMode,
@@ -62,7 +62,7 @@ impl Kernel for LiveKernel {
 
     async fn note(&mut self) -> Result<(), SyncFault> {
         let mut firewall = self.firewall().await?;
-        // Not before rules are in force that take their place.
+        // Only after their replacement is in force.
         if std::mem::take(&mut self.leftovers) {
             firewall.remove_others().await;
         }
@@ -88,7 +88,7 @@ impl Kernel for LiveKernel {
     }
 
     fn applied(&mut self, ruleset: &Ruleset, planned: &Planned) {
-        // Where nobody ends flows any more, the process ends.
+        // Without receiver the process is ending.
         let _ = self.applied.send(Applied { rules: ruleset.clone(), netmap: planned.world.netmap.clone() });
     }
 }

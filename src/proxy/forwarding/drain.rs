@@ -15,29 +15,29 @@ use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::start::ForwardingPart;
 
-/// How long nothing may come before a replica without flows goes: until then clients may not know that it leaves.
+/// Time without flows before a drain ends: clients may still have outdated endpoints.
 const QUIET: Duration = Duration::from_secs(2);
 
 impl ForwardingPart {
-    /// Rules have been written, so that there may be flows.
+    /// Whether rules were written, so that flows may exist.
     #[must_use]
     pub fn in_use(&self) -> bool {
         self.enabled && self.programmed.borrow().writes > 0
     }
 
-    /// The firewall by nftables, if it is the one in use.
+    /// nftables, if in use.
     #[must_use]
     pub fn nft(&self) -> Option<Nft> {
         self.firewall.borrow().as_ref().and_then(ActiveFirewall::nft)
     }
 
-    /// The tailnet addresses of services that are forwarded into the cluster.
+    /// Tailnet addresses of L3 services.
     #[must_use]
     pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
         self.planned.borrow().iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect()
     }
 
-    /// Waits until the forwarded flows have ended but for those to addresses that are `gone`, or for `grace`.
+    /// Waits until all forwarded flows have ended, except those to addresses in `gone`, at most for `grace`.
     pub async fn drain(&self, grace: Duration, gone: &BTreeSet<IpAddr>) {
         let began = Instant::now();
         let mut drain = Drain::new(grace, QUIET);
@@ -48,8 +48,8 @@ impl ForwardingPart {
         }
     }
 
-    /// Removes every rule; flows that still used one end with resets. To find them there is also the time that the drain did not need:
-    /// where very much is tracked on a busy machine, a listing may take longer than resets do.
+    /// Removes every rule and resets remaining flows. The `unused` time of the drain is added for the listing: with a large conntrack
+    /// table on a busy machine it takes longer than the resets.
     pub async fn close(&mut self, unused: Duration, resets: Duration) {
         let over = Instant::now() + unused + resets;
         self.closing.send_replace(true);
@@ -65,14 +65,14 @@ impl ForwardingPart {
     }
 }
 
-/// Waits until nothing is forwarded that came by one of these addresses, and nothing was for a while.
+/// Waits until no flow to these addresses is forwarded, and none was for a while.
 pub(in crate::proxy) async fn unforwarded(routed: &BTreeSet<IpAddr>) {
     if !routed.is_empty() {
         ended(&mut Drain::new(Duration::MAX, AWAY), |to| routed.contains(&to)).await;
     }
 }
 
-/// Waits until the flows to some addresses have ended; whether they did before the drain's time was over.
+/// Waits until the flows to some addresses have ended; returns whether they did before the deadline.
 async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
     let began = Instant::now();
     loop {

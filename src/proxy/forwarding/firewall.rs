@@ -1,4 +1,4 @@
-//! Which firewall holds the rules: chosen by trying, once something is to be written.
+//! Firewall selection: by probing, before the first write.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use crate::model::settings::FirewallMode;
 
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
-/// The firewall in use.
+/// Firewall in use.
 #[derive(Debug, Clone)]
 pub enum ActiveFirewall {
     Nft(Nft),
-    /// iptables, of either kind.
+    /// iptables-nft or iptables-legacy.
     Iptables(Iptables),
 }
 
@@ -32,7 +32,7 @@ impl From<IptablesError> for SyncFault {
 }
 
 impl ActiveFirewall {
-    /// nftables, where that is the firewall in use.
+    /// nftables, if in use.
     #[must_use]
     pub fn nft(&self) -> Option<Nft> {
         match self {
@@ -48,7 +48,7 @@ impl ActiveFirewall {
         }
     }
 
-    /// The first firewall that works here of those that the setting allows; the fault is the last one's.
+    /// First working firewall that the setting permits; the error is of the last one.
     pub async fn choose(backend: FirewallMode, interface: &InterfaceName) -> Result<Self, SyncFault> {
         let candidates: &[Kind] = match backend {
             FirewallMode::Auto => &Kind::ALL,
@@ -70,8 +70,8 @@ impl ActiveFirewall {
         Err(last)
     }
 
-    /// Removes our rules from the other firewalls of this network namespace, where an earlier process may have had another setting: they
-    /// would stay in force beside these.
+    /// Removes our rules from the other firewalls of this network namespace: an earlier process may have had another setting, and its
+    /// rules would stay in force.
     pub async fn remove_others(&self) {
         for other in Kind::ALL.into_iter().filter(|kind| *kind != self.kind()) {
             if let Err(fault) = other.remove().await {
@@ -80,7 +80,7 @@ impl ActiveFirewall {
         }
     }
 
-    /// Replaces everything of ours.
+    /// Rewrites the complete ruleset.
     pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         match self {
             Self::Nft(nft) => nft.rewrite(ruleset).await?,
@@ -89,7 +89,7 @@ impl ActiveFirewall {
         Ok(())
     }
 
-    /// Changes what differs.
+    /// Applies a difference.
     pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
         match self {
             Self::Nft(nft) => nft.patch(before, delta, after).await?,
@@ -98,7 +98,7 @@ impl ActiveFirewall {
         Ok(())
     }
 
-    /// Looks at what was written, where an audit needs that.
+    /// Reads back the written rules, where an audit needs that.
     pub async fn note(&mut self) -> Result<(), SyncFault> {
         match self {
             Self::Nft(_) => Ok(()),
@@ -106,7 +106,7 @@ impl ActiveFirewall {
         }
     }
 
-    /// Whether the kernel still holds what was written.
+    /// Compares the kernel's rules with the written ones.
     pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, SyncFault> {
         Ok(match self {
             Self::Nft(nft) => nft.audit(wanted).await?,
@@ -114,7 +114,7 @@ impl ActiveFirewall {
         })
     }
 
-    /// What the kernel has counted, by match port.
+    /// Traffic counters by match port.
     pub async fn counters(&self) -> Result<Traffic, SyncFault> {
         Ok(match self {
             Self::Nft(nft) => nft.counters().await?,
@@ -122,12 +122,12 @@ impl ActiveFirewall {
         })
     }
 
-    /// Tells of changes that somebody else makes; nothing where the kernel does not tell.
+    /// Notifications of changes by other programs; `None` without kernel support.
     #[must_use]
     pub fn changes(&self) -> Option<NotificationStream> {
         let changes = match self {
             Self::Nft(nft) => nft.changes(),
-            // These rules are nftables underneath, and so are the notices.
+            // iptables-nft rules are nftables rules, with its notifications.
             Self::Iptables(iptables) if iptables.variant() == Variant::Nft => Nft::open("nft").and_then(|nft| nft.changes()),
             Self::Iptables(_) => return None,
         };
@@ -152,10 +152,10 @@ enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order in which they are tried.
+    /// All of them, in order of preference.
     const ALL: [Self; 3] = [Self::Nftables, Self::Iptables(Variant::Nft), Self::Iptables(Variant::Legacy)];
 
-    /// Removes our rules from it; one whose programs are missing holds none.
+    /// Removes our rules; a firewall without its programs has none.
     async fn remove(self) -> Result<(), SyncFault> {
         match self {
             Self::Nftables => match Nft::open("nft")?.remove().await {

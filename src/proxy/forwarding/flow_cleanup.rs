@@ -1,8 +1,8 @@
-//! Ends tracked flows whose way has changed: after the rules are in force, never before, and beside their writer.
+//! Conntrack cleanup: ends flows whose target has changed, after the ruleset is in force and concurrently with its writer.
 //!
-//! A listing of the flow table takes a while on a large machine, and the next change of the rules does not wait for it: what comes
-//! into force meanwhile is judged together, by [`RulesetHistory`]. A first change is carried out at once; while more of them come, all listings
-//! together take no more than a tenth of one processor. Rules that forward nothing any more are the last: they wait for nothing.
+//! Listing a large conntrack table is slow and does not delay ruleset changes: changes during a listing are merged by
+//! [`RulesetHistory`]. The first change is handled at once; during a sequence of changes, listings use at most a tenth of a processor. The
+//! final ruleset of a drained replica is not delayed.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,67 +21,66 @@ use crate::model::flows::flow::{Flow, FlowFilter};
 
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
-/// How long resets may be tried for a flow whose end does not answer.
+/// Maximum time for resets of unresponsive ends.
 const RESET_WITHIN: Duration = Duration::from_secs(6);
-/// How long to wait after a failure.
+/// Retry interval after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How much longer than a listing took the next one waits.
+/// Pause between listings, as a multiple of the last one's duration.
 const COOLDOWN: u32 = 9;
-/// The longest that it waits, however large the table is: flows of a changed key go on to where they went until then.
+/// Maximum pause, whatever the size of the table: until then flows use their old targets.
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
-/// What has been ended so far, and the last failure.
+/// Totals of terminated flows, and the last error.
 #[derive(Debug, Clone, Default)]
 pub struct TerminatedFlows {
-    /// Entries deleted without a word (UDP, TCP flows whose ends know of none).
+    /// Entries deleted without reset (UDP, TCP without ends).
     pub deleted: u64,
-    /// TCP flows ended with a reset at both ends.
+    /// TCP flows reset at both ends.
     pub reset: u64,
-    /// TCP flows whose far end did not answer the probe: their near end learns with its next segment.
+    /// TCP flows whose target did not respond: the client is reset with its next segment.
     pub unanswered: u64,
-    /// Batches of resets that are not done yet.
+    /// Unfinished batches of resets.
     pub under_way: u64,
-    /// Whether the rules by which flows were judged last forward anything; those of a process before may, until there are any.
+    /// Whether the last checked ruleset forwards anything; true before the first, because of earlier processes.
     pub forwarding: bool,
-    /// The last failure; cleared by the next success.
+    /// Last error; cleared by the next success.
     pub fault: Option<SyncFault>,
 }
 
-/// What has come into force.
+/// An applied ruleset.
 #[derive(Debug, Clone)]
 pub struct Applied {
     pub rules: Ruleset,
-    /// The tailnet that they were planned for.
+    /// Netmap of its plan.
     pub netmap: Option<Arc<NetMap>>,
 }
 
 type Ends = Vec<(Flow, FlowAction)>;
 
-/// Flows to reset, and the socket for that, or why there is none.
+/// Flows to reset, and the socket or the error of opening it.
 type ResetQueue = (Vec<Flow>, Result<RawTcpSockets, ProbeError>);
 
-/// Ends flows; resets go on in the background.
+/// Ends flows; resets run in the background.
 #[derive(Debug)]
 pub struct FlowCleaner {
     applied: mpsc::UnboundedReceiver<Applied>,
-    /// Nothing until something is in force.
+    /// `None` before the first applied ruleset.
     change: Option<PendingChanges>,
     resets: JoinSet<()>,
     ended: watch::Sender<TerminatedFlows>,
 }
 
-/// Everything that changed since flows were last judged. Levels, not edges: a key that was gone meanwhile and leads where it did has not
-/// changed.
+/// Changes since the last check of flows. Level-triggered: a key that was removed and restored is unchanged.
 #[derive(Debug, Clone)]
 struct PendingChanges {
-    /// What was in force since.
+    /// Rulesets since then.
     past: RulesetHistory,
     now: Applied,
     judged: bool,
 }
 
 impl PendingChanges {
-    /// What is in force alone.
+    /// From the current ruleset.
     fn of(now: Applied, judged: bool) -> Self {
         Self { past: RulesetHistory::of(&now.rules, now.netmap.as_deref()), now, judged }
     }
@@ -91,18 +90,18 @@ impl PendingChanges {
         self.now = now;
     }
 
-    /// Whether an address is still somebody's: of the tailnet's addresses those that it still has, of others all.
+    /// Whether an address still has a peer; true for addresses outside of the tailnet.
     fn reachable(&self, ip: IpAddr) -> bool {
         !self.past.knows(ip) || self.now.netmap.as_ref().is_some_and(|netmap| netmap.routes_to(ip))
     }
 
-    /// Whether all flows are compared with what is in force, those that drain elsewhere too: where an address has left the tailnet, and
-    /// at the start.
+    /// Whether all flows are compared with the current ruleset, including draining ones: after an address has left the tailnet, and at the
+    /// start.
     fn is_audit(&self) -> bool {
         !self.judged || self.now.netmap.as_ref().is_some_and(|netmap| self.past.has_lost(netmap))
     }
 
-    /// The verdict on every flow that has to end.
+    /// Flows that must end, with actions.
     fn ends(&self, conntrack: &mut Conntrack) -> Result<Ends, ConntrackError> {
         let reachable = |ip| self.reachable(ip);
         let after = &self.now.rules;
@@ -122,16 +121,16 @@ impl PendingChanges {
     }
 }
 
-/// Deletes what has to end, and says how many of them have nobody to be told. Those to be reset come first and are handed on at once:
-/// their ends wait, and of the others there may be many.
+/// Deletes the entries of ending flows; returns the number without reset. Flows to reset come first and are sent at once, because there may
+/// be many others.
 fn cut(change: &PendingChanges, resets: oneshot::Sender<ResetQueue>) -> Result<usize, ConntrackError> {
     let mut conntrack = Conntrack::open()?;
     let (reset, silent): (Ends, Ends) = change.ends(&mut conntrack)?.into_iter().partition(|(_, verdict)| *verdict == FlowAction::Reset);
     if !reset.is_empty() {
-        // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
+        // Listen before deleting entries: the next packet of a sending end has its sequence numbers.
         let probe = RawTcpSockets::open();
         let deleted = conntrack.delete_all(reset.iter().map(|(flow, _)| flow));
-        // Where some could not be deleted the others are gone all the same. Who listens waits for nothing else.
+        // Even if some deletions failed, the others succeeded. The receiver waits for nothing else.
         let _ = resets.send((reset.into_iter().map(|(flow, _)| flow).collect(), probe));
         deleted?;
     }
@@ -140,14 +139,14 @@ fn cut(change: &PendingChanges, resets: oneshot::Sender<ResetQueue>) -> Result<u
 }
 
 impl FlowCleaner {
-    /// A cleaner that follows the rulesets in force, and what it has ended.
+    /// A cleaner of applied rulesets, and its totals.
     #[must_use]
     pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<TerminatedFlows>) {
         let (ended, state) = watch::channel(TerminatedFlows { forwarding: true, ..TerminatedFlows::default() });
         (Self { applied, change: None, resets: JoinSet::new(), ended }, state)
     }
 
-    /// Checks the flows after each change; ends with the sender of changes. Retries failures.
+    /// Checks flows after each change; ends when the sender is dropped. Retries failures.
     pub async fn run(mut self) {
         let mut rested = time::Instant::now();
         while self.receive().await {
@@ -160,7 +159,7 @@ impl FlowCleaner {
             }
             let begun = time::Instant::now();
             while !self.clean_up().await {
-                // With what has come into force by then.
+                // Include rulesets that were applied meanwhile.
                 if timeout(RETRY_INTERVAL, self.receive()).await == Ok(false) {
                     return;
                 }
@@ -169,7 +168,7 @@ impl FlowCleaner {
         }
     }
 
-    /// Adds the next change; false after the last one.
+    /// Receives the next change; false after the last.
     async fn receive(&mut self) -> bool {
         let Some(applied) = self.applied.recv().await else { return false };
         match &mut self.change {
@@ -183,7 +182,7 @@ impl FlowCleaner {
         self.change.as_ref().is_none_or(|change| change.now.rules.forwards())
     }
 
-    /// Deletes the entries of all flows that end; their resets follow at once, in the background. False if it could not.
+    /// Deletes the entries of all ending flows; resets follow in the background. False after a failure.
     async fn clean_up(&mut self) -> bool {
         while self.resets.try_join_next().is_some() {}
         let Some(change) = self.change.clone() else { return true };

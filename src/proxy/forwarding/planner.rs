@@ -1,6 +1,6 @@
-//! Gathers the inputs into one world, and plans it: an input changes, and the newest plan is out.
+//! Planner: combines all inputs into a world and publishes its plan after each change.
 //!
-//! No plan leaves before every input has been heard once: nothing destructive happens on half a picture.
+//! Publishes nothing before every input was received once, so that incomplete inputs remove nothing.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::model::plan::{Planned, Reason};
 
 use crate::proxy::forwarding::resolve::ResolvedNames;
 
-/// Everything that can change while the proxy runs; nothing in a cell means not heard yet.
+/// Inputs that change at run time; `None` means not received yet.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
@@ -25,7 +25,7 @@ pub struct Inputs {
     pub names: watch::Receiver<ResolvedNames>,
 }
 
-/// Publishes the plan of the newest world; ends when all inputs' senders are gone.
+/// Publishes the plan of the newest world; ends when all senders are dropped.
 pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<Arc<Planned>>>) {
     let mut last: Option<Arc<Planned>> = None;
     loop {
@@ -38,7 +38,7 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
             last = Some(Arc::clone(&next));
             planned.send_replace(Some(next));
         }
-        // An input whose sender is gone has said its last; the others go on.
+        // An input whose sender is dropped is final; the others continue.
         tokio::select! {
             Ok(()) = inputs.egress.changed() => {}
             Ok(()) = inputs.ingress.changed() => {}
@@ -49,7 +49,7 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
     }
 }
 
-/// Logs the targets that are refused for their addresses and were not before.
+/// Logs targets that are newly rejected because of their addresses.
 fn log_refusals(before: Option<&Planned>, after: &Planned) {
     let nothing = OrdMap::new();
     let before = before.map_or(&nothing, |before| &before.plan.rejected);
@@ -67,7 +67,7 @@ fn log_refusals(before: Option<&Planned>, after: &Planned) {
 }
 
 impl Inputs {
-    /// The world as it is now; nothing while an input has not been heard.
+    /// Current world; `None` before every input was received.
     fn world(&mut self, base: &World) -> Option<World> {
         let egress = self.egress.borrow_and_update().clone();
         let ingress = self.ingress.borrow_and_update().clone();

@@ -1,6 +1,6 @@
-//! Keeps the addresses of DNS names: carries out what [`crate::model::tailnet::resolve`] decides, and publishes what it knows.
+//! DNS resolver task: executes the schedule of [`crate::model::tailnet::resolve`] and publishes the addresses.
 //!
-//! It never withdraws an answer by itself; a name leaves when it is no longer wanted.
+//! Never withdraws an answer; a name is removed when it is no longer requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,45 +18,45 @@ use crate::model::tailnet::resolve::{LookupFailure, LookupOutcome, NameStatus, R
 use crate::runtime::tasks::Stop;
 use crate::runtime::watch_ext::put;
 
-/// The last good addresses of every name.
+/// Last good addresses of every name.
 pub type ResolvedNames = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
 
-/// What is known of the names, for health and metrics.
+/// State of the names, for health and metrics.
 #[derive(Debug, Clone, Default)]
 pub struct ResolveReport {
     pub names: BTreeMap<Arc<str>, NameStatus>,
-    /// Failed lookups so far, by reason.
+    /// Number of failed lookups by reason.
     pub failures: BTreeMap<LookupFailure, u64>,
 }
 
-/// Where the task publishes.
+/// Outputs of the task.
 #[derive(Debug)]
 pub struct ResolveOutputs {
-    /// The addresses; only changed when some of them do.
+    /// Addresses, sent only when changed.
     pub names: watch::Sender<ResolvedNames>,
-    /// What is known; changed with every lookup.
+    /// State, sent after every lookup.
     pub report: watch::Sender<Arc<ResolveReport>>,
 }
 
-/// What the task is told.
+/// Inputs of the task.
 #[derive(Debug)]
 pub struct Inputs {
-    /// The file that names the servers, `/etc/resolv.conf` in a Pod.
+    /// Resolver config, `/etc/resolv.conf` in a Pod.
     pub resolv_conf: PathBuf,
-    /// The names to keep.
+    /// Requested names.
     pub wanted: watch::Receiver<BTreeSet<String>>,
-    /// Lookups at a time.
+    /// Maximum concurrent lookups.
     pub in_flight: usize,
 }
 
-/// The channels of [`ResolveOutputs`], nothing in them yet.
+/// Channels of [`ResolveOutputs`], empty.
 #[must_use]
 pub fn outputs() -> (ResolveOutputs, watch::Receiver<ResolvedNames>, watch::Receiver<Arc<ResolveReport>>) {
     let ((names, names_seen), (report, report_seen)) = (watch::channel(ResolvedNames::default()), watch::channel(Arc::default()));
     (ResolveOutputs { names, report }, names_seen, report_seen)
 }
 
-/// Keeps the wanted names resolved until the stop is requested.
+/// Resolves the requested names until the stop.
 pub async fn run(inputs: Inputs, outputs: ResolveOutputs, stop: Stop) {
     let Inputs { resolv_conf, mut wanted, in_flight } = inputs;
     let mut task = Task {
@@ -78,8 +78,8 @@ pub async fn run(inputs: Inputs, outputs: ResolveOutputs, stop: Stop) {
     }
 }
 
-/// Keeps the wanted names: that of the replica itself, if it has one, and those of the L3 ingress config in force. Never ends by
-/// itself: a config that has said its last goes on to count.
+/// Publishes the requested names: the replica's own setting and those of the L3 ingress config. Never ends by itself: a final config stays
+/// in force.
 pub async fn want(own: Option<String>, mut ingress: watch::Receiver<Option<Arc<IngressConfig>>>, wanted: watch::Sender<BTreeSet<String>>) {
     loop {
         let config = ingress.borrow_and_update().clone();
@@ -99,7 +99,7 @@ struct Task {
 }
 
 impl Task {
-    /// Takes an event in, publishes what changed and starts what is due. Returns when to come back.
+    /// Handles an event, publishes changes and starts due lookups. Returns the next wake-up time.
     async fn step(&mut self, event: ResolveEvent, outputs: &ResolveOutputs) -> Option<std::time::Instant> {
         let actions = self.schedule.step(event, Instant::now().into_std(), &mut fastrand::f64);
         if actions.changed {
@@ -127,11 +127,11 @@ impl Task {
         }
     }
 
-    /// The next lookup that ends; nothing if none is under way.
+    /// Next finished lookup; `None` if none is running.
     async fn answered(&mut self) -> Option<ResolveEvent> {
         let (id, outcome) = match self.lookups.join_next_with_id().await? {
             Ok(done) => done,
-            // A lookup that panicked has been logged as such; to the name it is a failure like others.
+            // A panicked lookup was logged; it counts as failed.
             Err(error) => (error.id(), LookupOutcome { v4: Err(LookupFailure::Network), v6: Err(LookupFailure::Network) }),
         };
         let name = self.in_flight.remove(&id)?;

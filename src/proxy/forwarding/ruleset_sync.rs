@@ -1,8 +1,7 @@
-//! The only writer of the kernel: keeps the firewall equal to the newest plan, one transaction at a time.
+//! Ruleset sync: the only writer of the kernel's ruleset, one transaction at a time.
 //!
-//! It is fed by a latest-wins watch: however fast plans come, it takes the newest one when it is free, at most one per
-//! [`SyncPace::min_interval`]. After a failure nothing is assumed about the kernel and the next write is a whole one. It
-//! never reads the kernel to decide what to write, except to find out that somebody else has changed our rules.
+//! Reads plans from a latest-wins watch: at most one write per [`SyncPace::min_interval`], always of the newest plan. After a failure the
+//! next write is a complete one. Reads the kernel only to detect changes by other programs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,79 +16,79 @@ use crate::model::plan::Planned;
 #[cfg(test)]
 mod tests;
 
-/// Why the kernel did not take the rules.
+/// Error of a ruleset write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyncFault {
-    /// One of a closed set of words; a metric label.
+    /// Label value; closed set.
     pub reason: &'static str,
     pub message: String,
 }
 
-/// The firewall of this network namespace, as the writer needs it.
+/// Operations of the firewall that the writer needs.
 pub trait Kernel: Send {
-    /// Replaces everything of ours, whatever is there; nothing that both hold is missing at any moment.
+    /// Rewrites the complete ruleset atomically, whatever its state.
     fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), SyncFault>> + Send;
-    /// Changes what differs, given that `before` is there; nothing that both hold is missing at any moment.
+    /// Applies the difference from `before` atomically.
     fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), SyncFault>> + Send;
-    /// Looks at what has just been written, if a later look has to be compared with it.
+    /// Reads back the written rules, if audits need a reference.
     fn note(&mut self) -> impl Future<Output = Result<(), SyncFault>> + Send;
-    /// Whether what is there is no longer what was written.
+    /// Whether the rules differ from the written ones.
     fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, SyncFault>> + Send;
-    /// Waits until somebody else may have changed our rules.
+    /// Waits until another program may have changed our rules.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send;
-    /// Told what is in force, for those who end flows whose way has changed; must not wait for them.
+    /// Notifies the conntrack cleanup of an applied ruleset; must not block.
     fn applied(&mut self, ruleset: &Ruleset, planned: &Planned);
 }
 
-/// How often the kernel is written and looked at.
+/// Intervals of writes and audits.
 #[derive(Debug, Clone, Copy)]
 pub struct SyncPace {
-    /// The least time between two writes.
+    /// Minimum interval of writes.
     pub min_interval: Duration,
-    /// The time between two audits when nobody else writes.
+    /// Interval of audits.
     pub audit: Duration,
-    /// The time from somebody else's change to the audit that it causes.
+    /// Delay of an audit after a foreign change.
     pub settle: Duration,
-    /// When to try again after a failure.
+    /// Retry delays after failures.
     pub retry: Backoff,
 }
 
-/// What the kernel holds, as far as is known.
+/// State of the kernel's ruleset, as far as known.
 #[derive(Debug, Clone, Default)]
 pub struct Programmed {
-    /// The plan in force; nothing before the first write.
+    /// Plan in force; `None` before the first write.
     pub planned: Option<Arc<Planned>>,
-    /// Whether the newest plan is in force and nobody has touched it.
+    /// Whether the newest plan is in force and unchanged.
     pub current: bool,
-    /// Whether somebody else has changed what was written, and it has not been written again yet.
+    /// Whether another program has changed the rules and they are not repaired yet.
     pub damaged: bool,
-    /// Whether nothing is forwarded any more, as the replica has drained.
+    /// Whether forwarding has ended after the drain.
     pub closed: bool,
-    /// When the plan in force was written.
+    /// Time of the last successful write.
     pub at: Option<Instant>,
-    /// The last failure, and when; cleared by the next success.
+    /// Last error and its time; cleared by the next success.
     pub fault: Option<(SyncFault, Instant)>,
-    /// Writes that the kernel took.
+    /// Number of successful writes.
     pub writes: u64,
     pub keys: u64,
-    /// How long the last write took.
+    /// Duration of the last write.
     pub took: Duration,
-    /// Writes that the kernel refused.
+    /// Number of failed writes.
     pub failures: u64,
-    /// Times that somebody else's change was repaired.
+    /// Number of repaired foreign changes.
     pub repairs: u64,
 }
 
 /// The writer's inputs.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// The newest plan; nothing before the first complete snapshot of the world.
+    /// Newest plan; `None` before the first complete inputs.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
-    /// Turns true when the replica has drained: then nothing is to be forwarded any more.
+    /// True after the drain: forwarding ends.
     pub closing: watch::Receiver<bool>,
 }
 
-/// Keeps the kernel equal to the newest plan; ends when the inputs' senders are gone.
+/// Keeps the kernel equal to the newest plan; ends when the senders are dropped.
 pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Programmed>, pace: SyncPace) {
     let mut writer = Writer { kernel, inputs, state, retry: pace.retry, applied: None, trusted: false };
     let mut audit_at = Instant::now() + pace.audit;
@@ -106,7 +105,7 @@ pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Prog
             () = writer.kernel.disturbed() => true,
             () = sleep_until(retry_at.unwrap_or(audit_at).min(audit_at)) => false,
         };
-        // A burst of foreign changes is looked at once, when it is over or has gone on for a while.
+        // One audit for a burst of foreign changes, after it or after a while.
         if disturbed {
             audit_at = audit_at.min(Instant::now() + pace.settle);
         }
@@ -117,13 +116,13 @@ pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Prog
     }
 }
 
-/// How a sync ended.
+/// Outcome of a sync.
 enum SyncOutcome {
-    /// The kernel holds the newest plan already, or there is none.
+    /// The newest plan is in force already, or none exists.
     Unchanged,
-    /// The kernel took the newest plan.
+    /// The newest plan was written.
     Written,
-    /// It did not; try again then.
+    /// The write failed; retry at this time.
     Failed(Instant),
 }
 
@@ -132,14 +131,14 @@ struct Writer<K> {
     inputs: Inputs,
     state: watch::Sender<Programmed>,
     retry: Backoff,
-    /// What was last written with success.
+    /// Last successfully written ruleset.
     applied: Option<Ruleset>,
-    /// Whether `applied` is still what the kernel holds.
+    /// Whether the kernel still has `applied`.
     trusted: bool,
 }
 
 impl<K: Kernel> Writer<K> {
-    /// Brings the kernel to the newest plan.
+    /// Writes the newest plan.
     async fn sync(&mut self) -> SyncOutcome {
         let Some(planned) = self.inputs.planned.borrow_and_update().clone() else { return SyncOutcome::Unchanged };
         let closing = *self.inputs.closing.borrow_and_update();
@@ -169,14 +168,14 @@ impl<K: Kernel> Writer<K> {
             state.keys += delta.keys() as u64;
             state.took = started.elapsed();
         });
-        // Nobody who goes by what is in force waits for this.
+        // Dependents do not wait for this.
         match self.kernel.note().await {
             Ok(()) => SyncOutcome::Written,
             Err(fault) => self.failed(fault),
         }
     }
 
-    /// The rules are what they should be. Flows may have to end all the same: of a target that has left the tailnet since.
+    /// The ruleset is unchanged; flows to targets that left the tailnet may have to end.
     fn unchanged(&mut self, planned: Arc<Planned>, wanted: &Ruleset, closing: bool) {
         let last = self.state.borrow().planned.clone();
         if last.is_none_or(|last| last.world.netmap != planned.world.netmap) {
@@ -195,7 +194,7 @@ impl<K: Kernel> Writer<K> {
         SyncOutcome::Failed(Instant::now() + self.retry.next(fastrand::f64()))
     }
 
-    /// Looks whether somebody else has changed our rules; the sync that follows then rewrites them.
+    /// Detects foreign changes; the next sync then rewrites the rules.
     async fn audit(&mut self) {
         let Some(applied) = self.applied.clone().filter(|_| self.trusted) else { return };
         match self.kernel.drifted(&applied).await {
@@ -217,7 +216,7 @@ impl<K: Kernel> Writer<K> {
     }
 }
 
-/// What the kernel is to hold: the plan's ruleset, or when all flows have ended one that forwards nothing.
+/// Desired ruleset: the plan's, or after the drain one that forwards nothing.
 fn wanted(ruleset: &Ruleset, closing: bool) -> Ruleset {
     if closing {
         let (source, reserved) = (ruleset.source.clone(), ruleset.reserved.clone());

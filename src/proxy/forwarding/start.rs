@@ -1,4 +1,4 @@
-//! Starts forwarding: names, plan, rules, flow cleanup, and the warm-up of peers where a tailscaled is supervised.
+//! Start of forwarding: names, planner, ruleset sync, flow cleanup, and the peer warm-up of a supervised tailscaled.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,28 +30,28 @@ use crate::proxy::tailnet::peer_warmup::{self, WarmupProgress};
 use crate::proxy::tailnet::recent_peers::{self, PredecessorPeers};
 use crate::proxy::tailnet::start::TailnetPart;
 
-/// Forwarding, as the rest of the replica sees it.
+/// The running forwarding part.
 #[derive(Debug)]
 pub struct ForwardingPart {
-    /// The kernel is to forward; else nothing is written to it, and only the plan is made.
+    /// Whether the kernel forwards; else only plans are made.
     pub enabled: bool,
-    /// The DNS answers and how they stand.
+    /// DNS answers and their state.
     pub names: watch::Receiver<Arc<resolve::ResolveReport>>,
-    /// The newest plan.
+    /// Newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
-    /// What the kernel holds.
+    /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,
     pub firewall: watch::Receiver<Option<ActiveFirewall>>,
     pub ended: watch::Receiver<TerminatedFlows>,
-    /// The interface behind which the tailnet is, if it is enabled and the interface can be followed.
+    /// Tailnet interface, if forwarding is enabled and the interface can be watched.
     pub link: Option<watch::Receiver<LinkState>>,
-    /// The warm-up of peers, if it is enabled and a tailscaled is supervised.
+    /// Peer warm-up, if enabled and a tailscaled is supervised.
     pub warmup: Option<watch::Receiver<WarmupProgress>>,
-    /// The peers of the previous Pod, and of this one since.
+    /// Recent peers of the previous Pod and of this one.
     pub predecessor: watch::Sender<Option<PredecessorPeers>>,
-    /// Forwarding switches that are off, and how to switch them on.
+    /// Commands for sysctls that are off.
     pub switches: watch::Receiver<Vec<String>>,
-    /// Turns true when nothing is to be forwarded any more.
+    /// True when forwarding ends.
     pub(super) closing: watch::Sender<bool>,
 }
 
@@ -92,7 +92,7 @@ impl ForwardingPart {
     }
 }
 
-/// Holds the sending halves of the kernel's cells where nothing is written to it: a reader takes a closed cell for the end of the replica.
+/// Holds the senders where nothing is written to the kernel: receivers treat a closed channel as the end of the replica.
 async fn keep_open(senders: impl Send) {
     std::future::pending::<()>().await;
     drop(senders);
@@ -105,7 +105,7 @@ fn load_predecessor(
     predecessor: &watch::Sender<Option<PredecessorPeers>>,
     tasks: &mut Tasks,
 ) {
-    // Without an API server the files of an earlier container are all that says so.
+    // Without API server only the files of an earlier container show a restart.
     let restarted = copies.is_some_and(StateCopies::are_there);
     spawn(tasks, "predecessor", recent_peers::load(Store::of(settings, cluster), settings.pod.uid.clone(), restarted, predecessor.clone()));
 }
@@ -151,7 +151,7 @@ fn start_names(
     (names, report)
 }
 
-/// The world as the settings alone have it.
+/// World from the settings alone.
 async fn base(settings: &Settings) -> World {
     let mut world = World::empty(settings.interface.clone(), settings.reserved());
     world.single.clone_from(&settings.single);

@@ -1,4 +1,4 @@
-//! How many peers tailscaled talks to, directly and by a relay.
+//! Number of connected peers, direct and relayed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::api::localapi;
 use crate::api::replica::PeerCounts;
 use crate::proxy::tailnet::start::TailnetPart;
 
-/// How long a count of peers is reused: it takes a daemon of a large tailnet a while, and anybody may ask.
+/// Cache time of peer counts: the status of a large tailnet is slow, and any client may request it.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The peers as they were counted last.
+/// Last peer counts.
 type CachedPeers = Option<(Instant, Option<PeerCounts>)>;
 
-/// Counts the peers that tailscaled talks to, if there is one; at most once in [`FRESH`].
+/// Counts the connected peers, if tailscaled is supervised; at most once in [`FRESH`].
 pub(super) fn peers(tailnet: &TailnetPart) -> Fetch<PeerCounts> {
     let api = tailnet.daemon.as_ref().map(|daemon| daemon.api().clone());
     let cached: Arc<Mutex<CachedPeers>> = Arc::default();

@@ -1,7 +1,7 @@
-//! The preStop hook of the Tailscale operator: answers once no service leads to this Pod any more.
+//! preStop hook of the Tailscale operator: responds once no service is routed to this Pod.
 //!
-//! When that is so is decided by [`crate::model::flows::prestop_hook`]; here the services are asked and the flows counted. The hook does not
-//! stop forwarding. Its last call is recorded: if SIGTERM follows, the grace period of the Pod began with it.
+//! [`crate::model::flows::prestop_hook`] decides; this handler probes services and counts flows. The hook does not stop forwarding. Its last
+//! call is recorded: if SIGTERM follows, the Pod's grace period began with it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -16,12 +16,12 @@ use super::{SnapshotSources, lines};
 use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookCall, HookVerdict};
 use crate::runtime::admin::{AdminResponse, text};
 
-/// Between two rounds.
+/// Interval of rounds.
 const ROUND: Duration = Duration::from_secs(1);
-/// Services that are asked at a time.
+/// Maximum services probed concurrently.
 const AT_ONCE: usize = 64;
 
-/// A call in progress; its end is recorded, answered or not.
+/// A running call; records its end, with or without response.
 struct Recording<'a> {
     sources: &'a SnapshotSources,
     began: Instant,
@@ -36,8 +36,8 @@ impl Drop for Recording<'_> {
 }
 
 impl SnapshotSources {
-    /// When the Pod's termination grace period began, if it was before this moment, in which SIGTERM came: the kubelet calls the hook
-    /// first. Calls of other clients do not count.
+    /// Start of the Pod's termination grace period, if before this time of SIGTERM: the kubelet calls the hook first. Calls of other clients
+    /// do not count.
     #[must_use]
     pub fn grace_began(&self) -> Option<Instant> {
         let call = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,7 +46,7 @@ impl SnapshotSources {
     }
 }
 
-/// Waits until nothing leads here any more, at most for [`SnapshotSources::patience`].
+/// Waits until no service is routed here, at most for [`SnapshotSources::patience`].
 pub(super) async fn hook(sources: Arc<SnapshotSources>) -> AdminResponse {
     let start = Instant::now();
     let _call = Recording { sources: &sources, began: start };
@@ -75,7 +75,7 @@ pub(super) async fn hook(sources: Arc<SnapshotSources>) -> AdminResponse {
     }
 }
 
-/// The health endpoints by service; nothing if there is no config at all.
+/// Health endpoints by service; `None` without config.
 fn endpoints(sources: &SnapshotSources) -> Option<BTreeMap<Arc<str>, String>> {
     let state = sources.egress.as_ref()?.borrow().clone();
     let services = &state.document?.config.services;
@@ -83,7 +83,7 @@ fn endpoints(sources: &SnapshotSources) -> Option<BTreeMap<Arc<str>, String>> {
     Some(probed.map(|(name, service)| (Arc::clone(name), service.health_check_endpoint.clone())).collect())
 }
 
-/// One round of a service: as many requests as the operator asks for, or until one is answered by this Pod.
+/// One round of a service: the operator's number of requests, or until this Pod responds.
 async fn ask(
     sources: &SnapshotSources,
     leaving: &DrainingServices,
@@ -103,7 +103,7 @@ async fn ask(
     (service, probes)
 }
 
-/// The operator's `hep-pings`: the number of replicas times three.
+/// The operator's `hep-pings`: three times the number of replicas.
 fn pings(sources: &SnapshotSources) -> u32 {
     sources.egress.as_ref().and_then(|state| state.borrow().document.as_ref().map(|document| document.hep_pings)).unwrap_or_default()
 }

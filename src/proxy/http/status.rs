@@ -1,4 +1,4 @@
-//! `/status`: how this replica is, in totals, for `tailyard status`. Nothing of it decides anything.
+//! `/status`: state of this replica for `tailyard status`. Informational only.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) async fn page(sources: Arc<SnapshotSources>) -> AdminResponse {
     }
 }
 
-/// What is wrong now, the worst first; else how tailscaled ended last. Kinds only where the words may hold names of services.
+/// Most severe current error, else the last exit of tailscaled. Reasons only where messages may contain names of services.
 fn last_error(sources: &SnapshotSources) -> Option<String> {
     let kernel =
         sources.programmed.borrow().fault.as_ref().map(|(fault, _)| format!("the kernel does not take the rules: {}", fault.reason));

@@ -1,4 +1,4 @@
-//! Where the answers come from: the newest state of every other task.
+//! Sources of all responses: the newest state of every other task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,33 +40,33 @@ use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::proxy::tailnet::start::TailnetPart;
 use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop, Tasks};
 
-/// How long the kernel's counters may take: a scrape must not hang with a tool that does.
+/// Timeout of the kernel's counters, so that a hung tool does not block a scrape.
 pub(super) const COUNTING: Duration = Duration::from_secs(2);
-/// How long one request to a service's health endpoint may take.
+/// Timeout of a request to a service's health endpoint.
 const PING: Duration = Duration::from_secs(3);
 
-/// The hook's share of the grace; the rest is for the flows that are left after it.
+/// The hook's share of the grace period; the rest is for remaining flows.
 const HOOK_SHARE: f64 = 0.6;
 
-/// Asks a URL which Pod answers.
+/// Requests a URL and returns the responding Pod.
 pub type HealthPing = Arc<dyn Fn(String) -> BoxFuture<'static, HealthProbe> + Send + Sync>;
 
-/// The newest state of every other task, and what is fetched on demand.
+/// Newest state of every other task, and values fetched on demand.
 pub struct SnapshotSources {
     pub metrics: Arc<Metrics>,
-    /// The Pod's own addresses as the settings have them; see [`Self::own`].
+    /// The Pod's addresses by settings; see [`Self::own`].
     pub pod_ips: BTreeSet<IpAddr>,
-    /// Whether the kernel is to forward anything.
+    /// Whether the kernel forwards.
     pub forwards: bool,
-    /// When the replica began; times of configs are told from then.
+    /// Start of the replica; origin of config times.
     pub start: Instant,
-    /// The replica was told to leave.
+    /// Signal to drain.
     pub leaving: Stop,
     pub heartbeats: Heartbeats,
     pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
     pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
     pub serve: Option<watch::Receiver<InForce<ServeDocument>>>,
-    /// tailscaled, if it is supervised.
+    /// tailscaled, if supervised.
     pub daemon: Option<watch::Receiver<DaemonState>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub names: watch::Receiver<Arc<ResolveReport>>,
@@ -75,37 +75,37 @@ pub struct SnapshotSources {
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
     pub ended: watch::Receiver<TerminatedFlows>,
-    /// How often this program crashed and was started again.
+    /// Number of restarts after crashes.
     pub crashes: u64,
-    /// The name of the interface behind which the tailnet is.
+    /// Name of the tailnet interface.
     pub interface: InterfaceName,
-    /// That interface, if the kernel is to forward.
+    /// State of that interface, if the kernel forwards.
     pub link: Option<watch::Receiver<LinkState>>,
-    /// The ways to the targets, if there is a tailscaled to try them.
+    /// Peer warm-up, if tailscaled is supervised.
     pub paths: Option<watch::Receiver<WarmupProgress>>,
-    /// How the services stand that are to be advertised, if that is decided here.
+    /// Status of advertised services, if decided here.
     pub standing: Option<watch::Receiver<AdvertiseStatus>>,
-    /// What to do for each forwarding switch that is off.
+    /// Commands for sysctls that are off.
     pub switches: watch::Receiver<Vec<String>>,
     pub report: Option<watch::Receiver<WriterHealth>>,
     pub sites: Option<L7>,
-    /// The certificates, if names are served with them.
+    /// Certificates, if used.
     pub certs: Option<CertOutputs>,
-    /// The kernel's counters by match port.
+    /// Traffic counters by match port.
     pub traffic: Fetch<Traffic>,
-    /// How full the connection table is.
+    /// Usage of the conntrack table.
     pub pressure: Fetch<Pressure>,
-    /// The peers that tailscaled talks to.
+    /// Connected peers.
     pub peers: Fetch<PeerCounts>,
     /// tailscaled's own metrics.
     pub usermetrics: Fetch<String>,
-    /// Asks a service which Pod answers.
+    /// Probe of a service.
     pub ping: HealthPing,
-    /// How long the preStop hook may wait.
+    /// Maximum wait of the preStop hook.
     pub patience: Duration,
-    /// The call of the preStop hook that ended last; times are from [`Self::start`].
+    /// Last finished call of the preStop hook; times are relative to [`Self::start`].
     pub(super) hook: Mutex<Option<HookCall>>,
-    /// How far the kernel is behind the newest plan.
+    /// Ruleset lag.
     pub(super) lag: Mutex<RulesetLag>,
 }
 
@@ -116,7 +116,7 @@ impl fmt::Debug for SnapshotSources {
 }
 
 impl SnapshotSources {
-    /// The sources of a running replica.
+    /// Sources of a running replica.
     #[must_use]
     pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks) -> Self {
         let Replica { settings, configs, tailnet, forwarding, ingress, state } = replica;
@@ -157,7 +157,7 @@ impl SnapshotSources {
         }
     }
 
-    /// What health is judged by, now.
+    /// Current inputs of health.
     #[must_use]
     pub fn facts(&self) -> HealthInputs {
         let netmap = self.netmap.borrow();
@@ -188,7 +188,7 @@ impl SnapshotSources {
         }
     }
 
-    /// Whether every path that is tried is open since tailscaled was started.
+    /// Whether every probed path works since tailscaled's start.
     fn open(&self, restarts: u64) -> bool {
         self.paths.as_ref().is_some_and(|paths| {
             let tried = paths.borrow();
@@ -196,26 +196,26 @@ impl SnapshotSources {
         })
     }
 
-    /// State of the paths to the targets. After a restart of tailscaled they count as untried at once.
+    /// State of the paths to the targets. A restart of tailscaled resets them.
     fn paths(&self) -> Paths {
         let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
         let tried = paths.borrow();
         if tried.start == Some(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
     }
 
-    /// The services that are waited for since tailscaled was started.
+    /// Services that are awaited since tailscaled's start.
     fn services(&self) -> BTreeMap<String, String> {
         let (Some(standing), Some(daemon)) = (&self.standing, &self.daemon) else { return BTreeMap::new() };
         let standing = standing.borrow();
         if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
     }
 
-    /// The sites that are to be reached from the internet and are not.
+    /// Funnel errors.
     pub(super) fn funnel_errors(&self) -> BTreeMap<String, FunnelError> {
         self.standing.as_ref().and_then(|standing| standing.borrow().funnel_errors.clone()).unwrap_or_default()
     }
 
-    /// How the kernel stands to the newest plan. Remembers since when it has been behind.
+    /// State of the ruleset; records the start of a lag.
     fn rules(&self, now: Instant) -> Rules {
         if !self.forwards {
             return Rules::Unneeded;
@@ -235,7 +235,7 @@ impl SnapshotSources {
         lag.observe(writes, now.saturating_duration_since(self.start))
     }
 
-    /// For how long the kernel has been behind the newest plan; zero while it holds it, nothing before the first write.
+    /// Current ruleset lag: zero if up to date, `None` before the first write.
     fn behind(&self, now: Instant) -> Option<Duration> {
         match self.rules(now) {
             Rules::Current => Some(Duration::ZERO),
@@ -244,7 +244,7 @@ impl SnapshotSources {
         }
     }
 
-    /// The Pod's own addresses: those of the settings, else those that its links have.
+    /// The Pod's addresses: by settings, else from its links.
     #[must_use]
     pub fn own(&self) -> BTreeSet<IpAddr> {
         if !self.pod_ips.is_empty() {
@@ -253,7 +253,7 @@ impl SnapshotSources {
         self.planned.borrow().as_ref().map(|planned| planned.world.pod_ips.clone()).unwrap_or_default()
     }
 
-    /// Everything that a scrape samples.
+    /// Everything for a scrape.
     pub async fn snapshot(&self) -> Snapshot {
         let (traffic, pressure) = tokio::join!(timeout(COUNTING, (self.traffic)()), timeout(COUNTING, (self.pressure)()));
         let now = Instant::now();
@@ -283,14 +283,13 @@ impl SnapshotSources {
         }
     }
 
-    /// How many new flows the kernel has counted so far.
+    /// Number of new flows so far.
     pub async fn flows(&self) -> Option<u64> {
         let traffic = timeout(COUNTING, (self.traffic)()).await.ok().flatten()?;
         Some(traffic.values().map(|port| port.flows).sum())
     }
 
-    /// Counts what happens between scrapes, and since when the kernel is behind. Never ends by itself: where nothing is to be
-    /// forwarded there is nothing to count, and that is no reason to end.
+    /// Counts events between scrapes and updates the ruleset lag. Never ends by itself, even without forwarding.
     pub async fn follow(self: Arc<Self>) {
         let (mut planned, mut programmed) = (self.planned.clone(), self.programmed.clone());
         let counting = metrics::follow(Arc::clone(&self.metrics), planned.clone(), programmed.clone());
@@ -365,7 +364,7 @@ fn usermetrics(tailnet: &TailnetPart) -> Fetch<String> {
     })
 }
 
-/// What keeps an interface from carrying anything.
+/// Fault of an interface, if any.
 fn ailing(name: &InterfaceName, link: &LinkState) -> Option<String> {
     match (link.present, link.up) {
         (false, _) => Some(format!("there is no interface {name}")),

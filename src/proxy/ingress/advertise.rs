@@ -1,4 +1,4 @@
-//! Keeps what tailscaled serves and advertises equal to what is in place: [`AdvertiseView`] decides, whenever one of its inputs changes.
+//! Keeps tailscaled's serve config and advertised services up to date: [`AdvertiseView`] decides after each change of an input.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,32 +21,32 @@ use crate::proxy::tailnet::daemon::{DaemonState, changed};
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::runtime::watch_ext::put;
 
-/// How long a replica that starts waits for what it should serve to be advertised and approved. A service that nobody approves,
-/// or whose certificate does not come, is not to keep a rollout waiting for ever.
+/// Maximum wait of a starting replica for its services to be advertised and approved: a missing approval or certificate must not block a
+/// rollout.
 pub const LIMIT: Duration = Duration::from_mins(1);
 
-/// What it goes by; nothing in a cell means not heard yet.
+/// Inputs; `None` means not received yet.
 #[derive(Debug)]
 pub struct Inputs {
-    /// How tailscaled fares, what its config names and what it advertises.
+    /// State of tailscaled, services in its config, and services that it advertises.
     pub daemon: watch::Receiver<DaemonState>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// The serve config in force.
+    /// Serve config in force.
     pub served: watch::Receiver<Option<Arc<ServeContent>>>,
-    /// The L3 ingress config in force.
+    /// L3 ingress config in force.
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
-    /// How the listeners of the sites stand.
+    /// Status of the virtual hosts' listeners.
     pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
     pub serving: watch::Receiver<ServeStatus>,
-    /// The ways to peers, if they are tried: before that nothing is advertised.
+    /// Peer warm-up, if enabled: nothing is advertised before it.
     pub paths: Option<watch::Receiver<WarmupProgress>>,
-    /// How far the replica is with leaving.
+    /// Progress of the withdrawal.
     pub leaving: watch::Receiver<WithdrawalProgress>,
 }
 
-/// What it tells.
+/// Outputs.
 #[derive(Debug)]
 pub struct AdvertiseOutputs {
     pub wanted: watch::Sender<Option<Arc<ServeConfig>>>,
@@ -54,7 +54,7 @@ pub struct AdvertiseOutputs {
     pub standing: watch::Sender<AdvertiseStatus>,
 }
 
-/// Decides anew whenever an input changes; ends when the sender of one is gone.
+/// Decides after each change of an input; ends when a sender is dropped.
 pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutputs) {
     let mut deadline = None;
     loop {
@@ -83,7 +83,7 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
     }
 }
 
-/// Takes over for which start of tailscaled all was settled, and logs what is new since `before`.
+/// Carries over the settled start of tailscaled and logs changes since `before`.
 fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: Option<u64>, done: bool, late: bool) {
     status.settled = start.filter(|start| done || before.settled == Some(*start));
     if late && status.settled.is_some() && before.settled != status.settled && !status.waiting.is_empty() {
@@ -95,11 +95,11 @@ fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: Option<
     }
 }
 
-/// How far this start of tailscaled is.
+/// Progress of a start of tailscaled.
 struct StartProgress {
-    /// How often tailscaled was started again; nothing while it is not connected.
+    /// Number of restarts of tailscaled; `None` while disconnected.
     start: Option<u64>,
-    /// The ways to peers were tried once, or need not be.
+    /// Peer warm-up is finished or not required.
     tried: bool,
 }
 
@@ -142,7 +142,7 @@ impl Inputs {
     }
 }
 
-/// Lets nobody new in (`shut`), or somebody again, and waits until tailscaled says so, at most for `within`. Whether it does.
+/// Sets shields-up and waits until tailscaled confirms, at most for `within`; returns whether it did.
 pub async fn shut(
     leaving: &watch::Sender<WithdrawalProgress>,
     standing: &mut watch::Receiver<AdvertiseStatus>,
@@ -153,8 +153,7 @@ pub async fn shut(
     timeout(within, standing.wait_for(|standing| standing.shut == shut)).await.is_ok()
 }
 
-/// Takes everything back that is advertised, and waits until the control server leads nothing here any more, at most for `within`.
-/// Whether that is so.
+/// Withdraws everything and waits until the control server confirms, at most for `within`; returns whether it did.
 pub async fn withdraw(
     leaving: &watch::Sender<WithdrawalProgress>,
     standing: &mut watch::Receiver<AdvertiseStatus>,

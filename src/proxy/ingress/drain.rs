@@ -15,8 +15,8 @@ use crate::proxy::ingress::l7::Closing;
 use crate::proxy::ingress::start::{IngressPart, Listening};
 
 impl IngressPart {
-    /// Where services lead here: rejects new connections, and lets those to `routed` addresses and to sites end, at most for `within`.
-    /// `meanwhile` runs beside, and what it does not finish in that time is left.
+    /// With advertised services: rejects new connections, and waits for those to `routed` addresses and virtual hosts, at most for `within`.
+    /// `meanwhile` runs concurrently and is dropped at the deadline.
     pub async fn shut(&mut self, within: Duration, routed: &BTreeSet<IpAddr>, meanwhile: impl Future<Output = ()>) {
         if self.standing.borrow().leading.is_empty() {
             return;
@@ -40,19 +40,19 @@ impl IngressPart {
         }
     }
 
-    /// Accepts new connections again: tailscaled keeps shields-up, and the next one may not know. At most for `within`.
+    /// Accepts new connections again, at most for `within`: tailscaled stores shields-up, also for the next Pod.
     pub async fn reopen(&mut self, within: Duration) {
         if self.leaving.borrow().shut && !advertise::shut(&self.leaving, &mut self.standing, false, within).await {
             tracing::warn!("cannot disable shields-up in tailscaled; the next start does it");
         }
     }
 
-    /// Withdraws everything that is advertised, and waits for the control plane to confirm it, at most for `within`; whether it did.
+    /// Withdraws everything and waits for the control plane's confirmation, at most for `within`; returns whether it came.
     pub async fn withdraw(&mut self, within: Duration) -> bool {
         advertise::withdraw(&self.leaving, &mut self.standing, within).await
     }
 
-    /// Lets the requests end that are in progress at the sites, at most for `within`.
+    /// Waits for running requests of virtual hosts, at most for `within`.
     pub async fn close(&mut self, within: Duration) {
         let Some(sites) = &mut self.sites else { return };
         sites.closing.send_replace(Closing::Closed);
@@ -62,10 +62,10 @@ impl IngressPart {
     }
 }
 
-/// Waits until no connection to a site is open, and none was for a while.
+/// Waits until no connection to a virtual host is open, and none was for a while.
 async fn unasked(sites: Option<&Listening>) {
     let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
-    // The counter's sender is gone with the front end.
+    // The sender is dropped with the front end.
     while open.wait_for(|open| *open == 0).await.is_ok() {
         if timeout(AWAY, open.wait_for(|open| *open > 0)).await.is_err() {
             return;

@@ -1,8 +1,8 @@
-//! The sites of an ingress group: TLS ends here, and requests go to the endpoints of cluster services.
+//! HTTP front end of an ingress group: terminates TLS and forwards requests to endpoints of cluster services.
 //!
-//! tailscaled forwards each port of a Tailscale Service to a listener on the loopback network, with a PROXY header of version 2 in
-//! front ([`SiteStatus`] says where). Sites, certificates and endpoints are latest-wins cells: what changes holds for the next request or
-//! handshake, and ends no connection. Nothing here asks for a certificate, and none of it touches tailscaled's own config.
+//! tailscaled forwards each port of a Tailscale Service to a loopback listener with a PROXY protocol v2 header ([`SiteStatus`] has the
+//! addresses). Virtual hosts, certificates and endpoints are latest-wins: a change applies to the next request or handshake and ends no
+//! connection. Orders no certificates and does not change tailscaled's config.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,19 +48,19 @@ mod upstream;
 
 pub use pool::ReplicaLocation;
 
-/// How soon what could not be listened on is tried again.
+/// Retry interval of failed listeners.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often connections to backends that wait for nothing are let go.
+/// Interval of closing idle upstream connections.
 const SWEEP: Duration = Duration::from_secs(15);
 
-/// What the sites are made from.
+/// Inputs of the front end.
 pub struct Inputs {
     pub sites: watch::Receiver<Arc<Vhosts>>,
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    /// Who answers for the backends.
+    /// Endpoints of the backends.
     pub endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     pub closing: watch::Receiver<Closing>,
-    /// Tells who a client is.
+    /// Lookup of client identities.
     pub ask: Option<WhoIsLookup>,
     pub place: ReplicaLocation,
     pub loopback: Loopback,
@@ -79,12 +79,12 @@ pub enum Closing {
     Closed,
 }
 
-/// Where listeners are.
+/// Addresses of listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loopback {
-    /// At an address that follows from the service's name, and a port that follows from its port.
+    /// Address derived from the service's name, port derived from its port.
     Named,
-    /// At any free port of 127.0.0.1.
+    /// A free port of 127.0.0.1.
     Any,
 }
 
@@ -117,32 +117,32 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-/// What the rest of the replica sees.
+/// The running front end.
 #[derive(Debug, Clone)]
 pub struct L7 {
-    /// How each site stands, by the name of the Tailscale Service.
+    /// Status of virtual hosts, by Tailscale Service.
     pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
-    /// The kind of what is wrong with a certificate that came, by name.
+    /// Reasons of invalid certificates, by name.
     pub refused: watch::Receiver<Arc<BTreeMap<String, &'static str>>>,
     pub stats: Stats,
     shared: Arc<ListenerContext>,
 }
 
-/// What a scrape reads.
+/// Values for a scrape.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct L7Sample {
     pub sites: BTreeMap<String, stats::SiteCounts>,
-    /// How each site stands.
+    /// Status of virtual hosts.
     pub in_place: Arc<BTreeMap<String, SiteStatus>>,
-    /// The kind of what is wrong with a certificate that came, by name.
+    /// Reasons of invalid certificates, by name.
     pub refused: Arc<BTreeMap<String, &'static str>>,
-    /// How many endpoints each backend has, and how many of them are left alone.
+    /// Number of endpoints and of ejected endpoints, by backend.
     pub endpoints: BTreeMap<Arc<Backend>, (usize, usize)>,
-    /// The kind of what keeps a namespace's endpoints from being followed.
+    /// Reasons of failed EndpointSlice watches, by namespace.
     pub unfollowed: BTreeMap<String, &'static str>,
 }
 
-/// What all listeners share.
+/// State that all listeners share.
 #[derive(Debug)]
 struct ListenerContext {
     pools: Pools,
@@ -152,14 +152,14 @@ struct ListenerContext {
     limits: Limits,
     upgrades: Upgrades,
     sources: Arc<ConnectionLimits>,
-    /// Room for connections of clients.
+    /// Limit of client connections.
     connections: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     loopback: Loopback,
     closing: watch::Receiver<Closing>,
 }
 
-/// What is served on a port now.
+/// Current snapshot for a port.
 #[derive(Debug, Clone)]
 struct PortSnapshot {
     site: Arc<Vhost>,
@@ -175,7 +175,7 @@ struct SitePort {
     counts: Arc<Counts>,
     room: Arc<Semaphore>,
     shared: Arc<ListenerContext>,
-    /// Seen by connections that became something else: they hold it open, and end when it changes.
+    /// Signal for upgraded connections: a change ends them, and closing waits for them.
     tunnels: watch::Sender<()>,
 }
 
@@ -200,7 +200,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of a replica that has so long to leave in all.
+    /// Limits for a drain timeout.
     #[must_use]
     pub fn of(drain_timeout: Duration) -> Self {
         Self { drain_timeout: Budget::of(drain_timeout, true).flows, ..Self::default() }
@@ -208,13 +208,13 @@ impl Limits {
 }
 
 impl L7 {
-    /// How many endpoints each backend has, and how many of them are left alone.
+    /// Number of endpoints and of ejected endpoints, by backend.
     #[must_use]
     pub fn endpoints(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
         self.shared.pools.sample()
     }
 
-    /// Everything that a scrape reads.
+    /// Everything for a scrape.
     #[must_use]
     pub fn sample(&self) -> L7Sample {
         L7Sample {
@@ -235,8 +235,8 @@ impl PortSnapshot {
     }
 }
 
-/// The sites, and the work that serves them, which ends when it was told to close and the last connection has ended, or with the
-/// sites' sender. Fails if TLS cannot be set up.
+/// Creates the front end and its task, which ends after closing and the last connection, or when the sender of virtual hosts is dropped.
+/// Fails if TLS cannot be initialized.
 pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'static), TlsError> {
     let limits = inputs.limits;
     let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
@@ -299,7 +299,7 @@ async fn run(
     listeners.closed().await;
 }
 
-/// Loads the certificates that the sites want, and says which cannot be used.
+/// Loads the certificates of the virtual hosts; returns the invalid ones.
 fn load(certificates: &Certificates, sites: &Vhosts, pairs: &BTreeMap<String, Pair>) -> BTreeMap<String, &'static str> {
     let wanted = sites.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.keys().cloned()).collect();
     let faults = certificates.load(pairs, &wanted);
@@ -309,7 +309,7 @@ fn load(certificates: &Certificates, sites: &Vhosts, pairs: &BTreeMap<String, Pa
     faults.into_iter().map(|(name, error)| (name, error.reason())).collect()
 }
 
-/// Says which names are left out of sites that are served, if that is news.
+/// Logs changes of the names without certificate.
 fn tell(before: &BTreeMap<String, SiteStatus>, after: &BTreeMap<String, SiteStatus>) {
     for (service, now) in after.iter().filter(|(_, now)| now.certified) {
         let before_missing = before.get(service).filter(|before| before.certified).map(|before| &before.missing);

@@ -1,6 +1,6 @@
-//! The only writer of tailscaled's serve config: read, compared, and written where it differs, as often as somebody else changes it.
+//! The only writer of tailscaled's serve config: reads, compares and writes differences, also after foreign changes.
 //!
-//! What tailscaled holds is told only after it was read back from the very process that runs: whoever advertises goes by it.
+//! Publishes a config only after it was read back from the running process, because advertising depends on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +15,32 @@ use crate::model::tailnet::serve_config::steps;
 use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 
-/// How often it is looked whether somebody else has changed it.
+/// Interval of checks for foreign changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What the writer goes by.
+/// Inputs of the writer.
 #[derive(Debug)]
 pub struct Inputs {
-    /// How tailscaled fares.
+    /// State of tailscaled.
     pub daemon: watch::Receiver<DaemonState>,
-    /// What it is to serve; nothing while that is not known.
+    /// Desired config; `None` while unknown.
     pub wanted: watch::Receiver<Option<Arc<ServeConfig>>>,
 }
 
-/// What tailscaled serves.
+/// Serve config of tailscaled.
 #[derive(Debug, Clone, Default)]
 pub struct ServeStatus {
-    /// What it serves; nothing before it was read from the process that runs.
+    /// Current config; `None` before it was read from the running process.
     pub config: Option<Arc<ServeConfig>>,
-    /// Which process that was: how often it was started again.
+    /// Number of restarts of the process that it was read from.
     pub start: u64,
-    /// Why it could not be read or written last: the kind, of a closed set, and what happened.
+    /// Last error: reason of a closed set, and message.
     pub fault: Option<(&'static str, String)>,
-    /// How often it was written.
+    /// Number of writes.
     pub writes: u64,
 }
 
-/// Keeps tailscaled serving what is wanted; ends when an input's sender is gone.
+/// Keeps the serve config up to date; ends when a sender is dropped.
 pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeStatus>) {
     let mut retry = Backoff::DAEMON;
     loop {
@@ -76,7 +76,7 @@ pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeSt
 }
 
 impl Inputs {
-    /// Which start of tailscaled runs, if one does.
+    /// Restart count of the running tailscaled, if it runs.
     fn running(&self) -> Option<u64> {
         running(&self.daemon.borrow())
     }
@@ -86,12 +86,12 @@ fn running(state: &DaemonState) -> Option<u64> {
     (state.phase == DaemonPhase::Running).then_some(state.restarts)
 }
 
-/// Waits until it is another start of tailscaled that runs, or none.
+/// Waits until tailscaled restarts or stops.
 async fn restarted(daemon: &mut watch::Receiver<DaemonState>, started_at: Option<u64>) -> Result<(), watch::error::RecvError> {
     daemon.wait_for(|state| running(state) != started_at).await.map(drop)
 }
 
-/// Reads what is served and writes what is to be; true once they are the same, false where somebody else came in between.
+/// Reads and writes the config; true if equal, false after a concurrent write.
 async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &watch::Sender<ServeStatus>) -> Result<bool, LocalApiError> {
     let found = api.serve_config().await?;
     let steps = steps(&found.config, wanted);
@@ -117,7 +117,7 @@ async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &wa
     Ok(true)
 }
 
-/// What tailscaled served stays what it serves.
+/// Records an error; the previous config stays.
 fn failed(state: &watch::Sender<ServeStatus>, error: &LocalApiError) {
     state.send_if_modified(|state| {
         let unchanged = state.fault.as_ref().is_some_and(|(kind, _)| *kind == error.reason());

@@ -1,4 +1,4 @@
-//! Starts what serves and advertises Tailscale Services, where that is decided here.
+//! Start of ingress: HTTP front end and advertising, where decided here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,18 +26,18 @@ use crate::proxy::spawn;
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::start::TailnetPart;
 
-/// Ingress, as the rest of the replica sees it: what is advertised, and the HTTP front end.
+/// The running ingress part: advertising and the HTTP front end.
 #[derive(Debug)]
 pub struct IngressPart {
     pub standing: watch::Receiver<AdvertiseStatus>,
     pub serving: watch::Receiver<ServeStatus>,
     /// The HTTP front end, if it can serve.
     pub sites: Option<Listening>,
-    /// How far the replica is with leaving.
+    /// Progress of the withdrawal.
     pub(super) leaving: watch::Sender<WithdrawalProgress>,
 }
 
-/// The parts that ingress stands on.
+/// Parts that ingress depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct IngressInputs<'a> {
     pub settings: &'a Settings,
@@ -47,20 +47,20 @@ pub struct IngressInputs<'a> {
     pub forwarding: &'a ForwardingPart,
 }
 
-/// The listeners of sites.
+/// Running front end.
 #[derive(Debug)]
 pub struct Listening {
     pub l7: L7,
-    /// Their certificates, if there are Secrets to have them in.
+    /// Certificates, if Secrets are available.
     pub certs: Option<CertOutputs>,
-    /// What they are to take still.
+    /// What is still accepted.
     pub closing: watch::Sender<Closing>,
-    /// Turns true when the last connection has ended after that.
+    /// True after the last connection has ended.
     pub closed: watch::Receiver<bool>,
 }
 
 impl IngressPart {
-    /// Starts it; `advertised` is what tailscaled's supervision follows. Nothing where tailscaled's config alone says what is advertised.
+    /// Starts ingress; tailscaled's supervision follows `advertised`. `None` where tailscaled's config alone decides.
     pub fn start(inputs: IngressInputs<'_>, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) -> Option<Self> {
         let IngressInputs { settings, configs, tailnet, forwarding, .. } = inputs;
         let daemon = tailnet.daemon.as_ref().filter(|_| settings.limits_advertising())?;
@@ -90,7 +90,7 @@ impl IngressPart {
 }
 
 impl Listening {
-    /// Starts the listeners of the sites; nothing, which is logged, if TLS cannot be set up.
+    /// Starts the front end; logs and returns `None` if TLS cannot be initialized.
     fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
         let IngressInputs { settings, cluster, configs, tailnet, .. } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
@@ -133,14 +133,14 @@ impl Listening {
         spawn(tasks, "listeners", async move {
             work.await;
             ended.send_replace(true);
-            // The sender stays: whoever waits for the end may look later.
+            // Keep the sender for later receivers.
             std::future::pending::<()>().await;
         });
         Some(Self { l7, certs, closing, closed })
     }
 }
 
-/// Starts the orders and copies of the sites' certificates; nothing where there are no Secrets to keep them in.
+/// Starts certificate orders and copies; `None` without Secrets.
 fn certify(
     settings: &Settings,
     cluster: &Cluster,
@@ -156,7 +156,7 @@ fn certify(
     Some(certs::start(tasks, &settings, inputs))
 }
 
-/// Keeps the names whose certificates are wanted equal to those of the sites that are served over TLS. Ends with the sites' sender.
+/// Publishes the names of virtual hosts with TLS. Ends when the sender is dropped.
 async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
     loop {
         let over_tls = sites.borrow_and_update().clone();
@@ -168,7 +168,7 @@ async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Ar
     }
 }
 
-/// Keeps the sites equal to those of the config in force, as they are to be listened for. Ends with the config's sender.
+/// Publishes the virtual hosts of the config in force. Ends when the sender is dropped.
 async fn follow(mut served: watch::Receiver<Option<Arc<ServeContent>>>, on_node: bool, sites: watch::Sender<Arc<Vhosts>>) {
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {

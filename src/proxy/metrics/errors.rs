@@ -1,4 +1,4 @@
-//! The last error of each service, kept after it is over for as long as the service is configured.
+//! Last error of each service, kept while the service is configured.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub(super) struct LastErrors {
 #[derive(Debug)]
 struct LastError {
     reason: &'static str,
-    /// When it was over; nothing while it is in force.
+    /// End of the error; `None` while current.
     over: Option<Instant>,
 }
 
 impl LastErrors {
-    /// Takes in a plan. Costs nothing if it rejects what the one before rejected.
+    /// Evaluates a plan. Cheap if its rejections are unchanged.
     pub(super) fn planned(&mut self, plan: &Plan, now: Instant) {
         if self.reasons.ptr_eq(&plan.rejected) {
             return;
@@ -43,7 +43,7 @@ impl LastErrors {
         self.reasons = plan.rejected.clone();
     }
 
-    /// Each service's last error and how long it has been over; zero while it is in force.
+    /// Each service's last error and the time since its end; zero while current.
     pub(super) fn ages(&self, now: Instant) -> impl Iterator<Item = (&str, &'static str, Duration)> {
         self.services.iter().map(move |(name, error)| {
             let age = error.over.map_or(Duration::ZERO, |over| now.saturating_duration_since(over));

@@ -4,7 +4,7 @@ use super::{Snapshot, flag, number, one};
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::runtime::metrics::{Counter, Histogram, MetricsError, Page, Registry};
 
-/// From a delta among few services to a whole rewrite of many.
+/// From a small difference to a complete rewrite of many services.
 const BOUNDS: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl KernelMetrics {
         Ok(Self { seconds, errors, sampled: SampledKernel::new(registry) })
     }
 
-    /// Counts what happened between two states of the writer.
+    /// Counts writes between two states of the writer.
     pub(super) fn programmed(&self, before: &Programmed, after: &Programmed) {
         for _ in before.writes..after.writes {
             self.seconds.observe([], after.took.as_secs_f64());

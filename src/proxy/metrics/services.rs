@@ -1,4 +1,4 @@
-//! What each service leads to, what has flowed, and what is wrong with it.
+//! Egress services: targets, traffic and errors.
 
 use std::collections::BTreeSet;
 
@@ -57,12 +57,12 @@ impl Services {
     }
 }
 
-/// The names of reasons, each once.
+/// Distinct names of reasons.
 fn distinct(reasons: &[Reason]) -> BTreeSet<&'static str> {
     reasons.iter().map(Reason::reason).collect()
 }
 
-/// What was counted for all ports of a service.
+/// Sum of the counters of a service's ports.
 fn sum(egress: &Egress, traffic: &Traffic) -> Counters {
     let counted = egress.ports.keys().filter_map(|key| traffic.get(key));
     counted.fold(Counters::default(), |sum, port| Counters {

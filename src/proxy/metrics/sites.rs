@@ -71,7 +71,7 @@ impl SiteMetrics {
     }
 }
 
-/// A backend's Service and port, else its address: that of a serve config says no more.
+/// Label of a backend: Service and port, else its address, as in a serve config.
 fn called(backend: &Backend) -> String {
     let Backend { namespace, service, port_name, address, .. } = backend;
     match (service.as_str(), port_name.as_str()) {

@@ -1,7 +1,7 @@
-//! What a pass asks of the control plane: keys made and revoked, devices taken out of the tailnet.
+//! Control plane requests of a pass: create and revoke keys, delete devices, Tailscale Services, routes.
 //!
-//! Each is tried once in a pass. A key is written where its replica finds it, or revoked; the record of a device goes after the
-//! device and never before it.
+//! Each is tried once in a pass. A new key is written to its replica's config or revoked; the record of a device is deleted after the
+//! device.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,18 @@ use crate::model::controller::objects::Manifest;
 use crate::model::controller::proxygroup::{ControlAction, Delete, Notice, Observed, Subject};
 use crate::reconciler::control_plane::Denied;
 
-/// How many Tailscale Services are asked for in one pass.
+/// Maximum requests for Tailscale Services in one pass.
 const SERVICES: usize = 16;
 
-/// Whether it is about one Tailscale Service.
+/// Whether it concerns one Tailscale Service.
 fn is_service(action: &ControlAction) -> bool {
     matches!(action, ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. })
 }
 
 impl Applier {
-    /// Asks the control plane. What it denies is remembered and returned, for the rest must go on; what the API denies ends the
-    /// pass.
+    /// Sends the requests. Denials are recorded and returned, and the rest continues; an API rejection ends the pass.
     ///
-    /// The second value tells whether what is known of Tailscale Services is other than what the pass was shown.
+    /// The second value: whether the known Tailscale Services have changed since the pass's snapshot.
     pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
         let mut answers = BTreeMap::new();
         let (mut denied, mut news, mut services) = (None, false, 0);
@@ -36,14 +35,14 @@ impl Applier {
             let what = action.what();
             if is_service(&action) {
                 services += 1;
-                // The rest is asked for again in the next pass: a group is not held up for minutes by its first one.
+                // The rest follows in the next pass, so that a pass does not take minutes.
                 if services > SERVICES {
                     answers.extend(observed.denied.get(&what).map(|denial| (what, Some(denial.why.clone()))));
                     news = true;
                     continue;
                 }
             }
-            // What the control plane is asked for ends with leading, as a write to the API server does.
+            // A request ends with leadership, as an API write does.
             let call = Box::pin(self.ask(observed, action));
             let Some(done) = self.writes.while_leading(call).await.transpose()? else {
                 return Ok((denied, news));
@@ -95,11 +94,11 @@ impl Applier {
         }
     }
 
-    /// Writes a new auth key where its replica finds it.
+    /// Writes a new auth key to its replica's config Secret.
     async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
         let written = self.apply_one(&observed.name, secret).await;
         if !matches!(written, Ok(ApplyResult::Done)) {
-            // A key that nobody can find is of no use to anybody honest.
+            // Revoke a key that no replica will get.
             if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
                 tracing::warn!(reason = error.reason(), key = %key.id, "cannot delete an unused auth key: {error}");
             }
@@ -107,7 +106,7 @@ impl Applier {
         written.map(drop)
     }
 
-    /// A device that is not the replica's is none of ours to delete: that is told, and the replica's record goes without it.
+    /// A foreign device is not deleted: reports it, and the replica's record is deleted anyway.
     async fn left_alone(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
         let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
         let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
@@ -117,7 +116,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Takes the record of something away that the control plane has let go.
+    /// Deletes the record of something that the control plane has deleted.
     async fn with_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<bool, Denied>, KubeError> {
         if gone.is_ok() {
             for delete in record {

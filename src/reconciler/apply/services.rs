@@ -1,4 +1,4 @@
-//! Users' Services and Ingresses: their finalizers, names and conditions, each at the point of a pass where it is safe.
+//! Updates of users' Services and Ingresses: finalizers, `externalName` and conditions, each at its safe point of a pass.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,22 +13,22 @@ use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::proxygroup::{ObjectUpdate, Subject};
 use crate::reconciler::cache::WatchRole;
 
-/// When something is done with a Service.
+/// Point of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
-    /// Before anything is made for it.
+    /// Before objects are created.
     Before,
-    /// When everything is made.
+    /// After objects are created.
     Between,
-    /// When everything is taken away.
+    /// After objects are deleted.
     After,
 }
 
-/// The versions of users' Services, which grow with each of our own writes to them.
+/// Versions of users' Services, updated by each of our writes.
 pub(super) type Versions = Mutex<BTreeMap<(PublishSource, String, String), String>>;
 
 impl Applier {
-    /// Does with each Service what is to be done with it at this point.
+    /// Applies the updates of this point to all Services.
     pub(super) async fn services(
         &self,
         all: &[ObjectUpdate],
@@ -44,8 +44,8 @@ impl Applier {
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }
 
-    /// What is to be done with a Service at this point: its finalizer before there is anything to take away again, its name
-    /// and conditions when what they point to is there, and its finalizer's end when nothing of it is left.
+    /// Applies the update of one Service at this point: the finalizer before objects exist, `externalName` and conditions after their
+    /// targets exist, removal of the finalizer after everything is deleted.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
         let finalizers = update.finalizers.as_ref().filter(|all| match when {
             When::Before => has_finalizer(all),
@@ -65,7 +65,7 @@ impl Applier {
             self.change_service(update, versions, ObjectPart::Status, json!({"status": {"conditions": conditions}})).await?;
         }
         if let Some(balancer) = &update.load_balancer {
-            // A merge patch leaves what is not named: the list is named even if it goes.
+            // A merge patch keeps absent fields: name the list even if it is removed.
             let ingress = balancer.get("ingress").cloned().unwrap_or_default();
             let patch = json!({"status": {"loadBalancer": {"ingress": ingress}}});
             self.change_service(update, versions, ObjectPart::Status, patch).await?;
@@ -73,7 +73,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Changes a Service that is still the one that was observed. One that is gone needs nothing any more.
+    /// Changes a Service with its version as precondition. A deleted one needs no change.
     async fn change_service(
         &self,
         update: &ObjectUpdate,

@@ -1,4 +1,4 @@
-//! The documents that a config's keys hold, and what can be wrong with them.
+//! Documents in a config's keys, and their faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::model::base::gzip;
 use crate::model::config::{ConfigError, EgressConfig, IngressConfig, fingerprint};
 use crate::model::ingress::vhosts::{self, ReadVhosts, Vhosts};
 
-/// Why the copy that should be in force is not. What was in force stays.
+/// Why a copy is not in force; the previous document stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DocumentFault {
@@ -31,7 +31,7 @@ pub enum DocumentFault {
 }
 
 impl DocumentFault {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Label value and Event reason; closed set.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -43,31 +43,31 @@ impl DocumentFault {
     }
 }
 
-/// A document that can be read from a copy.
+/// A document that is parsed from a copy.
 pub trait Document: Clone {
-    /// What a plan is made from.
+    /// Input of a plan.
     type Services;
-    /// The keys that it is read from.
+    /// Keys of the document.
     const KEYS: &'static [&'static str];
-    /// The key without which nothing can be said.
+    /// The required key.
     const KEY: &'static str;
 
-    /// The keys as they are read: nothing is packed any more.
+    /// Keys with uncompressed values.
     #[must_use]
     fn unpacked(keys: CopyKeys) -> CopyKeys {
         keys
     }
 
-    /// Reads the document that follows `last`; what did not change of it is not read again.
+    /// Parses the document after `last`; unchanged parts are not parsed again.
     fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError>;
 
-    /// What a plan is made from; the same value as long as the text is the same.
+    /// Input of a plan; the same value for the same text.
     fn services(&self) -> &Arc<Self::Services>;
 
     fn fingerprint(&self) -> &str;
 }
 
-/// Has a text that came packed under its own key. What cannot be unpacked is no JSON either, and is told as such.
+/// Moves a decompressed value to its plain key. An undecompressable value is reported as invalid JSON.
 fn unpacked(mut keys: CopyKeys, key: &str, compressed: &str) -> CopyKeys {
     if let Some(packed) = keys.remove(compressed) {
         let text = gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).map_or(packed, Bytes::from);
@@ -76,11 +76,11 @@ fn unpacked(mut keys: CopyKeys, key: &str, compressed: &str) -> CopyKeys {
     keys
 }
 
-/// The egress services and how many pings a drain sends for each of them at a time.
+/// Egress services, and the number of pings of a drain for each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EgressDocument {
     pub config: Arc<EgressConfig>,
-    /// Pings to a health endpoint that must all miss this Pod; 0 if the writer gave none.
+    /// Pings to a health endpoint that must all miss this Pod; 0 if not set.
     pub hep_pings: u32,
 }
 
@@ -112,7 +112,7 @@ impl Document for EgressDocument {
     }
 }
 
-/// The L3 ingress services.
+/// L3 ingress services.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IngressDocument {
     pub config: Arc<IngressConfig>,
@@ -145,21 +145,21 @@ impl Document for IngressDocument {
     }
 }
 
-/// What is to be served of requests: the serve config, and our own routes where there are some.
+/// HTTP ingress: the serve config, and our routes if present.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServeDocument {
     pub served: Arc<ServeContent>,
     pub fingerprint: String,
 }
 
-/// What a [`ServeDocument`] says.
+/// Content of a [`ServeDocument`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServeContent {
     pub config: ServeConfig,
-    /// The sites, of our own routes where there are some.
+    /// Virtual hosts, from our routes if present.
     #[serde(skip)]
     pub sites: Arc<Vhosts>,
-    /// What is wrong with sites, by name; they may be served all the same, but for what is wrong.
+    /// Faults of virtual hosts, by name; their valid parts may be served.
     pub faults: BTreeMap<String, Vec<String>>,
 }
 

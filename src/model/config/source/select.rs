@@ -1,4 +1,4 @@
-//! The config in force: the best readable copy, and the last good one while there is none.
+//! The config in force: the preferred readable copy, else the last good one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,34 +7,34 @@ use serde::Serialize;
 
 use super::{ConfigCopies, CopyKeys, CopySource, CopyVersion, Document, DocumentFault};
 
-/// How the watch of the API stands.
+/// State of the API watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum WatchHealth {
-    /// There is none: the mounted copy alone is used.
+    /// Not used: mounted copy only.
     Off,
     /// Not established yet.
     #[default]
     Connecting,
     Live,
-    /// Lost, or never got.
+    /// Lost, or never established.
     Lost {
         since: Duration,
-        /// Why, by a closed set of words.
+        /// Reason; closed set.
         reason: &'static str,
-        /// The error's text.
+        /// Error message.
         message: String,
     },
 }
 
-/// The document in force and how it stands.
+/// The document in force with its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InForce<D> {
-    /// The document; nothing before the first readable copy.
+    /// The document; `None` before the first readable copy.
     pub document: Option<Arc<D>>,
     pub source: Option<CopySource>,
     pub since: Duration,
-    /// What is wrong with the copy that should be in force instead.
+    /// Fault of a newer copy.
     pub fault: Option<DocumentFault>,
     pub link: WatchHealth,
 }
@@ -45,19 +45,19 @@ impl<D> Default for InForce<D> {
     }
 }
 
-/// Chooses among the copies and keeps the last good document.
+/// Selects among the copies and keeps the last good document.
 #[derive(Debug, Clone)]
 pub struct Selection<D> {
     copies: ConfigCopies,
     in_force: InForce<D>,
-    /// Which copy the document in force was read from.
+    /// Hash of the copy in force.
     used: Option<u64>,
     deleted: bool,
     mount: Option<String>,
 }
 
 impl<D: Document> Selection<D> {
-    /// Nothing in force yet.
+    /// Without document.
     #[must_use]
     pub fn new(hold: Duration, watched: bool) -> Self {
         let link = if watched { WatchHealth::Connecting } else { WatchHealth::Off };
@@ -70,49 +70,49 @@ impl<D: Document> Selection<D> {
         &self.in_force
     }
 
-    /// The watch delivered the object.
+    /// Records an object from the watch.
     pub fn delivered(&mut self, keys: CopyKeys) {
         self.deleted = false;
         self.copies.delivered(Arc::new(only::<D>(keys)));
     }
 
-    /// The watch says that the object does not exist.
+    /// Records that the object does not exist.
     pub fn absent(&mut self) {
         self.deleted = true;
         self.copies.live();
     }
 
-    /// The watch is established.
+    /// Records an established watch.
     pub fn live(&mut self) {
         self.in_force.link = WatchHealth::Live;
         self.copies.live();
     }
 
-    /// The watch is lost.
+    /// Records a lost watch.
     pub fn lost(&mut self, now: Duration, reason: &'static str, message: String) {
         let since = if let WatchHealth::Lost { since, .. } = self.in_force.link { since } else { now };
         self.in_force.link = WatchHealth::Lost { since, reason, message };
         self.copies.lost(now);
     }
 
-    /// The mount shows this.
+    /// Records the mounted copy.
     pub fn mounted(&mut self, keys: CopyKeys) {
         self.mount = None;
         self.copies.mounted(Arc::new(only::<D>(keys)));
     }
 
-    /// The mount cannot be read.
+    /// Records an unreadable mount.
     pub fn unmounted(&mut self, reason: String) {
         self.mount = Some(reason);
     }
 
-    /// When the choice will change by itself.
+    /// Time at which the selection changes by itself.
     #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         self.copies.due(now)
     }
 
-    /// Chooses again.
+    /// Selects again.
     pub fn settle(&mut self, now: Duration) {
         let copies: Vec<_> = self.copies.ranked(now).into_iter().map(|(from, copy)| (from, copy.clone())).collect();
         let mut fault = None;
@@ -137,7 +137,7 @@ impl<D: Document> Selection<D> {
         self.in_force.fault = if self.deleted { Some(DocumentFault::Deleted) } else { fault.or_else(|| self.mount_fault()) };
     }
 
-    /// A key that is absent from the first copy means no services yet; one that vanishes later means nothing at all.
+    /// A key that is missing in the first copy means no services; one that vanishes later changes nothing.
     fn read(&self, from: CopySource, keys: &CopyKeys) -> Result<D, DocumentFault> {
         if self.in_force.document.is_some() && !keys.contains_key(D::KEY) {
             return Err(DocumentFault::KeyMissing { from, key: D::KEY });
@@ -149,13 +149,13 @@ impl<D: Document> Selection<D> {
         })
     }
 
-    /// A mount that cannot be read is of no interest while the watch is live.
+    /// Fault of the mount, ignored while the watch is live.
     fn mount_fault(&self) -> Option<DocumentFault> {
         self.mount.clone().filter(|_| self.in_force.link != WatchHealth::Live).map(DocumentFault::Mount)
     }
 }
 
-/// The keys that the document is read from; changes of others are none of its business.
+/// Keys of the document only.
 fn only<D: Document>(mut keys: CopyKeys) -> CopyKeys {
     keys.retain(|key, _| D::KEYS.contains(&key.as_str()));
     D::unpacked(keys)

@@ -1,4 +1,4 @@
-//! Who answers a route: a port of a Service, and what it speaks.
+//! Backends of Ingress routes: a Service port and its protocol.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
@@ -15,7 +15,7 @@ pub fn backends(ingress: &Ingress) -> impl Iterator<Item = &str> {
     default.into_iter().chain(paths).filter_map(|backend| backend.service.as_ref().map(|service| service.name.as_str()))
 }
 
-/// A backend of an Ingress in this namespace. The error says what to do.
+/// Resolves a backend of an Ingress in `namespace`. The error names an action.
 pub(super) fn backend(namespace: &str, wanted: &IngressBackend, context: &SpecContext<'_>) -> Result<Backend, String> {
     let Some(named) = &wanted.service else {
         return Err("a backend that is no Service is not served: name a Service.".to_owned());
@@ -47,7 +47,7 @@ pub(super) fn backend(namespace: &str, wanted: &IngressBackend, context: &SpecCo
     })
 }
 
-/// The address and port of a Service; empty if it is headless, and so reached at its endpoints only.
+/// `address:port` of a Service; empty if it is headless and reached at its endpoints only.
 fn address(service: &Service, port: i32) -> Option<String> {
     let spec = service.spec.as_ref()?;
     if spec.type_.as_deref() == Some("ExternalName") {
@@ -60,7 +60,7 @@ fn address(service: &Service, port: i32) -> Option<String> {
     })
 }
 
-/// What a port speaks: what it says itself, else what its name says, else what its number is usual for.
+/// Protocol of a port: by `appProtocol`, else by its name, else by its number.
 fn protocol(port: &ServicePort) -> BackendProtocol {
     let protocol = |text: &str| match text.to_ascii_lowercase().as_str() {
         "https" | "kubernetes.io/wss" | "tls" => Some(BackendProtocol::Https),

@@ -1,4 +1,4 @@
-//! An Ingress as a site: its names, ports and routes.
+//! Parses an Ingress into virtual hosts: names, ports and routes.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::ingress::cert_orders::Validity;
 
-/// The port over TLS.
+/// HTTPS port.
 const HTTPS: u16 = 443;
-/// The port without.
+/// HTTP port.
 const HTTP: u16 = 80;
 
-/// A site while its routes are found.
+/// Builder of the routes.
 struct Routing<'a, 'b> {
     namespace: &'a str,
     context: &'a SpecContext<'b>,
@@ -23,7 +23,7 @@ struct Routing<'a, 'b> {
     notes: Vec<String>,
 }
 
-/// Reads an Ingress. The error is everything that is wrong with it, each a sentence that says what to do.
+/// Parses an Ingress. The error lists all faults, each with an action.
 pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSpec, Vec<String>> {
     let mut wrong = Vec::new();
     let annotations = ingress.metadata.annotations.as_ref();
@@ -63,8 +63,7 @@ pub fn certificates(ingress: &Ingress) -> impl Iterator<Item = &str> {
     tls.iter().filter_map(|entry| entry.secret_name.as_deref()).filter(|secret| !secret.is_empty())
 }
 
-/// The names of a site: that of its Tailscale Service, and those of its own for which it names a certificate. With what is wrong with
-/// the latter, and of which.
+/// Host names: that of the Tailscale Service, and those with a user-provided certificate, with the faults of the latter.
 fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &SpecContext<'_>) -> SiteNames {
     let mut hosts = SiteNames::default();
     hosts.served.insert(dns.to_owned(), Host { secret: dns.to_owned(), issue: true });
@@ -85,7 +84,7 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &SpecContext<'_
                         .push(format!("host {host} is not served: Secret {}/{secret} may not be shown, as {why}.", context.namespace));
                 }
                 Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
-                // The first one says by its first label what the Ingress is called.
+                // The first label of the first host is the requested name.
                 None if (at, nth) == (0, 0) => {}
                 None => hosts.notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
             }
@@ -94,7 +93,7 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &SpecContext<'_
     hosts
 }
 
-/// The names of a site while they are found.
+/// Builder of the host names.
 #[derive(Default)]
 struct SiteNames {
     served: BTreeMap<String, Host>,
@@ -104,8 +103,8 @@ struct SiteNames {
 }
 
 impl SiteNames {
-    /// A host whose certificate is a Secret of the user's. One that cannot be shown now is named to the replicas all the same, which may
-    /// hold the one before.
+    /// Adds a host with a user-provided certificate. Replicas get its name even if it is unusable now: they may still have the previous
+    /// one.
     fn of_its_own(&mut self, host: &str, secret: &str, context: &SpecContext<'_>) {
         let at = format!("Secret {}/{secret}", context.namespace);
         let own = context.certificates.get(secret);
@@ -172,13 +171,13 @@ impl Routing<'_, '_> {
                 self.add(host, path_text, exact, &path.backend);
             }
         }
-        // A default backend answers what no rule does.
+        // The default backend gets requests that no rule matches.
         if let Some(backend) = &spec.default_backend {
             self.add("", "/", false, backend);
         }
     }
 
-    /// Adds a route; the first of its host and path counts.
+    /// Adds a route; the first for a host and path wins.
     fn add(&mut self, host: &str, path: &str, exact: bool, wanted: &IngressBackend) {
         if !path.starts_with('/') {
             self.notes.push(format!("path {path:?} is not served: it must begin with a slash."));

@@ -1,44 +1,44 @@
-//! Whose a Tailscale Service is, where several clusters may share one: what is written so that nobody's part is lost.
+//! Ownership of Tailscale Services that several clusters may share.
 //!
-//! The control plane replaces a service whole and knows no precondition. So each write is of what was just read, with our part
-//! changed and nothing else of the others'; it is read again afterwards, and looked at again some minutes later.
+//! The control plane replaces a service as a whole, without preconditions. So each write is a read-modify-write that changes our part
+//! only, is read back, and is checked again some minutes later.
 
 use std::collections::BTreeSet;
 
 use crate::api::names;
 use crate::api::vip::{self, OwnerRef, Owners, VipService};
 
-/// Who we are among the owners.
+/// Identity of this cluster among the owners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServiceOwner {
-    /// What tells this cluster from every other.
+    /// Unique ID of this cluster.
     pub id: String,
-    /// What it was called before: references by these names are ours, and are written anew.
+    /// Previous IDs: references with these are ours and are rewritten.
     pub former: Vec<String>,
 }
 
-/// What a Tailscale Service is to be.
+/// Desired Tailscale Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredVipService {
-    /// Its name, with `svc:`.
+    /// Name with the prefix `svc:`.
     pub name: String,
     pub group: String,
     pub tags: Vec<String>,
     pub ports: Vec<String>,
-    /// It may join a name that another cluster has: an administrator's word, not a tenant's.
+    /// May join a name of another cluster: set by administrators, not by tenants.
     pub share: bool,
-    /// It takes over one that nobody owns.
+    /// May adopt a Tailscale Service without owner.
     pub adopt: bool,
 }
 
-/// What follows for it.
+/// Whether and how to write it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnershipVerdict {
     Settled,
-    /// It is to be written so. `ours` tells whether it was ours before.
+    /// Write this.
     Write {
         service: Box<VipService>,
-        /// It was ours already, and is served meanwhile.
+        /// It was ours before, so that it is served meanwhile.
         ours: bool,
     },
     /// It is not ours to write.
@@ -48,20 +48,20 @@ pub enum OwnershipVerdict {
 /// Why a Tailscale Service is not ours to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnershipRefusal {
-    /// It has no owner that we know of: somebody made it by hand.
+    /// Without a known owner: created by hand.
     Foreign,
     Alone,
-    /// Another cluster has it, and its namespace may not share names.
+    /// Owned by another cluster, and sharing is not permitted.
     Twin,
 }
 
-/// What is to be done to let one go.
+/// How to release a Tailscale Service.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Release {
     Nothing,
-    /// Nobody else owns it.
+    /// No other owner.
     Delete,
-    /// Others own it too, or it was taken over and is given back.
+    /// Has other owners, or was adopted and is given back.
     Write(Box<VipService>),
 }
 
@@ -72,7 +72,7 @@ impl ServiceOwner {
 }
 
 impl OwnershipRefusal {
-    /// A sentence that says what to do.
+    /// Message with an action.
     #[must_use]
     pub fn message(self, name: &str) -> String {
         match self {
@@ -88,7 +88,7 @@ impl OwnershipRefusal {
     }
 }
 
-/// Judges a service as it was found. `recorded` tells that this cluster has published it: one that lost its owners is ours still.
+/// Decides by the service as read. `recorded`: this cluster has advertised it, so that it stays ours even if its owners got lost.
 #[must_use]
 pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
     let own =
@@ -121,7 +121,7 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     let mut wanted = found.clone();
     let shared = !others.is_empty();
     wanted.ports = ports(&found.ports, &desired.ports, shared);
-    // Of several clusters the first one says which policies hold: two that write in turn would never end.
+    // The first of several clusters sets the tags: otherwise two would overwrite each other forever.
     if !shared || found.tags.is_empty() {
         wanted.tags = merged(&found.tags, &desired.tags);
     }
@@ -136,7 +136,7 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
 }
 
-/// What is to be done to let a service go.
+/// How to release a service.
 #[must_use]
 pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
@@ -154,7 +154,7 @@ pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
     }
 }
 
-/// The services that a group of this cluster publishes, by what the control plane has on record.
+/// Services of a group of this cluster, by the owners that the control plane has stored.
 pub fn of_group<'a>(
     services: impl IntoIterator<Item = &'a VipService>,
     owner: &ServiceOwner,
@@ -165,13 +165,13 @@ pub fn of_group<'a>(
     published.map(|service| &*service.name)
 }
 
-/// The clusters that own a service beside this one.
+/// Number of other clusters that own a service.
 #[must_use]
 pub fn others(found: &VipService, owner: &ServiceOwner) -> usize {
     references(found).into_iter().flatten().filter(|reference| !owner.is(reference)).count()
 }
 
-/// The owners of a service; none if that cannot be read.
+/// Owners of a service; `None` if unreadable.
 fn references(found: &VipService) -> Option<Vec<OwnerRef>> {
     let text = found.annotations.get(vip::OWNERS)?;
     serde_json::from_str::<Owners>(text).ok().map(|owners| owners.owner_refs)
@@ -183,13 +183,13 @@ fn owned(mut service: VipService, refs: &[OwnerRef]) -> VipService {
     service
 }
 
-/// The wanted list, unless it names the same as the one that there is.
+/// `wanted`, unless `found` has the same elements: then `found`, in its order.
 fn merged(found: &[String], wanted: &[String]) -> Vec<String> {
     let set = |list: &[String]| list.iter().cloned().collect::<BTreeSet<_>>();
     if set(found) == set(wanted) { found.to_vec() } else { wanted.to_vec() }
 }
 
-/// The ports of one that is shared are never fewer: another cluster may serve those that we do not.
+/// Ports of a shared service are never removed: another cluster may serve them.
 fn ports(found: &[String], wanted: &[String], shared: bool) -> Vec<String> {
     if !shared {
         return merged(found, wanted);

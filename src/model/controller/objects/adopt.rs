@@ -1,15 +1,15 @@
-//! Taking over what the Tailscale operator wrote with plain updates.
+//! Adoption of objects that the Tailscale operator wrote with plain updates.
 //!
-//! A server-side apply drops only fields that its own manager applied before. So the entries of those who updated the
-//! object whole are rewritten as ours, operation Apply, and the apply that follows drops what we do not want. Never touches
-//! the entries of those who apply under their own name, of a replica (its state is its own), or of subresources.
+//! A server-side apply removes only fields that its own manager applied before. So entries of managers that updated the object are
+//! rewritten as ours with operation Apply, and the next apply removes what we do not set. Entries of other appliers, of replicas (which
+//! own their state) and of subresources are not changed.
 
 use serde_json::{Value, json};
 
 use super::FIELD_MANAGER;
 use crate::api::names;
 
-/// The `managedFields` that make us the owner of what others updated; none if nothing is to change.
+/// `managedFields` that make us the owner of what others updated; `None` if nothing changes.
 ///
 /// `api_version` is the object's. Several entries become one: their fields are merged.
 #[must_use]
@@ -36,7 +36,7 @@ pub fn adopted(managed_fields: &Value, api_version: &str) -> Option<Value> {
     Some(Value::Array(std::iter::once(entry).chain(rest).collect()))
 }
 
-/// A set of fields is a tree whose leaves are empty objects.
+/// Merges two field sets: trees whose leaves are empty objects.
 fn merge(into: &mut Value, from: &Value) {
     let (Some(into), Some(from)) = (into.as_object_mut(), from.as_object()) else { return };
     for (key, value) in from {

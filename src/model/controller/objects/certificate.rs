@@ -1,7 +1,7 @@
-//! The Secret of a certificate: empty until a replica fills it, and never written over once it is.
+//! The Secret of a certificate: created empty, filled by a replica, then never overwritten.
 //!
-//! Named as its DNS name, with the labels by which the replicas find it and by which the Tailscale operator's find it too. It has
-//! no owner: a certificate costs one of the few that a name gets in a week, and outlives whatever can be made again.
+//! Its name is the DNS name; its labels let our replicas and those of the Tailscale operator find it. It has no owner reference: orders
+//! per name and week are limited, so a certificate outlives objects that can be recreated.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -17,7 +17,7 @@ use crate::model::controller::ingress_spec::Publisher;
 const TLS: &str = "kubernetes.io/tls";
 const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
 
-/// The Secret of a name's certificate; `held` is it as it is.
+/// The Secret of a name's certificate; `existing` is the current one.
 #[must_use]
 pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<&Value>) -> Manifest {
     let labels = [
@@ -33,7 +33,7 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
     let mut metadata =
         ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
     let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());
-    // A replica may fill it this very moment: then this is refused, and looked at again.
+    // If a replica fills it meanwhile, the write is rejected with a conflict and retried.
     metadata.resource_version = existing.and_then(|found| found["metadata"]["resourceVersion"].as_str().map(str::to_owned));
     let empty = || FIELDS.map(|field| (field.to_owned(), ByteString(Vec::new()))).into();
     let data = (!existing.is_some_and(filled)).then(empty);
@@ -47,16 +47,16 @@ pub fn filled(secret: &Value) -> bool {
     FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
 }
 
-/// Where the end of a certificate is kept in memory, in place of the certificate: a time as of RFC 3339.
+/// Key that replaces a certificate in the cache: its expiry, RFC 3339.
 pub const VALID_UNTIL: &str = "validUntil";
 
-/// When the certificate in a Secret ends, as far as it is known.
+/// Expiry of the certificate in a Secret, if known.
 #[must_use]
 pub fn valid_until(secret: &Value) -> Option<Timestamp> {
     secret[VALID_UNTIL].as_str()?.parse().ok()
 }
 
-/// The DNS name whose certificate a Secret is for; none if it is no such Secret.
+/// DNS name of a certificate's Secret; `None` for other Secrets.
 #[must_use]
 pub fn domain_of(secret: &Value) -> Option<&str> {
     let is = secret["metadata"]["labels"].get(names::SECRET_TYPE)? == names::CERTS;
@@ -68,14 +68,14 @@ pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, dns)
 }
 
-/// The Secret of a group's own ACME account keys: its replicas write it, and it is deleted with the group.
+/// Secret with a group's ACME account keys: written by its replicas, deleted with the group.
 #[must_use]
 pub fn account(owner: &Owner) -> Manifest {
     let metadata = owner.metadata(names::account(&owner.group), None);
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
-/// The Secret of shared ACME account keys: the replicas write it, and a finalizer keeps it.
+/// Secret with shared ACME account keys: written by the replicas, protected by a finalizer.
 #[must_use]
 pub fn accounts(namespace: &str) -> Manifest {
     let metadata = ObjectMeta {

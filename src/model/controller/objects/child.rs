@@ -1,8 +1,8 @@
-//! The `ClusterIP` Service in the proxies' namespace that a user's Service points to: the child of one Service in one group.
+//! The child Service: the `ClusterIP` Service in the proxies' namespace that a user's Service points to.
 //!
-//! It selects the group's Pods, so endpoints, failover and draining are Kubernetes' own. Its target ports are the record of
-//! which port of the proxies stands for which port of the Service. Found by its labels, whatever its name: one that the
-//! Tailscale operator made is kept. Has no owner: it goes when its Service has gone, also if the group went before.
+//! It selects the group's Pods, so that Kubernetes handles endpoints, failover and draining. Its `targetPort`s are the record of match
+//! ports. It is found by labels, so that one of the Tailscale operator is reused. It has no owner reference: it is deleted after its
+//! Service, even if the group was deleted before.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use super::shape::HEALTH;
 use super::{Kind, Manifest, ObjectRef, applied, digest};
 use crate::api::names;
 
-/// The name of the port behind which a replica tells who it is.
+/// Name of the health check port.
 pub const HEALTH_PORT: &str = "tailscale-health-check";
-/// The name of a port for which the user has none.
+/// Name of a port that is unnamed in the user's Service.
 const UNNAMED: &str = "tailscale-unnamed";
-/// Where the health port is looked for, on ports of the user's own.
+/// Candidates for the health port.
 const HEALTH_PORTS: std::ops::RangeInclusive<u16> = HEALTH..=10_002;
 
-/// Whether a port is TCP's or UDP's, in Kubernetes' spelling.
+/// `TCP` or `UDP`.
 pub type PortProtocol = &'static str;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,23 +33,23 @@ pub struct ChildService {
     pub parent: (String, String),
     pub group: String,
     pub ports: Vec<ChildPort>,
-    /// Where the health check is found, on a port that is none of the user's.
+    /// Health check port: not one of the user's ports.
     pub health: u16,
-    /// The port of the replicas' health server.
+    /// Port of the replicas' health server.
     pub health_target: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildPort {
-    /// Its name; empty if the user gave none.
+    /// Empty if unnamed.
     pub name: String,
     pub protocol: PortProtocol,
-    /// The user's port, which is the target's too.
+    /// The user's port, also the target's.
     pub port: u16,
     pub match_port: u16,
 }
 
-/// The name of a new child: the Service's, as far as there is room, and a hash of what makes it unique.
+/// Name of a new child: a prefix of the Service's name and a hash.
 #[must_use]
 pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
     let hash = digest(format!("{namespace}/{name}/{group}").as_bytes());
@@ -58,7 +58,7 @@ pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
     format!("ts-{name}-{}", &hash[..5])
 }
 
-/// The health port: the one held if the user does not use it, else the first that he does not.
+/// The recorded health port if the user does not use it, else the first unused candidate.
 #[must_use]
 pub fn health_port(recorded: Option<u16>, used: impl Fn(u16) -> bool) -> u16 {
     recorded.filter(|port| !used(*port)).or_else(|| HEALTH_PORTS.clone().find(|port| !used(*port))).unwrap_or(HEALTH)
@@ -70,7 +70,7 @@ impl ChildService {
         ObjectRef::new(Kind::Service, &self.namespace, self.name.clone())
     }
 
-    /// What its manifest is made from, as a hash: cheaper than to make the manifest.
+    /// Hash of the manifest's inputs: cheaper than building the manifest.
     #[must_use]
     pub fn hash(&self) -> String {
         use std::fmt::Write as _;
@@ -81,7 +81,7 @@ impl ChildService {
         digest(text.as_bytes())
     }
 
-    /// Whether it already is as it must be: what the manifest says of it, without making one.
+    /// Whether the object already has the desired content, without building a manifest.
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         if applied(observed) != Some(&self.hash()) {
@@ -94,7 +94,7 @@ impl ChildService {
         let selects = selector.as_object().is_some_and(|found| found.len() == wanted.len())
             && wanted.iter().all(|(key, value)| selector[*key] == *value);
         let Some(existing) = ports.as_array() else { return false };
-        // Ports are found where they were put, unless somebody has put them elsewhere.
+        // Ports are compared by position, unless another writer has reordered them.
         let has = |at: usize, name: &str, protocol: &str, port: u16, target: u16| {
             let same = |entry: &Value| entry["name"] == name && entry["port"] == port && entry["targetPort"] == target;
             let same = |existing_port: &Value| same(existing_port) && existing_port["protocol"].as_str().unwrap_or("TCP") == protocol;
@@ -165,14 +165,14 @@ pub struct ChildRecord<'a> {
     pub name: &'a str,
     /// The user's Service: namespace and name.
     pub parent: (&'a str, &'a str),
-    /// The ports of the user: protocol, port, port of the proxies.
+    /// Protocol, user's port, match port.
     pub ports: Vec<(&'a str, u16, u16)>,
-    /// Where the health check is found.
+    /// Health check port.
     pub health: Option<u16>,
 }
 
 impl<'a> ChildRecord<'a> {
-    /// Reads a Service; none if it is no child of this group.
+    /// Parses a Service; `None` if it is not a child of this group.
     #[must_use]
     pub fn read(object: &'a Value, group: &str) -> Option<Self> {
         let metadata = object.get("metadata")?;

@@ -1,14 +1,14 @@
-//! Whether an object already is as a manifest wants it: what is wanted must be there; what others added is theirs.
+//! Comparison of an observed object with a manifest: every desired field must be present; additional fields belong to other writers.
 //!
-//! It says what a server-side apply would change, and nothing else: zero values that the server leaves out, quantities in
-//! another spelling and items that others added to a list by name are no difference. Never looks at fields that are not wanted.
+//! Predicts whether a server-side apply would change anything. Zero values that the server omits, quantities in another notation and
+//! items that others added to a list keyed by name are no difference.
 
 use serde_json::Value;
 
-/// Lists whose items are told apart by name, so that an apply leaves the items of others alone.
+/// Lists keyed by name: an apply does not change items of other managers.
 const BY_NAME: [&str; 6] = ["containers", "initContainers", "env", "volumes", "ports", "imagePullSecrets"];
 
-/// Whether everything that is wanted is observed.
+/// Whether every desired field is observed.
 #[must_use]
 pub fn covers(observed: &Value, wanted: &Value) -> bool {
     covered("", observed, wanted)
@@ -36,7 +36,7 @@ fn covered(key: &str, observed: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// A value that the server may leave out.
+/// Whether the server may omit the value.
 fn zero(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -48,7 +48,7 @@ fn zero(value: &Value) -> bool {
     }
 }
 
-/// Whether both are quantities of one size, as `1000m` and `1` are.
+/// Whether two quantities are equal, e.g. `1000m` and `1`.
 fn same_quantity(one: &str, other: &str) -> bool {
     matches!((quantity(one), quantity(other)), (Some(one), Some(other)) if (one - other).abs() <= f64::EPSILON * one.abs())
 }

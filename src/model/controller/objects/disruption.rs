@@ -1,4 +1,4 @@
-//! How many replicas may be away at a time when somebody drains nodes: one.
+//! The `PodDisruptionBudget` of a group: node drains evict one replica at a time.
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;

@@ -1,6 +1,6 @@
-//! The environment of a replica, in the Tailscale operator's names, and a few of ours that its image does not look at.
+//! Environment of a replica: the Tailscale operator's variables, and a few of ours that its image ignores.
 //!
-//! A variable that the class sets takes the place of ours: a list with a name twice cannot be applied.
+//! A variable of the class replaces ours: a list with duplicate names cannot be applied.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
@@ -9,7 +9,7 @@ use super::shape::{DEBUG, HEALTH};
 use crate::api;
 use crate::model::flows::drain::Budget;
 
-/// The environment of the proxy's container; `configs` and `services` are where the configs are found.
+/// Environment of the proxy's container; `configs` and `services` are the paths of the configs.
 pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Vec<EnvVar> {
     let mut env = vec![
         value("TS_USERSPACE", "false"),
@@ -69,14 +69,14 @@ fn ingress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
             env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", &account.secret));
             env.push(value("TS_ACME_ACCOUNT_FIELD", &account.field));
         }
-        // With an account of its own a replica cannot say which certificate a new one takes the place of.
+        // A replica with an ACME account of its own cannot name the certificate that a new one replaces.
         None => env.push(value("TS_DEBUG_ACME_FORCE_RENEWAL", "true")),
     }
     env
 }
 
-/// The firewall mode in the words of the image. The Tailscale operator's proxy takes iptables if it is not told to look, and
-/// there it ends at a target that has an IPv6 address; it knows one iptables.
+/// Firewall mode in the image's notation. The Tailscale operator's proxy uses iptables unless detection is set, exits there at a target
+/// with an IPv6 address, and has a single iptables mode.
 fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     match shape.firewall() {
         None if shape.stock() => Some("auto"),
@@ -85,7 +85,7 @@ fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     }
 }
 
-/// Puts a variable in the place of the one of its name, or at the end.
+/// Replaces the variable of this name, or appends it.
 pub(super) fn set(env: &mut Vec<EnvVar>, variable: EnvVar) {
     match env.iter_mut().find(|other| other.name == variable.name) {
         Some(existing) => *existing = variable,

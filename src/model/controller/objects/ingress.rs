@@ -1,7 +1,7 @@
-//! The ingress config of a group: one `ConfigMap` for all that it publishes, read back as the record of it.
+//! The ingress config of a group: one `ConfigMap` with everything that it advertises, also read back as the record of it.
 //!
-//! The serve config and the mappings are what the Tailscale operator would write; the routes are what our replicas read in
-//! their place. The record of whose each service is has no reader but this.
+//! Serve config and mappings are in the Tailscale operator's format; our replicas read the routes instead. Only the reconciler reads the
+//! record of owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,25 +18,25 @@ use crate::api::serve::{self, ServeConfig, ServiceConfig};
 use crate::api::{ingress, names};
 use crate::model::base::gzip;
 
-/// What a group publishes, by the name of the Tailscale Service.
+/// What a group advertises, by the name of the Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct IngressConfigMap {
     pub serve: BTreeMap<String, ServiceConfig>,
-    /// The addresses of services that go to the kernel whole.
+    /// L3 ingress services, forwarded in the kernel.
     pub mappings: BTreeMap<String, ingress::IngressService>,
     pub routes: BTreeMap<String, Site>,
     pub origins: BTreeMap<String, Origin>,
-    /// What was told to whom as an Event and still holds: fingerprints of the words, by kind, namespace and name.
+    /// Events that were emitted and still apply: hashes of their messages, by kind, namespace and name.
     pub reported_events: BTreeMap<String, String>,
-    /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
+    /// Certificates ordered within a week whose Secrets were deleted, by namespace.
     pub orders: BTreeMap<String, Ordered>,
 }
 
-/// Certificates by when their Secrets were made, in seconds since 1970, and their DNS names.
+/// Certificates: creation time of the Secret in seconds since 1970, and DNS name.
 pub type Ordered = BTreeSet<(i64, String)>;
 
 impl IngressConfigMap {
-    /// Its texts by the keys of the `ConfigMap`.
+    /// Its values, by key of the `ConfigMap`.
     fn texts(&self) -> impl Iterator<Item = (&'static str, ByteString)> {
         let serve = ServeConfig { services: self.serve.clone(), ..ServeConfig::default() };
         let data = [
@@ -50,13 +50,13 @@ impl IngressConfigMap {
         data.into_iter().chain(events).chain(orders)
     }
 
-    /// Size of its texts, in bytes, as they are or packed: the API server takes a `ConfigMap` of 1 MiB.
+    /// Size of its values in bytes, plain or compressed; the API server accepts 1 MiB.
     #[must_use]
     pub fn size(&self, packed: bool) -> usize {
         self.texts().map(|(_, text)| if packed { pack(&text).0.len() } else { text.0.len() }).sum()
     }
 
-    /// The `ConfigMap`. What does not fit is packed, under keys of our own, for an image that reads these.
+    /// The `ConfigMap`. Values that do not fit are compressed under keys of our own, for an image that reads these.
     #[must_use]
     pub fn manifest(&self, owner: &Owner, packs: bool) -> Manifest {
         let texts: Vec<_> = self.texts().collect();
@@ -67,7 +67,7 @@ impl IngressConfigMap {
         Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
     }
 
-    /// What a `ConfigMap` holds. What cannot be read counts as absent.
+    /// Parses a `ConfigMap`. Unreadable values count as absent.
     #[must_use]
     pub fn read(config_map: &Value) -> Self {
         let serve: ServeConfig = part(config_map, serve::KEY);
@@ -81,19 +81,19 @@ impl IngressConfigMap {
         }
     }
 
-    /// For whom the services of a `ConfigMap` are.
+    /// Owners of the services in a `ConfigMap`.
     #[must_use]
     pub fn origins(config_map: &Value) -> BTreeMap<String, Origin> {
         part(config_map, routes::ORIGINS)
     }
 
-    /// The names of all services in it.
+    /// Names of all its services.
     #[must_use]
     pub fn names(&self) -> BTreeSet<String> {
         self.serve.keys().chain(self.mappings.keys()).chain(self.routes.keys()).chain(self.origins.keys()).cloned().collect()
     }
 
-    /// Takes a service over from another config as it is there, if it is.
+    /// Copies a service from another config, if present.
     pub fn keep(&mut self, name: &str, from: &Self) {
         self.serve.extend(from.serve.get_key_value(name).map(|(name, value)| (name.clone(), value.clone())));
         self.mappings.extend(from.mappings.get_key_value(name).map(|(name, existing)| (name.clone(), existing.clone())));

@@ -1,4 +1,4 @@
-//! Where the metrics of a group are scraped: a Service, and a `ServiceMonitor` where the cluster knows them.
+//! Objects for scraping a group's metrics: a Service, and a `ServiceMonitor` where the kind exists.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde_json::json;
 use super::{Kind, Manifest, ObjectRef, Owner, RenderContext, digest};
 use crate::api::names;
 
-/// The label of the job, and those that are carried over to each sample.
+/// Job label, and labels that are copied to each sample.
 const JOB: &str = "ts_prom_job";
 pub(super) const PROXY_TYPE: &str = "ts_proxy_type";
 pub(super) const PROXY_PARENT: &str = "ts_proxy_parent_name";
 const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 
-/// The Service, and the `ServiceMonitor` if it is asked for and known; nothing if there are no metrics.
+/// The Service, and the `ServiceMonitor` if requested and its kind exists; empty without metrics.
 #[must_use]
 pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
     let Some(metrics) = shape.class.and_then(|class| class.metrics.as_ref()).filter(|metrics| metrics.enable) else {
@@ -61,7 +61,7 @@ pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
     made
 }
 
-/// The objects that there are only while there are metrics.
+/// Objects that exist only while metrics are enabled.
 #[must_use]
 pub fn metrics_refs(owner: &Owner) -> [ObjectRef; 2] {
     [Kind::ServiceMonitor, Kind::Service].map(|kind| ObjectRef::new(kind, &owner.namespace, name(owner)))
@@ -82,7 +82,7 @@ fn labels(owner: &Owner) -> BTreeMap<String, String> {
     labels.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-/// What a label can hold of a value: 63 bytes; of a longer one its beginning and a hash.
+/// A valid label value: a value longer than 63 bytes becomes a prefix and a hash.
 #[must_use]
 pub fn label_value(value: &str) -> String {
     if value.len() <= 63 {

@@ -1,4 +1,4 @@
-//! A port of every node that leads to one replica's tailscaled, so that peers can reach it directly.
+//! `NodePort` Service of one replica's tailscaled, so that peers can reach it directly.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -30,7 +30,7 @@ pub fn node_port_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Service, &owner.namespace, name(&owner.group, ordinal))
 }
 
-/// The port of tailscaled and the port of the nodes that such a Service holds.
+/// Port of tailscaled and node port of such a Service.
 #[must_use]
 pub fn held_ports(service: &Value) -> Option<(u16, u16)> {
     let port = service.get("spec")?.get("ports")?.get(0)?;

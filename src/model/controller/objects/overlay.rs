@@ -1,7 +1,6 @@
-//! How a `ProxyClass` shapes a group's `StatefulSet`.
+//! Applies a `ProxyClass` to a group's `StatefulSet`.
 //!
-//! What the class sets takes the place of ours; what it leaves out stays. Labels and annotations that tell whose an object
-//! is are never replaced.
+//! Values of the class replace ours. Labels and annotations that identify the owner are never replaced.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use super::{PROXY, SYSCTLER};
 use super::{RenderContext, env};
 use crate::api::proxyclass::{ClassContainer, ClassPod};
 
-/// Shapes the `StatefulSet`.
+/// Applies the class to the `StatefulSet`.
 pub(super) fn overlay(set: &mut StatefulSet, shape: &RenderContext<'_>) {
     let Some(class) = shape.class.and_then(|class| class.stateful_set.as_ref()) else { return };
     add(&mut set.metadata.labels, &class.labels);
@@ -27,14 +26,14 @@ pub(super) fn overlay(set: &mut StatefulSet, shape: &RenderContext<'_>) {
     }
 }
 
-/// Adds what is not there yet.
+/// Adds missing entries.
 fn add(into: &mut Option<BTreeMap<String, String>>, from: &BTreeMap<String, String>) {
     for (key, value) in from {
         into.get_or_insert_default().entry(key.clone()).or_insert_with(|| value.clone());
     }
 }
 
-/// Takes the place if there is something to take it with.
+/// Replaces the value if the class sets one.
 fn replace<T: Clone>(into: &mut Option<T>, from: Option<&T>) {
     if let Some(from) = from {
         *into = Some(from.clone());
@@ -83,13 +82,13 @@ fn contained(container: &mut Container, class: &ClassContainer) {
         let existing = container.resources.get_or_insert_default();
         replace(&mut existing.requests, resources.requests.as_ref());
         replace(&mut existing.claims, resources.claims.as_ref());
-        // The device of the TUN stays: without it the container has none.
+        // The limit for the TUN device stays: without it the container has no device.
         let device = existing.limits.take();
         if device.is_some() || resources.limits.is_some() {
             existing.limits = Some(device.into_iter().chain(resources.limits.clone()).flatten().collect());
         }
     }
-    // Of the proxy's container they are in already, in the place of ours.
+    // The proxy's container has them already, in place of ours.
     for variable in &class.env {
         env::set(container.env.get_or_insert_default(), env::value(&variable.name, variable.value.as_deref().unwrap_or_default()));
     }

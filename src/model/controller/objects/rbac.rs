@@ -1,7 +1,7 @@
-//! Who a group's Pods are, and what they may do: write their state and certificates, read their config, tell Events.
+//! `ServiceAccount` and rights of a group's Pods: write their state and certificates, read their config, emit Events.
 //!
-//! Every right is by name; no Pod of ours may list the Secrets of the namespace. The rights of a replica that leaves are kept until
-//! it has left.
+//! Every rule has `resourceNames`; no Pod of ours may list the Secrets of the namespace. A terminating replica keeps its rights until it
+//! is gone.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -9,7 +9,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
 
-/// The `ServiceAccount`, the `Role` and the `RoleBinding`, all named as the group.
+/// `ServiceAccount`, `Role` and `RoleBinding`, all with the group's name.
 #[must_use]
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let owner = &shape.owner;
@@ -20,8 +20,8 @@ pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
 }
 
-/// By what a group reads in this namespace where the backends of its sites are; by what it does not, if it has none there any more.
-/// One that nobody needs names nobody, so that nobody needs the right to delete those of others.
+/// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the
+/// reconciler needs no right to delete bindings of others.
 #[must_use]
 pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
     let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
@@ -34,7 +34,7 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: kind.to_owned(), name: name.to_owned() }
 }
 
-/// The account of the group's Pods.
+/// `ServiceAccount` of the group's Pods.
 fn subject(owner: &Owner) -> Subject {
     Subject { kind: "ServiceAccount".to_owned(), name: owner.group.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
 }
@@ -56,7 +56,7 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     let written: Vec<String> = states.chain(account).chain(shape.certificates.iter().cloned()).collect();
     let own_certificates = shape.own_certificates.iter().filter(|_| shape.ingress() && !shape.stock()).cloned();
     let read: Vec<String> = configs.chain(own_certificates).collect();
-    // A list or watch by the name of one object is held to resourceNames; without a name it is refused.
+    // resourceNames restrict list and watch to a field selector by name; requests without one are rejected.
     let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
     let mut rules = Vec::new();
     if !written.is_empty() {
@@ -66,11 +66,11 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         rules.push(rule("secrets", reads, read));
     }
     if shape.ingress() && shape.stock() {
-        // The Tailscale operator's image finds certificates by their labels, which rights cannot tell.
+        // The Tailscale operator's image finds certificates by labels, which RBAC cannot express.
         rules.push(rule("secrets", &["list", "watch"], Vec::new()));
     }
     if shape.ingress() && !shape.stock() {
-        // Who orders certificates.
+        // Election of the cert leader.
         let lease = |verbs: &[&str], names: Vec<String>| PolicyRule {
             api_groups: Some(list(&["coordination.k8s.io"])),
             ..rule("leases", verbs, names)

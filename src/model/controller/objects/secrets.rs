@@ -1,4 +1,4 @@
-//! The two Secrets of a replica: what it is told, and the place for what it says.
+//! Config Secret and state Secret of a replica.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -8,19 +8,19 @@ use super::{Kind, Manifest, ObjectRef, Owner};
 use crate::api::names;
 use crate::model::controller::identity::{DeviceRecord, KeyId};
 
-/// A replica's config Secret. It never decides whether there is a key in it: see [`crate::model::controller::proxygroup`].
+/// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::proxygroup`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaSecret {
     pub owner: Owner,
     pub ordinal: u32,
-    /// The config without an auth key: a JSON object in tailscaled's format `alpha0`.
+    /// Config without an auth key: a JSON object in tailscaled's format `alpha0`.
     pub document: Map<String, Value>,
-    /// The replica's device, once the control plane confirmed it.
+    /// The replica's device, once verified with the control plane.
     pub device: Option<DeviceRecord>,
 }
 
 impl ReplicaSecret {
-    /// The Secret; with an auth key, and its id if we minted it.
+    /// The Secret, with an auth key and the key's ID if we created it.
     #[must_use]
     pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
@@ -40,7 +40,7 @@ impl ReplicaSecret {
     }
 }
 
-/// A replica's state Secret: empty, for the replica writes it.
+/// A replica's state Secret: empty; the replica fills it.
 #[must_use]
 pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
     let metadata = owner.metadata(names::replica(&owner.group, ordinal), Some("state"));

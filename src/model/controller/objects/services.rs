@@ -1,7 +1,7 @@
 //! The egress config of a group: one `ConfigMap` for all its Services.
 //!
-//! A `ConfigMap` holds 1 MiB. A config that comes near it is written compressed under a key of our own, which our image
-//! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
+//! A `ConfigMap` holds 1 MiB. A config close to that is compressed under a key of our own. The Tailscale operator's image cannot read
+//! that key, so Services that do not fit are rejected for it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -16,25 +16,25 @@ use crate::api::{egress, names};
 use crate::model::base::gzip;
 use crate::model::config::fingerprint;
 
-/// The most that a config may take of the 1 MiB that a `ConfigMap` holds, in bytes; the rest is for its other keys.
+/// Maximum size of a config in bytes; the rest of the `ConfigMap`'s 1 MiB is for its other keys.
 pub const ROOM: usize = 900 << 10;
 
-/// The egress config of a group.
+/// Egress config of a group.
 #[derive(Debug, Clone)]
 pub struct EgressConfigMap {
     owner: Owner,
-    /// The services, as a JSON object.
+    /// Services, as a JSON object.
     text: Vec<u8>,
     replicas: u32,
     next_port: u16,
     hash: String,
     fingerprint: String,
-    /// The text compressed, if it must be; made when it is asked for.
+    /// Compressed text, if necessary; computed on first use.
     packed: OnceLock<Option<Vec<u8>>>,
 }
 
 impl EgressConfigMap {
-    /// The config of these services. `next_port` is from where the next port is looked for.
+    /// Config of these services. `next_port` is the start of the next port search.
     #[must_use]
     pub fn new(owner: &Owner, services: &BTreeMap<impl Serialize, impl Serialize>, replicas: u32, next_port: u16) -> Self {
         let text = serde_json::to_vec(services).unwrap_or_default();
@@ -44,19 +44,19 @@ impl EgressConfigMap {
         Self { owner: owner.clone(), text, replicas, next_port, hash, fingerprint, packed: OnceLock::new() }
     }
 
-    /// Whether all but the services is this.
+    /// Whether everything except the services is equal.
     #[must_use]
     pub fn is_for(&self, owner: &Owner, replicas: u32, next_port: u16) -> bool {
         (&self.owner, self.replicas, self.next_port) == (owner, replicas, next_port)
     }
 
-    /// What a replica calls the config that it holds.
+    /// Fingerprint by which a replica reports the config that it uses.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether there is room for it, for an image that reads only the plain key or for ours.
+    /// Whether it fits; `plain`: for an image that reads only the plain key.
     #[must_use]
     pub fn fits(&self, plain: bool) -> bool {
         self.text.len() <= ROOM || (!plain && self.packed().is_some_and(|packed| packed.len() <= ROOM))
@@ -70,10 +70,10 @@ impl EgressConfigMap {
         (3 * u64::from(self.replicas)).to_string()
     }
 
-    /// Whether it already is as it must be: what the manifest says of it, without making one.
+    /// Whether the object already has the desired content, without building a manifest.
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
-        // What was packed here need not be unpacked.
+        // Compare compressed bytes without decompressing.
         let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|existing| Some(&existing) == self.packed());
         applied(observed) == Some(&self.hash)
             && (packed() || egress_text(observed).as_deref() == Some(&self.text))
@@ -105,7 +105,7 @@ fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
     ByteString::deserialize(config_map.get("binaryData")?.get(key)?).ok().map(|bytes| bytes.0)
 }
 
-/// The text of the services in a `ConfigMap`; none if there is none that can be read.
+/// Text of the services in a `ConfigMap`; `None` if absent or unreadable.
 #[must_use]
 pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
     let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
@@ -117,13 +117,13 @@ pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
     ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
 }
 
-/// The services that a `ConfigMap` holds. What cannot be read counts as absent.
+/// Services in a `ConfigMap`. Unreadable ones count as absent.
 #[must_use]
 pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::EgressService> {
     egress_text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
-/// From where the next port is looked for.
+/// Start of the next port search.
 #[must_use]
 pub fn next_port(config_map: &Value) -> Option<u16> {
     config_map["metadata"]["annotations"][NEXT_PORT].as_str()?.parse().ok()

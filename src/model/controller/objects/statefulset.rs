@@ -1,8 +1,8 @@
 //! The `StatefulSet` of a group.
 //!
-//! With our image nothing in the template depends on the number of replicas: each reads its own config from the API, so
-//! scaling restarts nobody. The Tailscale operator's image reads its config from a mounted Secret; the volumes are made for
-//! ordinals in tens, so that scaling restarts nobody within ten either.
+//! With our image the template does not depend on the number of replicas: each reads its config from the API, so scaling restarts no
+//! Pod. The Tailscale operator's image reads its config from a mounted Secret; volumes exist for ordinals in tens, so that scaling within
+//! ten restarts no Pod.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
@@ -21,20 +21,20 @@ use super::shape::DEBUG;
 use super::{Kind, Manifest, PROXY, RenderContext, SYSCTLER, env};
 use crate::api::names;
 
-/// Where the replicas' configs are, each in a folder of its name.
+/// Mount path of the replicas' configs, one folder for each.
 const CONFIGS: &str = "/etc/tsconfig";
-/// Where the egress config is mounted.
+/// Mount path of the egress config.
 const SERVICES: &str = "/etc/proxies";
-/// The path that the Tailscale operator's image is drained by.
+/// preStop hook path of the Tailscale operator's image.
 const PRE_STOP: &str = "/internal-egress-services-preshutdown";
-/// For so many seconds the Tailscale operator's image must have been healthy before it gets traffic. It is so at once when it has
-/// an address, and a first packet that is sent before its peers know of its start is tried again five seconds later.
+/// Seconds for which the Tailscale operator's image must be healthy before it gets traffic. It is healthy as soon as it has an address;
+/// a packet sent before its peers know the new endpoint is retried after five seconds.
 const STOCK_SETTLES: i32 = 5;
-/// What the Tailscale operator's image runs to switch forwarding on.
+/// Command by which the Tailscale operator's image enables IP forwarding.
 const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
     if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; fi";
 
-/// The `StatefulSet`. `observed` is it as it is, for what cannot be changed.
+/// The `StatefulSet`. `observed` supplies immutable fields.
 #[must_use]
 pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
     let labels = shape.owner.labels();
@@ -60,8 +60,7 @@ pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Mani
     Manifest::of(Kind::StatefulSet, &set)
 }
 
-/// Leaves the init container out where the proxy may switch forwarding on by itself, or forwards nothing: it would only make each start
-/// longer.
+/// Removes the init container where the proxy can enable IP forwarding itself, or forwards nothing: it only delays starts.
 fn spare_sysctler(set: &mut StatefulSet, shape: &RenderContext<'_>) {
     let class = shape.class.and_then(|class| class.stateful_set.as_ref()?.pod.as_ref());
     if class.is_some_and(|pod| pod.tailscale_init_container.is_some()) {
@@ -111,7 +110,7 @@ fn over_nodes(shape: &RenderContext<'_>) -> TopologySpreadConstraint {
     }
 }
 
-/// No constraint like that over nodes: beside one whose key a node does not have, the scheduler takes no heed of any.
+/// A preference, not a spread constraint: the scheduler ignores all constraints on a node that lacks the key of one.
 fn over_zones(shape: &RenderContext<'_>) -> Affinity {
     let term = PodAffinityTerm {
         topology_key: "topology.kubernetes.io/zone".to_owned(),
@@ -135,7 +134,7 @@ fn sysctler(shape: &RenderContext<'_>) -> Container {
     }
 }
 
-/// The extended resource by which the proxy gets its TUN device.
+/// Extended resource that provides the TUN device.
 fn tun<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     shape.own()?.tun_device_resource.as_deref().filter(|resource| !resource.is_empty())
 }
@@ -182,7 +181,7 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
         port("debug", DEBUG);
     }
     let stock = shape.stock();
-    // The health server of the stock image goes away with its Pod's address if the class moves it: then nothing is drained.
+    // The stock image serves the hook with its health server: without it on the Pod's address nothing is drained.
     let hook = stock && !shape.ingress() && shape.health_address().is_none();
     let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
     Container {
@@ -194,7 +193,7 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
         ports: (!ports.is_empty()).then_some(ports),
         volume_mounts: Some(volumes(shape).1),
         lifecycle: hook.then(|| Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }),
-        // One answer that takes longer than two seconds is enough: Kubernetes' own routing is the failover.
+        // One late response is enough: Kubernetes' endpoints are the failover.
         readiness_probe: Some(Probe {
             success_threshold: stock.then_some(STOCK_SETTLES),
             ..probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)

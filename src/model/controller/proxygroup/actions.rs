@@ -1,10 +1,9 @@
-//! What a pass comes to: actions, in the order in which they are safe.
+//! Result of a pass: actions in safe order.
 //!
-//! What serves is made before what points to it, and what points is taken away before what serves. So a writer does, in this
-//! order: `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete`
-//! (as listed), `control`, `services` and `group` (finalizers dropped), `group.status`, `events`. It stops at the first step
-//! that fails and has the whole pass made again; what the API refuses of one Service, or of its child, stops nothing else.
-//! Nothing here is done by the model.
+//! Objects are created before references to them, and dereferenced before they are deleted. So a writer applies, in this order:
+//! `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete` (as listed),
+//! `control`, `services` and `group` (finalizers removed), `group.status`, `events`. It stops at the first failure and the pass is
+//! retried; a rejected Service, or child of one, stops nothing else.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,134 +18,134 @@ use crate::model::controller::identity::{DeviceId, DeviceRecord, ExpectedDevice,
 use crate::model::controller::ingress_spec::{DesiredVipService, PublishSource, Publisher};
 use crate::model::controller::objects::{Manifest, ObjectRef, ReplicaSecret};
 
-/// What is to be done.
+/// All changes of a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GroupPlan {
-    /// Objects that are not as they must be, in order. Empty when nothing changed.
+    /// Objects to apply, in order. Empty if nothing changed.
     pub apply: Vec<Manifest>,
-    /// Objects that must go, in order.
+    /// Objects to delete, in order.
     pub delete: Vec<Delete>,
-    /// What the control plane is asked for, in order.
+    /// Control plane requests, in order.
     pub control: Vec<ControlAction>,
-    /// The group's own finalizer and status, if they are to change.
+    /// Finalizers and status of the group, if changed.
     pub group: Option<GroupUpdate>,
-    /// The users' Services and Ingresses that are to change.
+    /// Changes of users' Services and Ingresses.
     pub services: Vec<ObjectUpdate>,
-    /// What is told as Events. Each goes with a change, so that a state that lasts is told once.
+    /// Events. Each comes with a change, so that a lasting state is reported once.
     pub events: Vec<Notice>,
-    /// When to look again though nothing may change; none = on the next change only.
+    /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
 }
 
-/// An object that must go.
+/// An object to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delete {
     pub object: ObjectRef,
     pub uid: Option<String>,
 }
 
-/// What a control plane is asked for. A device or key that it does not know counts as gone.
+/// A control plane request. An unknown device or key counts as deleted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ControlAction {
-    /// A single-use, preauthorized, tagged key that does not make the device ephemeral. It is written at once, with
-    /// [`ConfigDraft::with_key`]; if that write fails for good the key is revoked.
+    /// Create a single-use, preauthorized, tagged key for a device that is not ephemeral. It is written at once with
+    /// [`ConfigDraft::with_key`]; if that write fails, the key is revoked.
     MintKey {
         ordinal: u32,
         tags: Vec<String>,
         draft: Box<ConfigDraft>,
-        /// The replica asked for another key, so this counts against the group's rate.
+        /// The replica requested another key: counts against the group's rate.
         reissue: bool,
-        /// The device that the new one replaces; it is deleted first, within the same rate.
+        /// Device that the new one replaces: deleted first, within the same rate.
         replaces: Option<ClaimedDevice>,
     },
-    /// The device that a replica claims is read and checked, then recorded with [`ConfigDraft::with_device`].
+    /// Read and verify the device that a replica claims, then record it with [`ConfigDraft::with_device`].
     RecordDevice {
         ordinal: u32,
         device: ClaimedDevice,
-        /// Domain that the replica claims, for a control plane that reports none.
+        /// Domain that the replica claims, for control planes that report none.
         domain: Option<String>,
-        /// The record so far; it is replaced only if its device is gone or is the claimed one.
+        /// Current record: replaced only if its device is deleted or is the claimed one.
         recorded: Option<DeviceId>,
         draft: Box<ConfigDraft>,
     },
-    /// All Tailscale Services of the tailnet are listed, unless they were since then.
+    /// List all Tailscale Services of the tailnet, unless listed since.
     ListServices {
-        /// The list is no older than this.
+        /// Oldest acceptable list.
         since: Timestamp,
     },
-    /// A Tailscale Service is as it must be: read, judged, written and read again.
+    /// Read, verify, write and read back a Tailscale Service.
     PublishService {
         desired: DesiredVipService,
-        /// This cluster has published it.
+        /// This cluster has advertised it.
         recorded: bool,
     },
-    /// This cluster lets a Tailscale Service go.
+    /// Release a Tailscale Service.
     ReleaseService { name: String },
-    /// The control plane leads these routes to a device, and these no more; what others approved stays.
+    /// Approve and withdraw routes of a device; routes that others approved stay.
     ApproveRoutes {
         ordinal: u32,
         device: ClaimedDevice,
-        /// Prefixes that it is to approve.
+        /// Prefixes to approve.
         add: BTreeSet<String>,
-        /// Prefixes that it is to approve no more.
+        /// Prefixes to withdraw.
         remove: BTreeSet<String>,
     },
     DeleteDevice {
         ordinal: u32,
         device: ClaimedDevice,
-        /// What goes after it, and stays for as long as it does: the record of it.
+        /// The device's records, deleted after it.
         then: Vec<Delete>,
     },
-    /// An unused key goes.
+    /// Revoke an unused key.
     RevokeKey {
-        /// The replica for which it was minted.
+        /// The replica for which it was created.
         ordinal: u32,
         id: KeyId,
-        /// What goes after it, and stays for as long as it does: the record of it.
+        /// Its records, deleted after it.
         then: Vec<Delete>,
     },
 }
 
-/// A device that is touched only if the control plane describes it as expected.
+/// A device that is changed only if the control plane describes it as expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedDevice {
     pub id: DeviceId,
-    /// What it must look like.
+    /// Required properties.
     pub expected: ExpectedDevice,
 }
 
-/// A replica's config Secret that lacks its auth key or the record of its device.
+/// A replica's config Secret without its auth key or device record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigDraft {
     pub(crate) inputs: ReplicaSecret,
     pub(crate) adopt: bool,
 }
 
-/// A change of the group's own object.
+/// Change of the group object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GroupUpdate {
-    /// The whole list of finalizers, if it is to change.
+    /// Complete list of finalizers, if changed.
     pub finalizers: Option<Vec<String>>,
-    /// The whole status, if it is to change.
+    /// Complete status, if changed.
     pub status: Option<ProxyGroupStatus>,
 }
 
-/// A change of a user's Service or Ingress.
+/// Change of a user's Service or Ingress.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectUpdate {
     pub source: PublishSource,
     pub namespace: String,
     pub name: String,
     pub uid: Option<String>,
-    /// Only if it is still as it was when it was observed; a conflict has the pass made again.
+    /// Precondition; a conflict retries the pass.
     pub resource_version: Option<String>,
-    /// The whole list of finalizers, if it is to change.
+    /// Complete list of finalizers, if changed.
     pub finalizers: Option<Vec<String>>,
-    /// `spec.externalName`, if it is to change.
+    /// `spec.externalName`, if changed.
     pub external_name: Option<String>,
-    /// The whole list of conditions, those of others included, if it is to change.
+    /// Complete list of conditions, including those of others, if changed.
     pub conditions: Option<Vec<Condition>>,
-    /// `status.loadBalancer`, if it is to change.
+    /// `status.loadBalancer`, if changed.
     pub load_balancer: Option<Value>,
 }
 
@@ -188,18 +187,18 @@ pub enum Subject {
     Ingress { namespace: String, name: String },
 }
 
-/// Something to tell as an Event.
+/// An Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub subject: Subject,
     pub warning: bool,
-    /// The reason, of a closed set.
+    /// Reason, from a closed set.
     pub reason: &'static str,
     pub message: String,
 }
 
 impl ControlAction {
-    /// What it is about, in words that tell it from every other action for the group.
+    /// Description, unique among the actions of the group.
     #[must_use]
     pub fn what(&self) -> String {
         match self {
@@ -215,19 +214,19 @@ impl ControlAction {
     }
 }
 
-/// [`ControlAction::what`] of the record of a replica's device.
+/// [`ControlAction::what`] of a replica's device record.
 pub(super) fn device_of_replica(ordinal: u32) -> String {
     format!("the device of replica {ordinal}")
 }
 
 impl ConfigDraft {
-    /// The Secret with a key.
+    /// The Secret with an auth key.
     #[must_use]
     pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
         self.inputs.manifest(Some((key, Some(id))), self.adopt)
     }
 
-    /// The Secret with the record of a device, and without a key.
+    /// The Secret with a device record and without auth key.
     #[must_use]
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
         ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)

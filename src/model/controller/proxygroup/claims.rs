@@ -1,7 +1,7 @@
-//! What becomes of each Service that has to do with a group, and which ports stand for it.
+//! Role of each Service that concerns a group, and its match ports.
 //!
-//! Keyed on what is recorded (children by their labels) and on what is wanted (annotations), never on annotations alone. A
-//! Service that stops being valid, or is moved to another group, keeps what it had until something better is there.
+//! Services come from records (children, by labels) and from annotations. A Service that becomes invalid, or moves to another group, keeps
+//! its ports until its replacement serves.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,43 +16,43 @@ use crate::api::names;
 use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildPort, ChildRecord, ChildService, Kind, ObjectRef, PortProtocol, child_name, health_port};
 
-/// A Service by namespace and name.
+/// Namespace and name of a Service.
 pub(super) type ServiceKey<'a> = (&'a str, &'a str);
 
-/// What a Service is to this group.
+/// Role of a Service for this group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServiceRole {
     Serve,
-    /// The group serves it as it was: it is not valid now.
+    /// Invalid now: served as before.
     Hold,
-    /// Another group is to serve it; this one does for as long as the Service's name points here.
+    /// Assigned to another group: served while the Service's `externalName` points here.
     Moved,
-    /// Nobody wants it any more.
+    /// No longer requested.
     Release,
 }
 
-/// A Service, and the child of it that the group has.
+/// A Service and its child in this group.
 #[derive(Debug)]
 pub(super) struct ServiceClaim<'a> {
     pub(super) key: ServiceKey<'a>,
-    /// What it is called in the egress config.
+    /// Name in the egress config.
     pub(super) name: Arc<str>,
     pub(super) role: ServiceRole,
-    /// The user's Service, if it exists.
+    /// User's Service, if it exists.
     pub(super) service: Option<&'a Arc<Service>>,
     pub(super) wrong: Vec<String>,
-    /// Its child as it is. The first by name if somebody made several; the others go.
+    /// Observed child: the first by name; duplicates are deleted.
     pub(super) object: Option<&'a Arc<Value>>,
     pub(super) surplus: Vec<ObjectRef>,
-    /// What is known, if the Service is as it was and so is its child: neither is looked into.
+    /// Remembered result, if Service and child are unchanged: then neither is read.
     pub(super) served: Option<Arc<ServedService>>,
-    /// What the child is else, read.
+    /// Parsed child otherwise.
     pub(super) record: Option<ChildRecord<'a>>,
-    /// The ports that stay with it; not if they are known.
+    /// Recorded ports; empty with a remembered result.
     pub(super) reserved: Vec<(PortProtocol, u16, u16)>,
 }
 
-/// Every Service that has to do with the group, in order.
+/// Every Service that concerns the group, in order.
 pub(super) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<ServiceClaim<'a>> {
     let mut children: HashMap<usize, &Arc<Value>> = observed.of(Kind::Service).map(|(_, value)| (address(value), value)).collect();
     let mut claims = Vec::with_capacity(observed.services.len());
@@ -95,7 +95,7 @@ impl<'a> ServiceClaim<'a> {
         Self { key, name: Arc::default(), role, service, wrong, object: None, surplus, served: None, record: None, reserved }
     }
 
-    /// Takes in a child.
+    /// Adds a child.
     fn add(&mut self, group: &str, object: &ObjectRef, value: &'a Arc<Value>, record: ChildRecord<'a>) {
         self.look(group);
         match &self.record {
@@ -107,14 +107,14 @@ impl<'a> ServiceClaim<'a> {
         }
     }
 
-    /// Looks at it as if nothing were known.
+    /// Discards the remembered result and parses the child.
     fn look(&mut self, group: &str) {
         if self.served.take().is_some() {
             self.record = self.object.and_then(|object| ChildRecord::read(object, group));
         }
     }
 
-    /// Has the ports stay that it has, by its child, else by the config: all that are nobody else's.
+    /// Reserves its recorded ports, from its child, else from the config, as far as they are free.
     pub(super) fn keep(&mut self, group: &str, before: &Entries, ports: &mut MatchPorts) {
         if let Some(served) = &self.served {
             let mine = || served.child.ports.iter().map(|port| port.match_port);
@@ -143,13 +143,13 @@ impl<'a> ServiceClaim<'a> {
     }
 }
 
-/// What a Service is called in the egress config.
+/// Default name in the egress config.
 pub(super) fn plain((namespace, name): ServiceKey<'_>) -> Arc<str> {
     format!("{namespace}-{name}").into()
 }
 
-/// Tells those apart whose names run together: the oldest is called so, the others by a hash. What is known of one is known of the name
-/// that it has by itself.
+/// Resolves equal names: the oldest Service keeps the default name, the others get a hash. Remembered results apply to default names
+/// only.
 fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
     let mut order: Vec<&mut ServiceClaim<'_>> = claims.iter_mut().collect();
     order.sort_by(|one, other| one.name.cmp(&other.name));
@@ -162,7 +162,7 @@ fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
     }
 }
 
-/// What a user's Service is to a group; none if it has nothing to do with egress.
+/// Role of a user's Service for a group; `None` if it is not an egress Service.
 fn role(group: &str, service: &Service) -> Option<ServiceRole> {
     let target = annotation(service, names::TAILNET_FQDN).or_else(|| annotation(service, names::TAILNET_IP));
     let named = annotation(service, names::PROXY_GROUP);
@@ -174,19 +174,19 @@ fn role(group: &str, service: &Service) -> Option<ServiceRole> {
     }
 }
 
-/// Whether a Service has conditions that only egress Services have.
+/// Whether a Service has conditions of egress Services.
 pub(super) fn recorded(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_.starts_with("TailscaleEgressSvc"))
 }
 
-/// When a Service was made; one that is gone comes first, for it was there before.
+/// Creation time of a Service; deleted ones sort first.
 pub(super) fn created(claim: &ServiceClaim<'_>) -> i64 {
     let created = claim.service.and_then(|service| service.metadata.creation_timestamp.as_ref());
     created.map_or(i64::MIN, |created| created.0.as_second())
 }
 
-/// The child that a valid Service must have; none if there is no port left.
+/// Desired child of a valid Service; `None` if no port is free.
 pub(super) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut MatchPorts, health_target: u16) -> Option<ChildService> {
     let (key, before) = (claim.key, &claim.reserved);
     let spec = claim.service?.spec.as_ref()?;
@@ -204,7 +204,7 @@ pub(super) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut M
     Some(ChildService { name, namespace, parent: (key.0.to_owned(), key.1.to_owned()), group, ports: made, health, health_target })
 }
 
-/// A protocol as the child spells it.
+/// Protocol in the child's notation.
 pub(super) fn protocol(text: Option<&str>) -> PortProtocol {
     if text == Some("UDP") { "UDP" } else { "TCP" }
 }

@@ -1,7 +1,7 @@
-//! The egress Services of a group: their children, and the one config that the replicas forward by.
+//! Egress Services of a group: child Services and the egress config.
 //!
-//! A child is made before the config names its ports, for it is their record; a child is gone before the config forgets it.
-//! Conditions and names of the users' Services are told by [`super::services`].
+//! A child is the record of its ports: it is created before the config names them and deleted before the config drops them. Conditions and
+//! `externalName` of users' Services: [`super::services`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildService, Kind, ObjectRef, Owner, RenderContext, egress_config, egress_config_ref, next_port};
 use crate::model::controller::tenancy::Tenancy;
 
-/// Wants everything that the Services need, and tells their users.
+/// Plans children, config and status of all egress Services.
 pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     let tenancy = Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces);
     work.memory.on(shape, &tenancy);
@@ -29,10 +29,10 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     quota::deny(&mut claims, &tenancy, &shape.owner.group);
     let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_some();
-    // Looked into only if something of it is needed.
+    // Parsed only if needed.
     let before = if claims.iter().all(plain) { Arc::default() } else { before(work, observed) };
     let mut ports = MatchPorts::new(shape.ports(), shape.reserved(), observed.and_then(|existing| next_port(existing)));
-    // What is there goes before what is to come, and what nobody can change before what can.
+    // Existing Services come before new ones, and unchangeable ones before the others.
     for first in [true, false] {
         for claim in claims.iter_mut().filter(|claim| (claim.role != ServiceRole::Serve) == first) {
             claim.keep(&work.observed.name, &before, &mut ports);
@@ -51,7 +51,7 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     if !config.fits(shape.stock()) {
         entries = Arc::new(room::fitting(&claims, &self::before(work, observed), &entries, shape));
         room::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
-        // Ports of those that were refused are not given: the next ones are looked for from where they were.
+        // Ports of rejected Services are not used: the next search starts at the same place.
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
         config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
     }
@@ -61,13 +61,13 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     slices(work, &shape.owner);
 }
 
-/// The services of the config as it is.
+/// Services of the observed config.
 fn before(work: &GroupPass<'_>, observed: Option<&Arc<Value>>) -> Arc<Entries> {
     let read = |config: &Arc<Value>| egress_config(config).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
     observed.map(|existing| work.memory.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
 }
 
-/// A Service in the config, if it is to be there: as it was if it is not served as it is.
+/// Config entry of a Service, if any: the previous one if the new one is not served.
 fn named((claim, outcome): (&ServiceClaim<'_>, &ServiceOutcome), before: &Entries) -> Option<(Arc<str>, Arc<egress::EgressService>)> {
     let entry = match (outcome, &claim.served) {
         (ServiceOutcome::Known, Some(served)) => &served.entry,
@@ -77,7 +77,7 @@ fn named((claim, outcome): (&ServiceClaim<'_>, &ServiceOutcome), before: &Entrie
     Some((Arc::clone(&claim.name), Arc::clone(entry)))
 }
 
-/// Tells the users, and remembers what became of their Services.
+/// Updates the users' Services and remembers the results.
 fn update_statuses(
     work: &mut GroupPass<'_>,
     claims: Vec<ServiceClaim<'_>>,
@@ -95,7 +95,7 @@ fn update_statuses(
     work.memory.keep(served, pending, standing);
 }
 
-/// What is remembered of a Service that is served, and whose child is as it must be.
+/// Result to remember for a served Service with an up-to-date child.
 fn remembered(claim: ServiceClaim<'_>, outcome: ServiceOutcome, acks: Option<AckSummary>) -> Option<Arc<ServedService>> {
     match (outcome, claim.served, claim.service, claim.object) {
         (ServiceOutcome::Known, Some(served), ..) if served.acks == acks => Some(served),
@@ -108,7 +108,7 @@ fn remembered(claim: ServiceClaim<'_>, outcome: ServiceOutcome, acks: Option<Ack
     }
 }
 
-/// Wants one child, or has it go.
+/// Plans one child, or its deletion.
 fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<'_>, ports: &mut MatchPorts) -> ServiceOutcome {
     for object in &claim.surplus {
         work.delete(&shape.owner, object);
@@ -138,7 +138,7 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
     ServiceOutcome::Served(ServingChild { child: Arc::new(child), entry, settled })
 }
 
-/// Has the child of a Service go that nobody wants any more.
+/// Deletes the child of a Service that is no longer requested.
 pub(super) fn release(work: &mut GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) {
     if let Some(record) = &claim.record {
         let object = ObjectRef::new(Kind::Service, &owner.namespace, record.name);
@@ -146,7 +146,7 @@ pub(super) fn release(work: &mut GroupPass<'_>, owner: &Owner, claim: &ServiceCl
     }
 }
 
-/// Whether a Service that moved has its name elsewhere, for longer than anybody holds the old answer of the DNS.
+/// Whether a moved Service's `externalName` has pointed elsewhere for longer than DNS caches keep the old answer.
 fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
     let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
     let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
@@ -179,13 +179,13 @@ fn managed_by(slice: &Value, who: &str) -> bool {
     slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who
 }
 
-/// Whether a slice is one that the Tailscale operator wrote by hand.
+/// Whether the Tailscale operator wrote a slice itself.
 #[must_use]
 pub fn is_manual(slice: &Value) -> bool {
     managed_by(slice, "tailscale.com")
 }
 
-/// Has the slices go that the Tailscale operator wrote by hand, once Kubernetes' own have taken their place.
+/// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
 fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
     let slices = || work.observed.of(Kind::EndpointSlice);
     let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);

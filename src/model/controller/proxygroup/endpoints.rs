@@ -1,7 +1,7 @@
-//! Static endpoints: a port of the nodes for each replica, and the nodes' external addresses, so that peers reach it directly.
+//! Static endpoints: a node port for each replica and external addresses of nodes, so that peers reach it directly.
 //!
-//! A port once given is kept, and so is an address while its node has it. What cannot be had is a fault of the group and
-//! takes nothing from the replicas that have theirs.
+//! Ports are stable, and so is an address while its node has it. A missing port or address is reported as a fault of the group and does
+//! not affect replicas that have theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,13 +14,13 @@ use crate::api::condition::reason;
 use crate::api::proxyclass::NodePorts;
 use crate::model::controller::objects::{Kind, Owner, RenderContext, held_ports, node_port, node_port_ref};
 
-/// The most addresses that a replica is told to advertise, as tailscaled allows.
+/// Maximum addresses for a replica, tailscaled's limit.
 const ADDRESSES: usize = 2;
-/// The node ports of an API server by default.
+/// Default node port range of an API server.
 const USUAL: RangeInclusive<u16> = 30_000..=32_767;
 
-/// The port of tailscaled for a group that wants static endpoints: the one that its Services hold, else one that follows
-/// from its name and is neither a match port nor one of the replica's own.
+/// Port of tailscaled for a group with static endpoints: the recorded one, else one derived from its name that is neither a match port
+/// nor a port of the replica.
 pub(super) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Option<u16> {
     shape.class?.static_endpoints.as_ref()?;
     let services = work.observed.of(Kind::Service).filter(|(object, _)| object.name.ends_with("-nodeport"));
@@ -32,7 +32,7 @@ pub(super) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Opti
     taken_ports.or_else(|| usual.chain(30_000..=u16::MAX).find(free))
 }
 
-/// Wants the Services, and says which endpoints each replica has.
+/// Plans the Services and returns the endpoints of each replica.
 pub(super) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeMap<u32, Vec<String>> {
     let endpoints = shape.class.and_then(|class| class.static_endpoints.as_ref()).zip(shape.wireguard);
     let Some((requested, wireguard)) = endpoints else {
@@ -67,7 +67,7 @@ pub(super) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> 
     found
 }
 
-/// A port that nobody has. What an API server allows that was told nothing else comes first: which range it has cannot be asked.
+/// A free port. The API server's range cannot be queried: ports of the default range come first.
 fn free(requested: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
     let candidates = || requested.ports.iter().flat_map(|range| range.port..=range.end_port.unwrap_or(range.port));
     let ports = || candidates().filter_map(|port| u16::try_from(port).ok());
@@ -75,7 +75,7 @@ fn free(requested: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
     usual.chain(ports().filter(|port| !USUAL.contains(port))).find(|port| *port > 0 && !taken.contains(port))
 }
 
-/// Has the Services of replicas from `from` on go.
+/// Deletes the Services of replicas from ordinal `from` on.
 pub(super) fn surplus(work: &mut GroupPass<'_>, owner: &Owner, from: u32) {
     let prefix = format!("{}-", owner.group);
     let ordinal = |name: &str| name.strip_prefix(&prefix)?.strip_suffix("-nodeport")?.parse::<u32>().ok();
@@ -88,7 +88,7 @@ pub(super) fn surplus(work: &mut GroupPass<'_>, owner: &Owner, from: u32) {
     }
 }
 
-/// The nodes' addresses that replicas advertise: those in use first, in their order.
+/// Node addresses to advertise: those in use first, in their order.
 fn addresses(work: &GroupPass<'_>, shape: &RenderContext<'_>, endpoints: &NodePorts) -> Vec<IpAddr> {
     let selected = |node: &&std::sync::Arc<Node>| {
         let label = |key: &String| node.metadata.labels.as_ref().and_then(|labels| labels.get(key));

@@ -1,8 +1,8 @@
-//! What a group of type ingress publishes: one name in the tailnet for each Ingress or Service, in the order of safety.
+//! Plans what a group of type `ingress` advertises: one name in the tailnet for each Ingress or Service.
 //!
-//! A name is written into the config and its Tailscale Service is made before a replica is told to advertise it. It is told to
-//! stop first of all: then it is waited for until it has, the Tailscale Service goes, then the config's entry, the certificate,
-//! and the finalizer. What is recorded is in the config and on the replicas; annotations say only what is wanted.
+//! Order for a new name: config entry and Tailscale Service, then advertising by the replicas. For a removed name: replicas stop
+//! advertising and confirm it, then the Tailscale Service, the config entry, the certificate and the finalizer are removed. Records are
+//! in the config and on the replicas; annotations are requests only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -44,28 +44,28 @@ pub use advertise::serves;
 pub use summary::{Certified, IngressSummary, PublishState};
 pub(super) use teardown::{elsewhere, end, orphans};
 
-/// Everything that a group publishes, or did.
+/// Everything that a group advertises or has advertised.
 #[derive(Debug)]
 pub(super) struct IngressPlan<'a> {
     before: IngressConfigMap,
-    /// Everybody who asks, or did.
+    /// Objects that request a name, or did.
     claims: Vec<IngressClaim<'a>>,
-    /// What is published, by the name of the Tailscale Service.
+    /// Advertised names, by Tailscale Service.
     items: BTreeMap<String, Item>,
-    /// Names that stay as they are, as what asks for them cannot be read now.
+    /// Names that stay unchanged, because their objects are invalid now.
     unchanged: BTreeSet<String>,
-    /// Names that are recorded and that nobody wants any more.
+    /// Recorded names that are no longer requested.
     leaving: BTreeSet<String>,
-    /// What is to be told to those who ask and get nothing.
+    /// Rejected objects.
     refused: BTreeMap<Publisher, Rejection>,
-    /// The Tailscale Services of the tailnet, as far as they are known.
+    /// Tailscale Services of the tailnet, if known.
     listed: Option<&'a ServiceList>,
-    /// The names that some replica is told to advertise.
+    /// Names in the config of any replica.
     advertised: BTreeSet<String>,
     tenancy: Tenancy,
 }
 
-/// One name that is published.
+/// One advertised name.
 #[derive(Debug)]
 pub(super) struct Item {
     claimant: Publisher,
@@ -74,29 +74,29 @@ pub(super) struct Item {
     standing: ServiceState,
 }
 
-/// How the Tailscale Service of a name stands.
+/// State of a name's Tailscale Service.
 #[derive(Debug)]
 enum ServiceState {
-    /// Nobody has looked yet: what is there goes on.
+    /// Not read yet: the current state stays.
     Unknown,
     Owned(Vec<String>),
     Creating,
-    /// It is somebody else's.
+    /// Owned by another party.
     Conflict(OwnershipRefusal),
-    /// The control plane has none, and these addresses stand for it, as routes.
+    /// The control plane has no Tailscale Services: these addresses are advertised as routes.
     ByRoute(Vec<String>),
-    /// The control plane has none.
+    /// The control plane has no Tailscale Services.
     Unsupported,
 }
 
-/// Why somebody gets nothing.
+/// Why an object is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rejection {
     reason: &'static str,
     message: String,
 }
 
-/// Finds out what is to be published and how it stands. Nothing is written yet.
+/// Computes what to advertise and its state. Plans no writes yet.
 pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> IngressPlan<'a> {
     let mut plan = IngressPlan::empty(work, shape);
     let Some(suffix) = suffix(work) else {
@@ -104,7 +104,7 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
         return plan;
     };
     let wanted = plan.claims.iter().any(|claim| claim.asks);
-    // A config that got lost leaves what the control plane has on record.
+    // If the config is lost, the control plane's records remain.
     let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
     plan.advertised = advertised_names(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
@@ -119,7 +119,7 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
             Ok((wish, joins))
         });
         let service_state = spec.and_then(|(wish, joins)| {
-            // A new leader takes it to be as the replicas were told, until the control plane has answered.
+            // A new leader assumes the replicas' configs are right until the control plane responds.
             let standing = match &wish.target {
                 PublishTarget::Site(_) if nodes => ServiceState::Unsupported,
                 PublishTarget::Whole(whole) if nodes => {
@@ -151,12 +151,12 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
     plan
 }
 
-/// Whether the control plane is known to have no Tailscale Services.
+/// Whether the control plane has no Tailscale Services, as far as known.
 fn lacks_services(work: &GroupPass<'_>) -> bool {
     matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if !capabilities.services)
 }
 
-/// Whether the control plane has no Tailscale Services. While nobody can say it is as the replicas were told.
+/// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
 pub(super) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
     if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
         return !capabilities.services;
@@ -174,18 +174,18 @@ fn unconfirmed(work: &GroupPass<'_>) -> String {
     denied.map_or_else(|| joined.to_owned(), |denial| format!("{joined} The control plane does not confirm its device: {}", denial.why))
 }
 
-/// The domain of the tailnet: that of the replicas' recorded devices.
+/// Domain of the tailnet, from the replicas' device records.
 fn suffix(work: &GroupPass<'_>) -> Option<String> {
     work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
 }
 
-/// The names that some replica is told to advertise.
+/// Names in the config of any replica.
 fn advertised_names(work: &GroupPass<'_>) -> BTreeSet<String> {
     let configs = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
     configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
 }
 
-/// Every name of which there is anything.
+/// Every name with a record.
 fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
     let secrets = work.observed.of(Kind::Secret).filter_map(|(_, object)| domain_of(object));
@@ -196,7 +196,7 @@ fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String>
 }
 
 impl<'a> IngressPlan<'a> {
-    /// Who asks and what there is, before anything is judged.
+    /// Requests and records, before any decision.
     fn empty(work: &GroupPass<'a>, shape: &RenderContext<'_>) -> Self {
         let before = work.owned(&ingress_config_ref(&shape.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
         let claims = claims(work.observed, &before);
@@ -213,7 +213,7 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Leaves everything as it is, as the domain of the tailnet is not known yet.
+    /// Leaves everything unchanged while the tailnet's domain is unknown.
     fn wait(&mut self, work: &GroupPass<'_>) {
         self.unchanged = recorded(work, &self.before);
         let message = unconfirmed(work);
@@ -222,8 +222,8 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// The Secrets of certificates that the replicas read and write: those that carry this group's labels, and those that are yet to
-    /// be made. A Secret of somebody else is never among them, whatever its name.
+    /// Certificate Secrets that the replicas read and write: those with this group's labels, and those to be created. Never a Secret of
+    /// another owner, whatever its name.
     pub(super) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
         let ours = |object: &Value| {
             whose(owner, object) == Ownership::Ours && object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str()
@@ -233,14 +233,14 @@ impl<'a> IngressPlan<'a> {
         there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
     }
 
-    /// The Secrets of users' own certificates that are shown.
+    /// Secrets of user-provided certificates in use.
     pub(super) fn own_certificates(&self) -> BTreeSet<String> {
         let new = self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
         let hosts = new.chain(self.before.routes.values()).flat_map(|site| site.hosts.values());
         hosts.filter(|host| !host.issue).map(|host| host.secret.clone()).collect()
     }
 
-    /// The names whose certificates the group orders.
+    /// Names whose certificates the group orders.
     fn issued(&self) -> impl Iterator<Item = (&str, &Publisher)> {
         let ours = |(name, item): &(&String, &Item)| match item.standing {
             ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
@@ -251,13 +251,13 @@ impl<'a> IngressPlan<'a> {
         sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
     }
 
-    /// Whether the config has anything of a name.
+    /// Whether the config has an entry for a name.
     fn recorded(&self, name: &str) -> bool {
         let before = &self.before;
         before.origins.contains_key(name) || before.serve.contains_key(name) || before.mappings.contains_key(name)
     }
 
-    /// Wants everything that is published, and tells those who asked.
+    /// Plans all objects and status updates.
     pub(super) fn carry(self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let owner = &shape.owner;
         self.secrets(work, shape);
@@ -270,7 +270,7 @@ impl<'a> IngressPlan<'a> {
         work.want(owner, config.manifest(owner, !shape.stock()));
     }
 
-    /// Wants the Secrets of certificates, and that of the account which they are ordered with.
+    /// Plans the Secrets of certificates and of the ACME account.
     fn secrets(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let owner = &shape.owner;
         match shape.account() {
@@ -298,13 +298,13 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Whether there is a certificate for a name.
+    /// Whether a name has a certificate.
     fn certified(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> bool {
         work.owned(&certificate_ref(owner, dns)).is_some_and(|object| filled(object))
     }
 }
 
-/// Looks again when a certificate ends, or one of a user's own comes nearer to its end.
+/// Requeues for the next certificate expiry or expiry warning.
 fn expiries(work: &mut GroupPass<'_>) {
     let now = work.observed.now;
     let next = |own: &UserCertificate| if let UserCertificate::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
@@ -320,7 +320,7 @@ impl Rejection {
     }
 }
 
-/// What is told about.
+/// Subject of Events about an object.
 fn subject(claimant: &Publisher) -> Subject {
     claimant.into()
 }

@@ -1,29 +1,29 @@
-//! Whether a replica gets an auth key, keeps the one it has, or has it taken away.
+//! Auth keys of replicas: create, keep, replace or remove.
 //!
-//! A key is for one login. It is minted as late as the replica's image allows, and is gone from the config once the replica
-//! has a device. A replica whose key failed says so with the key itself; it is given another one exactly once, because the
-//! key in its config then differs from the one it complains of. Nothing is minted or deleted here.
+//! A key is for one login. It is created as late as the replica's image allows and removed from the config once the replica has a device.
+//! A replica reports the key that failed; it gets another exactly once, because the key in its config then differs from the reported
+//! one.
 
-/// What is known of a replica's login.
+/// Login state of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaLogin<'a> {
-    /// The key in its config, if it has a config and that has one.
+    /// Key in its config, if any.
     pub key: Option<&'a str>,
-    /// The key of which it says that it failed; empty if it had none.
+    /// Key that it reports as failed; empty if it had none.
     pub reissue: Option<&'a str>,
     pub device: bool,
-    /// Whether it is time for a first key: its Pod is there and reads its config live, or its image reads it at the start only.
+    /// Whether a first key is due: its Pod exists and reads its config live, or its image reads it only at start.
     pub due: bool,
 }
 
-/// What becomes of a replica's key.
+/// Decision about a replica's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyDecision {
     Mint,
-    /// Another one is minted, after the device is deleted if there is one.
+    /// Create another one, after deleting the device if any.
     Reissue,
     Keep,
-    /// It is taken out of the config: it did its work.
+    /// Remove the used key from the config.
     Drop,
 }
 

@@ -17,22 +17,22 @@ use crate::model::controller::ingress_spec::Publisher;
 use crate::model::controller::objects::{ChildService, EgressConfigMap, Owner, RenderContext};
 use crate::model::controller::tenancy::Tenancy;
 
-/// What is remembered of a group.
+/// Remembered results for a group.
 #[derive(Debug, Default)]
 pub struct Memory {
     base: ChildDependencies,
-    /// By the address of the user's Service, which is held and so is nobody else's.
+    /// By address of the user's Service; the `Arc` is held, so the address is unique.
     services: HashMap<usize, Arc<ServedService>>,
     standing: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
     evaluated: u64,
-    /// What was told last to those who ask a group to be published that publishes nothing. To lose it is to tell it once more.
+    /// Last message to each object that names a group which advertises nothing. If lost, it is emitted once more.
     messages: HashMap<Publisher, String>,
-    /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
+    /// Ingress summary of the latest pass; `None` if the group advertises nothing.
     pub(super) summary: Option<IngressSummary>,
 }
 
-/// What children depend on beside their Services.
+/// Inputs of children besides their Services.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ChildDependencies {
     namespace: String,
@@ -47,43 +47,43 @@ pub(super) struct ServedService {
     pub(super) object: Arc<Value>,
     pub(super) child: Arc<ChildService>,
     pub(super) entry: Arc<egress::EgressService>,
-    /// What it is called in the config: by its own name, which runs together with no other.
+    /// Name in the config: the default name, which is unique.
     pub(super) name: Arc<str>,
-    /// How the replicas stood when it was found to say so, and to stand for its child.
+    /// Acknowledgements when its status and `externalName` were up to date.
     pub(super) acks: Option<AckSummary>,
 }
 
-/// The egress config, and what it was made from.
+/// Egress config and its inputs.
 #[derive(Debug)]
 struct CachedConfig {
     entries: Arc<Entries>,
     made: Arc<EgressConfigMap>,
-    /// The object that was found to hold it.
+    /// Observed object with this content.
     object: Option<Arc<Value>>,
 }
 
 pub(super) type Entries = BTreeMap<Arc<str>, Arc<egress::EgressService>>;
 
 impl Memory {
-    /// How many Services were evaluated anew, of all that were looked at.
+    /// Number of Services that were evaluated again.
     #[must_use]
     pub fn evaluated(&self) -> u64 {
         self.evaluated
     }
 
-    /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
+    /// Ingress summary of the latest pass; `None` if the group advertises nothing.
     #[must_use]
     pub fn summary(&self) -> Option<&IngressSummary> {
         self.summary.as_ref()
     }
 
-    /// Whether nothing is remembered.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.config.is_none() && self.messages.is_empty()
     }
 
-    /// Remembers what one is told. Whether it is news.
+    /// Records a message to an object. Returns whether it is new.
     pub(super) fn is_new_message(&mut self, claimant: &Publisher, message: Option<&str>) -> bool {
         if self.messages.get(claimant).map(String::as_str) == message {
             return false;
@@ -95,7 +95,7 @@ impl Memory {
         true
     }
 
-    /// Forgets what was made for other settings.
+    /// Discards results for other settings.
     pub(super) fn on(&mut self, shape: &RenderContext<'_>, tenancy: &Tenancy) {
         let base = ChildDependencies {
             namespace: shape.settings.namespace.clone(),
@@ -108,24 +108,24 @@ impl Memory {
         }
     }
 
-    /// What is known of a Service that is as it was.
+    /// Result for an unchanged Service.
     pub(super) fn served(&self, service: &Arc<Service>) -> Option<&Arc<ServedService>> {
         self.services.get(&address(service))
     }
 
-    /// Whether every service stands to these replicas as it did.
+    /// Whether the acknowledgements are unchanged.
     pub(super) fn stands(&self, standing: &ReplicaAcks) -> bool {
         self.standing.as_ref().is_some_and(|before| before.same(standing))
     }
 
-    /// Keeps this of the Services, and nothing else.
+    /// Replaces the remembered results.
     pub(super) fn keep(&mut self, served: Vec<Arc<ServedService>>, evaluated: usize, standing: ReplicaAcks) {
         self.services = served.into_iter().map(|one| (address(&one.service), one)).collect();
         self.standing = Some(standing);
         self.evaluated += u64::try_from(evaluated).unwrap_or(u64::MAX);
     }
 
-    /// The config of these services: the one that there is, if they are the same.
+    /// Config of these services: the cached one if equal.
     pub(super) fn config(&mut self, owner: &Owner, entries: &Arc<Entries>, replicas: u32, next_port: u16) -> Arc<EgressConfigMap> {
         if let Some(cached) =
             self.config.as_ref().filter(|existing| existing.made.is_for(owner, replicas, next_port) && same(&existing.entries, entries))
@@ -137,13 +137,13 @@ impl Memory {
         made
     }
 
-    /// The services of a config, if it is known to hold the one that was made last.
+    /// Services of a config object that has the cached content.
     pub(super) fn entries(&self, object: &Arc<Value>) -> Option<Arc<Entries>> {
         let config = self.config.as_ref().filter(|config| config.object.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, object)));
         config.map(|config| Arc::clone(&config.entries))
     }
 
-    /// Whether an object holds the config that was made last.
+    /// Whether an object has the cached content.
     pub(super) fn has_config(&mut self, object: Option<&Arc<Value>>) -> bool {
         let (Some(config), Some(object)) = (&mut self.config, object) else { return false };
         if config.object.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, object)) {
@@ -155,7 +155,7 @@ impl Memory {
     }
 }
 
-/// Where something is, which nothing else is for as long as it is held.
+/// Address of a value, unique while it is held.
 pub(super) fn address<T>(of: &Arc<T>) -> usize {
     Arc::as_ptr(of).addr()
 }

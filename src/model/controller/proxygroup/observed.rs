@@ -1,7 +1,7 @@
-//! What a pass is given: the stores' view of a group, as of one moment.
+//! Inputs of a pass: a snapshot of the cache for one group.
 //!
-//! Read from stores only; nothing is fetched for a pass or during it. A store that a pass reads must already hold what
-//! earlier passes over the same group wrote (their resource versions), else a key is minted or a port allocated twice.
+//! Nothing is fetched for a pass. The cache must contain the writes of earlier passes over the same group, else a key or a port is
+//! allocated twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,139 +26,137 @@ use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
-/// How long the DNS may remember where a Service's name pointed.
+/// Time for which DNS caches keep a Service's previous `externalName`.
 const LINGER: Duration = Duration::from_mins(1);
 
-/// Largest status of a replica, unpacked, in bytes: 10,000 services take about 3 MB.
+/// Maximum uncompressed size of a replica's status in bytes: 10,000 services take about 3 MB.
 const MAX_STATUS_SIZE: u64 = 8 << 20;
-/// Most elements (objects, lists, members) of what a replica writes: 10,000 services take about 120,000.
+/// Maximum JSON elements of a replica's status: 10,000 services take about 120,000.
 const MAX_ELEMENTS: usize = 400_000;
 
-/// A group as it is observed.
+/// An observed group.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// The group's name, which is the key of the work.
+    /// Name of the group: the work queue's key.
     pub name: String,
-    /// The time. Conditions and waits are reckoned by it.
+    /// Current time, for conditions and deadlines.
     pub now: Timestamp,
     pub settings: Arc<GroupSettings>,
-    /// The group itself, if it exists.
+    /// The group object, if it exists.
     pub group: Option<Arc<ProxyGroup>>,
-    /// Its class: the one it names, else the default one.
+    /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
     /// Its control plane.
     pub tailnet: TailnetState,
-    /// Its replicas by ordinal: every ordinal of which a Pod, a state Secret or a config Secret exists.
+    /// Replicas by ordinal: every ordinal with a Pod, state Secret or config Secret.
     pub replicas: BTreeMap<u32, ObservedReplica>,
-    /// Every object in the namespace of the proxies that is labelled as this group's or as an egress child of it, or that has
-    /// the name of one that we would make (for a foreign one is not overwritten). As the API server has it; `managedFields`
-    /// may be left out, and so may whatever of it no pass reads; slices are there only while one of them is written by hand.
+    /// Objects in the proxies' namespace with labels of this group or of its egress children, or with the name of an object that we
+    /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. EndpointSlices are present only while
+    /// the Tailscale operator wrote one of them.
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
-    /// The user's Services, by namespace and name, for which its annotation or its record names this group or of which `owned` has a
-    /// child, those that are being deleted included.
+    /// Users' Services by namespace and name: those that name this group by annotation or record, and those with a child in `owned`;
+    /// including Services being deleted.
     pub services: OrdMap<(String, String), Arc<Service>>,
-    /// The nodes, if the class asks for static endpoints; else empty.
+    /// Nodes, if the class has static endpoints; else empty.
     pub nodes: Vec<Arc<Node>>,
-    /// The labels of the namespaces that there are, if the group has tenants; else empty.
+    /// Labels of all namespaces, if the group has tenants; else empty.
     pub namespaces: OrdMap<String, Arc<Labels>>,
-    /// The node ports that Services of other groups hold, and those that the API server has refused.
+    /// Node ports of other groups, and those that the API server has rejected.
     pub node_ports: BTreeSet<u16>,
-    /// What is asked to be published by the group.
+    /// Requests for advertised names.
     pub publish: PublishInputs,
-    /// What the control plane was asked for and denied, by [`ControlAction::what`](super::ControlAction::what).
+    /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
 }
 
-/// What is asked to be published by a group, and what is known of it elsewhere.
+/// Requests for advertised names of a group, with related state.
 #[derive(Debug, Clone, Default)]
 pub struct PublishInputs {
-    /// What is wrong with the class of the Ingresses: then they are left as they are. None if nothing is.
+    /// Fault of the `IngressClass`: then Ingresses stay unchanged.
     pub class_fault: Option<String>,
-    /// The Ingresses that name the group, or for which its config has a service.
+    /// Ingresses that name the group or have a service in its config.
     pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
-    /// The Secrets in the namespace of the proxies that these Ingresses name as certificates, as far as they are there.
+    /// Existing Secrets in the proxies' namespace that these Ingresses name as certificates.
     pub certificates: BTreeMap<String, UserCertificate>,
-    /// Of these Secrets those that only some namespaces may name: which.
+    /// Namespaces that may use a Secret, for those that are restricted.
     pub reserved: BTreeMap<String, Patterns>,
     pub backends: BTreeMap<(String, String), Arc<Service>>,
-    /// Of the Services that ask to be published, those that have an endpoint which gets traffic.
+    /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
-    /// Who else in the tailnet wants the name of a Tailscale Service that this group has or is asked for.
+    /// Requests of other groups of the tailnet for names of this group.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
-    /// The Tailscale Services of the tailnet; none if they were not asked for yet.
+    /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
-    /// The routes that the control plane has approved, by the stable id of the device, where they were looked at.
+    /// Approved routes by device, where read.
     pub approved: BTreeMap<DeviceId, Approved>,
 }
 
-/// The routes of a device that its control plane leads to it, as they were at a time.
+/// Approved routes of a device at a time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Approved {
     pub at: Timestamp,
     pub routes: BTreeSet<String>,
 }
 
-/// An object that asks another group of the same tailnet for a name.
+/// A request of another group of the same tailnet for a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameConflict {
     pub claimant: Publisher,
     pub group: String,
-    /// When it was made, in seconds.
+    /// Creation time in seconds.
     pub created: i64,
     /// Whether a replica of that group advertises the name.
     pub serving: bool,
 }
 
-/// The Tailscale Services of a tailnet, as they were at a time.
+/// Tailscale Services of a tailnet at a time.
 #[derive(Debug, Clone, Default)]
 pub struct ServiceList {
     pub at: Timestamp,
     pub services: OrdMap<String, VipService>,
 }
 
-/// A control plane's refusal that stands.
+/// A lasting denial by the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControlPlaneError {
-    /// Since when it has been refused without a pause.
+    /// Start of uninterrupted denials.
     pub since: Timestamp,
-    /// Why, in a sentence that is the same each time.
+    /// Reason, equal each time.
     pub why: String,
 }
 
-/// What holds for every group.
+/// Settings for all groups.
 #[derive(Debug, Clone)]
 pub struct GroupSettings {
-    /// The namespace of the proxies, in which everything is made.
+    /// Namespace of the proxies and of all created objects.
     pub namespace: String,
     pub image: String,
-    /// Names of the pull Secrets of proxies whose class names none.
+    /// Image pull Secrets of proxies whose class sets none.
     pub image_pull_secrets: Vec<String>,
     pub tags: Vec<String>,
-    /// The firewall mode of groups that name none; `None` lets the proxy find out.
+    /// Default firewall mode; `None`: the proxy detects it.
     pub firewall: Option<String>,
-    /// The cluster's domain, such as `cluster.local`.
+    /// DNS domain of the cluster, e.g. `cluster.local`.
     pub cluster_domain: String,
-    /// Where match ports are taken from unless the group says otherwise.
+    /// Default range of match ports.
     pub ports: MatchPortRange,
-    /// How long a leaving replica forwards for the flows it has.
+    /// Default drain timeout.
     pub drain_timeout: Duration,
-    /// The types of the groups that are ours; others are somebody else's.
+    /// Types of groups that this reconciler serves.
     pub types: Vec<ProxyGroupType>,
-    /// The name of the class of the Ingresses that are ours.
+    /// Name of our `IngressClass`.
     pub ingress_class: String,
-    /// Who this cluster is among those that share Tailscale Services.
+    /// Identity of this cluster in shared Tailscale Services.
     pub cluster: ServiceOwner,
-    /// Whether replicas order certificates with the account of all groups of their tailnet; what is usual for their image if
-    /// nothing is said.
+    /// Whether replicas use one ACME account for all groups of their tailnet; `None`: the image's default.
     pub shared_account: Option<bool>,
-    /// What namespaces may have of groups that name no tenants.
+    /// Limits of groups without tenants.
     pub tenancy: DefaultTenancy,
-    /// The URL of the ACME server's directory, if it is not Let's Encrypt's.
+    /// ACME directory URL, if not Let's Encrypt's.
     pub acme_directory: Option<String>,
-    /// Whether the cluster has the CRD of `ServiceMonitor`.
+    /// Whether the `ServiceMonitor` CRD exists.
     pub service_monitors: bool,
-    /// How long the children of a Service that moved to another group go on serving after the Service's name points elsewhere:
-    /// as long as somebody may hold the old answer of the DNS.
+    /// Time for which the child of a moved Service stays after its `externalName` points elsewhere: DNS caches may have the old answer.
     pub linger: Duration,
 }
 
@@ -167,28 +165,28 @@ pub enum Class {
     None,
     Ready(Arc<ProxyClass>),
     Missing(String),
-    /// The class of this name is not valid, or not looked at yet.
+    /// The class of this name is invalid or not validated yet.
     NotReady(String),
 }
 
-/// The control plane of a group.
+/// Control plane of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TailnetState {
     Ready {
-        /// What a proxy logs in to.
+        /// Login server of proxies.
         server_url: String,
         capabilities: GroupCapabilities,
     },
-    /// Nobody has asked it yet: what was said of it before still holds.
+    /// Not checked yet: previous conditions stay.
     Asking,
-    /// It cannot be asked; why, in a sentence that says what to do.
+    /// Unavailable, with reason and action.
     Unavailable(String),
 }
 
-/// What a control plane can do for us.
+/// Capabilities of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupCapabilities {
-    /// Auth keys are minted.
+    /// Creates auth keys.
     pub keys: bool,
     pub devices: bool,
     pub services: bool,
@@ -197,48 +195,48 @@ pub struct GroupCapabilities {
 #[derive(Debug, Clone, Default)]
 pub struct ObservedReplica {
     pub pod: Option<Arc<Pod>>,
-    /// Its state Secret, read.
+    /// Parsed state Secret.
     pub state: Option<Arc<ReplicaState>>,
-    /// Its config Secret, read.
+    /// Parsed config Secret.
     pub config: Option<Arc<ReplicaConfig>>,
 }
 
-/// What a replica says of itself.
+/// State that a replica reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaState {
     /// Stable ID of its device, as the replica claims; see [`crate::model::controller::identity`].
     pub device_id: Option<DeviceId>,
     pub device_name: Option<DeviceName>,
-    /// Addresses of its node.
+    /// Tailnet addresses of its node.
     pub device_ips: Vec<String>,
     /// UID of the Pod that wrote the rest.
     pub pod_uid: Option<String>,
-    /// The key that failed; empty if it had none. Present means that it asks for another one.
+    /// Failed key, empty if it had none. Present: the replica requests another one.
     pub reissue: Option<String>,
-    /// The egress services that it holds.
+    /// Egress status.
     pub egress: Option<egress::EgressStatus>,
-    /// The ingress services that it holds.
+    /// Ingress status.
     pub ingress: Option<ingress::IngressStatus>,
-    /// The sites that the internet is to reach and does not, by service name, and why.
+    /// Funnel errors by service name.
     pub funnel_errors: BTreeMap<String, String>,
     /// The Tailscale Services that it advertises and the control server has not approved it for.
     pub unapproved: BTreeSet<String>,
     /// The tailnet gives no certificates, as HTTPS is disabled in it.
     pub no_https: bool,
-    /// The Tailscale Services that its tailscaled advertises.
+    /// Tailscale Services that its tailscaled advertises.
     pub advertises: BTreeSet<String>,
-    /// The routes that its tailscaled advertises.
+    /// Routes that its tailscaled advertises.
     pub routes: BTreeSet<String>,
 }
 
-/// What a replica was told.
+/// Config of a replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaConfig {
-    /// The config whole, if it can be read: a JSON object.
+    /// Complete config, if readable: a JSON object.
     pub document: Option<serde_json::Map<String, Value>>,
-    /// The id of the auth key in it, if we minted it.
+    /// ID of its auth key, if we created it.
     pub key_id: Option<KeyId>,
-    /// Its device, once the control plane confirmed it.
+    /// Its device, once verified.
     pub device: Option<DeviceRecord>,
 }
 
@@ -249,7 +247,7 @@ impl Observed {
 }
 
 impl GroupSettings {
-    /// What holds in a namespace, with an image, unless more is said.
+    /// Default settings for a namespace and image.
     #[must_use]
     pub fn new(namespace: String, image: String) -> Self {
         Self {
@@ -274,20 +272,19 @@ impl GroupSettings {
 }
 
 impl ObservedReplica {
-    /// Its tailscaled last reported that it advertises a name.
+    /// Whether its tailscaled advertises a name.
     pub(super) fn advertises(&self, name: &str) -> bool {
         self.state.as_ref().is_some_and(|state| state.advertises.contains(name))
     }
 
-    /// A replica of its parts. The Secrets are parsed: a caller with many passes keeps what came out for as long as they do not
-    /// change.
+    /// A replica from its objects. Parses the Secrets; callers reuse the result while these are unchanged.
     #[must_use]
     pub fn new(pod: Option<Arc<Pod>>, state: Option<&Secret>, config: Option<&Secret>) -> Self {
         let (state, config) = (state.map(ReplicaState::read), config.map(ReplicaConfig::read));
         Self { pod, state: state.map(Arc::new), config: config.map(Arc::new) }
     }
 
-    /// The device that the control plane confirmed as this replica's.
+    /// The verified device.
     #[must_use]
     pub fn device(&self) -> Option<&DeviceRecord> {
         self.config.as_ref()?.device.as_ref()
@@ -295,7 +292,7 @@ impl ObservedReplica {
 }
 
 impl ReplicaState {
-    /// Reads a state Secret. What cannot be read counts as absent: the replica will say it again.
+    /// Parses a state Secret. Unreadable values count as absent.
     #[must_use]
     pub fn read(secret: &Secret) -> Self {
         let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|value| value.0.as_slice());
@@ -321,14 +318,14 @@ impl ReplicaState {
     }
 }
 
-/// Parses JSON that a Pod wrote; `None` if it is malformed or has too many elements. An element of three bytes of text can take fifty
-/// in memory, so the size of the text alone is no bound.
+/// Parses JSON from a Pod; `None` if malformed or with too many elements. An element of three bytes can take fifty in memory, so the
+/// size of the text is no bound.
 fn parse<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
     let elements = text.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
     if elements > MAX_ELEMENTS { None } else { serde_json::from_slice(text).ok() }
 }
 
-/// What tailscaled advertises: it keeps that in its current profile.
+/// Part of tailscaled's current profile: what it advertises.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Profile {
@@ -354,12 +351,12 @@ impl ReplicaConfig {
         }
     }
 
-    /// The Tailscale Services that the replica is told to advertise.
+    /// Tailscale Services to advertise.
     pub fn advertises(&self) -> impl Iterator<Item = &str> {
         self.list("AdvertiseServices")
     }
 
-    /// The routes that the replica is told to advertise.
+    /// Routes to advertise.
     pub fn routes(&self) -> impl Iterator<Item = &str> {
         self.list("AdvertiseRoutes")
     }
@@ -369,7 +366,7 @@ impl ReplicaConfig {
         list.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// The auth key in it; empty counts as none.
+    /// Its auth key; empty counts as none.
     #[must_use]
     pub fn auth_key(&self) -> Option<&str> {
         self.document.as_ref()?.get("AuthKey")?.as_str().filter(|key| !key.is_empty())

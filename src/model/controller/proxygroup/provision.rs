@@ -16,14 +16,14 @@ use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
 };
 
-/// How many replicas a group has that names no number.
+/// Default of `spec.replicas`.
 const REPLICAS: i32 = 2;
-/// What a deletion says that waits for a control plane.
+/// Suffix of the message while a deletion waits for the control plane.
 const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
-/// How often a deletion is looked at that waits for a control plane.
+/// Requeue interval while a deletion waits for the control plane.
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// The group as the owner of its objects.
+/// The group as owner of its objects.
 pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
     Owner {
         group: work.observed.name.clone(),
@@ -95,12 +95,12 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     status::status(work, group, wanted);
 }
 
-/// What runs, and what is scraped of it.
+/// Plans the Pods and the objects for scraping them.
 fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     work.want(&shape.owner, disruption_budget(shape));
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
     let existing = work.owned(&set).map(|finalizer| &**finalizer);
-    // The Tailscale operator's image reads its config at the start and gives up without one.
+    // The Tailscale operator's image reads its config at start and exits without one.
     let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
     if existing.is_some() || !shape.stock() || (0..shape.replicas).all(configured) {
         work.want(&shape.owner, stateful_set(shape, existing));
@@ -116,7 +116,7 @@ fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     }
 }
 
-/// Whether the group can be made with the class it has, and its spec if it has one.
+/// Whether the group's class is usable, and the class's spec if there is one.
 fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
     match &work.observed.class {
         Class::None => return (true, None),
@@ -137,7 +137,7 @@ fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
     }
 }
 
-/// Ends a group: its Pods, then its devices, then its finalizer. The rest goes by its owner.
+/// Deletes a group: its Pods, then its devices, then its finalizer. The garbage collector deletes the rest.
 pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     without(work, &owner, Some("is being deleted: name another group."));
@@ -161,7 +161,7 @@ pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     }
 }
 
-/// Tells what the control plane has denied of that which is asked of it again.
+/// Reports requests that the control plane has denied and that are repeated.
 fn denials(work: &mut GroupPass<'_>, more: &str) {
     let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
@@ -170,7 +170,7 @@ fn denials(work: &mut GroupPass<'_>, more: &str) {
     }
 }
 
-/// The Services of a name that is no group which could take them.
+/// Handles Services that name no usable group.
 pub(super) fn orphans(work: &mut GroupPass<'_>) {
     let owner = owner(work, None);
     without(work, &owner, Some("does not exist: make it, or name another group."));
@@ -178,7 +178,7 @@ pub(super) fn orphans(work: &mut GroupPass<'_>) {
     ingress::orphans(work, &message);
 }
 
-/// Lets Services go that are not wanted any more, and tells the others why nobody serves them, if it is for us to say.
+/// Releases Services that are no longer requested, and reports to the others why they are not served, if the report is ours.
 pub(super) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>) {
     let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
     for claim in &claims(work.observed, work.memory) {

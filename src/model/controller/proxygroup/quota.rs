@@ -1,11 +1,11 @@
-//! What each namespace may have of an egress group: which may use it, and for how many ports.
+//! Limits of each namespace in an egress group: access and number of ports.
 
 use std::collections::BTreeMap;
 
 use super::claims::{ServiceClaim, ServiceKey, ServiceRole, created};
 use crate::model::controller::tenancy::Tenancy;
 
-/// Leaves the Services as they are whose namespace may not use the group: those that are served go on as they were.
+/// Freezes Services whose namespace may not use the group: those that are served continue unchanged.
 pub(super) fn deny(claims: &mut [ServiceClaim<'_>], tenancy: &Tenancy, group: &str) {
     for claim in claims.iter_mut().filter(|claim| claim.role == ServiceRole::Serve && claim.served.is_none()) {
         if let Err(why) = tenancy.allowance(claim.key.0, group) {
@@ -15,7 +15,7 @@ pub(super) fn deny(claims: &mut [ServiceClaim<'_>], tenancy: &Tenancy, group: &s
     }
 }
 
-/// The Services that want more ports than their namespace may have, and what they are told. Those that are served come first, then the oldest.
+/// Services beyond the port limit of their namespace, with the message. Served ones have priority, then the oldest.
 pub(super) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, group: &str) -> BTreeMap<ServiceKey<'a>, String> {
     let mut exceeding = BTreeMap::new();
     if claims.iter().all(|claim| claim.served.is_some()) {
@@ -50,7 +50,7 @@ fn current_ports(claim: &ServiceClaim<'_>) -> usize {
     claim.served.as_ref().map_or(claim.reserved.len(), |served| served.child.ports.len())
 }
 
-/// The ports that it is to have.
+/// Number of ports that it requests.
 fn wanted(claim: &ServiceClaim<'_>) -> usize {
     let spec =
         claim.service.filter(|_| claim.served.is_none() && claim.role == ServiceRole::Serve).and_then(|service| service.spec.as_ref());

@@ -1,7 +1,7 @@
-//! Whether replicas hold what they were told to forward, by what they say themselves and by what their Pods are.
+//! Acknowledgement of Services by replicas, from their reported status and their Pods.
 //!
-//! What a replica says counts only for the Pod that said it, and only word for word: same ports, same target, and addresses
-//! where the target is a name. Never by the age of a config or by the time that it should have taken.
+//! A status counts only for the Pod that wrote it, and only if equal: same ports, same target, and addresses where the target is a name.
+//! The age of a config does not count.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,35 +16,34 @@ use crate::api::condition::TRUE;
 use crate::api::egress;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
-/// How long a Pod that is not ready, or is not there, is waited for before the others go on without it. It gets no traffic
-/// meanwhile, and is ready only once it holds the config, that service included.
+/// Maximum wait for a Pod that is unready or missing. It gets no traffic meanwhile, and becomes ready only with the complete config.
 pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The replicas of a group as far as forwarding goes.
+/// Acknowledgements of a group's replicas.
 #[derive(Debug)]
 pub(super) struct ReplicaAcks {
     replicas: Vec<ReplicaAck>,
-    /// Of the config that they are to hold.
+    /// Fingerprint of the desired config.
     fingerprint: String,
 }
 
 #[derive(Debug)]
 struct ReplicaAck {
-    /// What it says, if the Pod that said it is the one there is.
+    /// Its status, if the current Pod wrote it.
     says: Option<Arc<ReplicaState>>,
     /// Whether its Pod gets traffic.
     ready: bool,
-    /// Whether the others go on without it.
+    /// Whether the others do not wait for it.
     silent: bool,
 }
 
-/// How the replicas stand to a Service.
+/// Acknowledgements of one Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AckSummary {
     pub(super) written: bool,
-    /// Every replica that is waited for holds it.
+    /// Every awaited replica has acknowledged it.
     pub(super) all: bool,
-    /// So many forward it now.
+    /// Number of replicas that forward it now.
     pub(super) ready: usize,
     pub(super) wanted: usize,
 }
@@ -55,7 +54,7 @@ impl ReplicaAcks {
         let still = still(observed, wanted).is_some_and(long);
         let one = |ordinal: u32| {
             let replica = observed.replicas.get(&ordinal).filter(|replica| replica.pod.is_some());
-            // One that was never made, as for want of room or of quota, keeps the others waiting while something else moves.
+            // A Pod that was never created, e.g. because of a quota, delays the others only while the group still changes.
             let Some(replica) = replica else { return ReplicaAck { says: None, ready: false, silent: still } };
             let (ready, since) = readiness(replica.pod.as_deref());
             ReplicaAck { says: said(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
@@ -63,13 +62,13 @@ impl ReplicaAcks {
         Self { replicas: (0..wanted).map(one).collect(), fingerprint }
     }
 
-    /// Whether some replica is not ready and not given up, so that time alone may change the answer.
+    /// Whether a replica is still awaited, so that the result may change with time.
     pub(super) fn waiting(&self) -> bool {
         self.replicas.iter().any(|one| !one.ready && !one.silent)
     }
 
-    /// How the replicas stand to a service. Its name may point to the group if every replica that is waited for holds it, and
-    /// one at least.
+    /// Acknowledgements of a service. Its `externalName` may point to the group if every awaited replica has acknowledged it, and at
+    /// least one.
     pub(super) fn to(&self, key: &str, service: &egress::EgressService, written: bool) -> AckSummary {
         let mut acks = AckSummary { written, all: self.replicas.iter().any(|one| !one.silent), ready: 0, wanted: self.replicas.len() };
         for one in &self.replicas {
@@ -84,7 +83,7 @@ impl ReplicaAcks {
         one.status().is_some_and(|status| holds(status, &self.fingerprint, key, service))
     }
 
-    /// Whether every service stands to these as to those.
+    /// Whether both give the same result for every service.
     pub(super) fn same(&self, other: &Self) -> bool {
         let whole = |one: &ReplicaAck| one.status().is_some_and(|status| status.services.is_none());
         let equal = |(one, other): (&ReplicaAck, &ReplicaAck)| {
@@ -106,7 +105,7 @@ impl ReplicaAck {
     }
 }
 
-/// Whether a replica that says this holds a service of the config with this fingerprint.
+/// Whether a status acknowledges a service of the config with this fingerprint.
 #[must_use]
 pub fn holds(status: &egress::EgressStatus, fingerprint: &str, key: &str, service: &egress::EgressService) -> bool {
     match status.services.as_ref() {
@@ -114,12 +113,12 @@ pub fn holds(status: &egress::EgressStatus, fingerprint: &str, key: &str, servic
             let resolved = entry.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
             resolved && entry.tailnet_target == service.tailnet_target && same(&entry.ports, &service.ports)
         }),
-        // With very many services a replica names the config as a whole, and what of it is not served.
+        // With very many services a status has the config's fingerprint and the rejected services.
         None => status.fingerprint.as_deref() == Some(fingerprint) && !status.rejected.contains_key(key),
     }
 }
 
-/// Since when nothing has moved: the set was made, or a Pod came, became ready or stopped being so. None without a set.
+/// Time of the last change: creation of the StatefulSet or a Pod, or a change of readiness. `None` without a StatefulSet.
 fn still(observed: &Observed, wanted: u32) -> Option<Timestamp> {
     let set = ObjectRef::new(Kind::StatefulSet, &observed.settings.namespace, observed.name.clone());
     let made = observed.owned.get(&set)?["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
@@ -131,13 +130,13 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
     one == other || (one.len() == other.len() && one.iter().collect::<BTreeSet<_>>() == other.iter().collect())
 }
 
-/// What a replica says, if its Pod has the addresses of the one that said it.
+/// Status of a replica, if its Pod has the addresses in it.
 fn said(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
     let state = replica.state.as_ref()?;
     is_from_pod(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
 }
 
-/// Whether the Pod has the addresses of the one that said this.
+/// Whether a status has the addresses of the Pod.
 #[must_use]
 pub fn is_from_pod(status: &egress::EgressStatus, pod: &Pod) -> bool {
     speaks(&status.pod_ipv4, &status.pod_ipv6, pod)
@@ -155,13 +154,13 @@ pub(super) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
     !addresses.is_empty() && addresses.iter().all(says)
 }
 
-/// Whether a Pod has been getting no traffic for so long that nobody waits for it.
+/// Whether a Pod has been unready for longer than it is awaited.
 pub(super) fn long_unready(pod: &Pod, now: Timestamp) -> bool {
     let (ready, since) = readiness(Some(pod));
     !ready && since.is_some_and(|since| elapsed(since, now) >= TIMEOUT)
 }
 
-/// Whether a Pod gets traffic, and since when it does not.
+/// Whether a Pod gets traffic, and since when not.
 fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
     let Some(pod) = pod else { return (false, None) };
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -177,7 +176,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
 }
 
-/// How long ago.
+/// Time since `since`.
 pub(super) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
     Duration::from_secs(u64::try_from(now.as_second().saturating_sub(since.as_second())).unwrap_or_default())
 }

@@ -1,7 +1,7 @@
-//! The Secrets of the replicas, their auth keys, and how a replica leaves the tailnet.
+//! Secrets and auth keys of replicas, and their removal from the tailnet.
 //!
-//! A replica that is not wanted any more drains first: nothing of it is touched while its Pod is there or could come back.
-//! Then its device goes, then its Secrets, which are the record of it.
+//! A surplus replica drains first: nothing of it changes while its Pod exists or could return. Then its device is deleted, then its
+//! Secrets, which are the record of the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,16 +19,15 @@ use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, ReplicaSecret, applied, config_ref, node_port_ref, state, state_ref,
 };
 
-/// What a replica is told beside the rest.
+/// Inputs of a replica's config.
 #[derive(Debug, Default)]
 struct ReplicaInputs<'a> {
     endpoints: Option<&'a Vec<String>>,
-    /// The names and the routes that it advertises, if that is for us to say.
+    /// Names and routes to advertise, if the reconciler decides them.
     advertised: Option<[BTreeSet<String>; 2]>,
 }
 
-/// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
-/// `plan` is what the group publishes, if that is what it is for.
+/// Plans the Secrets of every desired replica. `endpoints`: static endpoints by ordinal. `plan`: what an ingress group advertises.
 pub(super) fn secrets(
     work: &mut GroupPass<'_>,
     shape: &RenderContext<'_>,
@@ -38,7 +37,7 @@ pub(super) fn secrets(
     let none = ObservedReplica::default();
     for ordinal in 0..shape.replicas {
         work.want(&shape.owner, state(&shape.owner, ordinal));
-        // What a replica wrote is its own: nothing of it is ever taken over.
+        // The replica owns its fields: they are never adopted.
         if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
             last.adopt = false;
         }
@@ -67,7 +66,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     }
     let reissue = decision == KeyDecision::Reissue;
     if !can(work, |capabilities| capabilities.keys) {
-        // Without a key the replica waits for one; with the one it complains of it has at least the rest of its config.
+        // Without a key the replica waits; with the failed one it gets at least the rest of its config.
         work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
         if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
             let secret = config_ref(&shape.owner, ordinal);
@@ -78,7 +77,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let devices = can(work, |capabilities| capabilities.devices);
     let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
     let tags = tags(&work.observed.settings, shape.spec).to_vec();
-    // A replica that had a device once can ask for keys as often as it writes into its state Secret.
+    // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
     let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
     work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
@@ -90,12 +89,12 @@ fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret)
     Box::new(ConfigDraft { inputs, adopt })
 }
 
-/// The tags of a group's devices.
+/// Tags of a group's devices.
 fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
     if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
 }
 
-/// The replicas whose devices were seen with other tags than those of the group. tailscaled takes tags with its key alone.
+/// Replicas whose recorded devices have other tags than the group: tags come with the auth key only.
 pub(super) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
     let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
     let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
@@ -103,7 +102,7 @@ pub(super) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u3
     others.map(|(ordinal, _)| names::replica(&work.observed.name, *ordinal)).collect()
 }
 
-/// Records the device that a replica claims, unless the record says the same.
+/// Plans the record of a claimed device, unless recorded already.
 fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
     let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
     let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
@@ -118,14 +117,14 @@ fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     work.pass.control.push(ControlAction::RecordDevice { ordinal, device: ClaimedDevice { id, expected }, domain, recorded, draft });
 }
 
-/// The device of a replica: the recorded one, else the one that it claims. The control plane is asked about it before it is touched.
+/// Device of a replica: the recorded one, else the claimed one. It is verified with the control plane before any change.
 pub(super) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
     let recorded = replica.device().map(|record| record.id.clone());
     let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
     Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
 }
 
-/// What a replica's device must look like: the host name of its config or of its group, and a tag of the group or of the record.
+/// Required properties of a replica's device: host name of its config or group, and a tag of the group or of the record.
 fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
     let spec = work.observed.group.as_ref().map(|group| &group.spec);
     let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
@@ -135,7 +134,7 @@ fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &
     ExpectedDevice { hostnames, tags: tags.iter().chain(recorded).cloned().collect() }
 }
 
-/// The host name of a replica.
+/// Host name of a replica.
 fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
     let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
     format!("{prefix}-{ordinal}")
@@ -145,7 +144,7 @@ fn can(work: &GroupPass<'_>, what: impl Fn(&super::GroupCapabilities) -> bool) -
     matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
 }
 
-/// A replica's config without its key; none if it cannot be known now: then what there is stays.
+/// A replica's config without its key; `None` if unknown now: the existing one stays.
 fn document(
     tailnet: &TailnetState,
     shape: &RenderContext<'_>,
@@ -168,12 +167,12 @@ fn document(
         "acceptRoutes": accept_routes,
     });
     let Value::Object(mut document) = fixed else { return None };
-    // What a group publishes that is not for that is written by others: it is carried over as it is.
+    // Another writer sets these fields of an egress group: copy them.
     let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {
         None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
         Some([names, routes]) => {
-            // tailscaled goes on with the routes that it has if nothing is said of them.
+            // tailscaled keeps its routes if the field is absent.
             let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
             ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
         }
@@ -184,7 +183,7 @@ fn document(
     Some(document)
 }
 
-/// Has every replica from `from` on leave. Whether all have left.
+/// Removes replicas from ordinal `from` on. Returns whether all are gone.
 pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
     let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
     let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
@@ -200,7 +199,7 @@ pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> 
     all_gone
 }
 
-/// Whether nothing of the replica is left that only we can undo.
+/// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
 fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
     let mine = |object: &ObjectRef| work.owned(object).filter(|existing| whose(owner, existing) == Ownership::Ours);
@@ -236,7 +235,7 @@ fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &Ob
     true
 }
 
-/// Lets the record of something go that the control plane goes on having.
+/// Deletes the record of something that stays at the control plane, and reports it.
 fn left_behind(work: &mut GroupPass<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
     let replica = names::replica(&work.observed.name, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");

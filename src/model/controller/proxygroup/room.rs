@@ -1,7 +1,7 @@
-//! When there are more Services than an egress config can hold: which of them it holds.
+//! Selects the Services for an egress config that cannot hold all.
 //!
-//! What is in the config stays in it, whatever comes. Then come those that have a child, then the oldest. The others are told, get
-//! nothing and take nothing; they are looked at again in each pass, so that one takes the place of another that goes.
+//! Existing entries stay. Then come Services with a child, then the oldest. The others are rejected, use no resources, and are tried
+//! again in each pass.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::services::{ServiceOutcome, ServingChild};
 use super::work::GroupPass;
 use crate::model::controller::objects::{EgressConfigMap, RenderContext};
 
-/// What those are told for whom there is no room.
+/// Message for Services that do not fit.
 const FULL: &str = "The egress config of the ProxyGroup is full: use another ProxyGroup.";
-/// The same, where another image would make room.
+/// The same, where our image would have room.
 const FULL_STOCK: &str =
     "The egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
 
-/// The entries that fit; `before` are those that are in the config.
+/// Entries that fit; `before` are the existing ones.
 pub(super) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &Entries, shape: &RenderContext<'_>) -> Entries {
     let mut order: Vec<_> = claims.iter().collect();
     order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), created(claim), claim.key));
@@ -30,7 +30,7 @@ pub(super) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &E
     first(most(stay, wanted.len(), fits))
 }
 
-/// The most that fits, between what there is anyway and too many.
+/// Largest number that fits: binary search between `least` and `over`.
 fn most(mut least: usize, mut over: usize, fits: impl Fn(usize) -> bool) -> usize {
     while over > least + 1 {
         let middle = least.midpoint(over);
@@ -43,7 +43,7 @@ fn most(mut least: usize, mut over: usize, fits: impl Fn(usize) -> bool) -> usiz
     least
 }
 
-/// Refuses whoever is not among these entries, and takes back what was to be made for them.
+/// Rejects Services that are not among these entries, and removes their planned objects.
 pub(super) fn refuse(
     work: &mut GroupPass<'_>,
     claims: &[ServiceClaim<'_>],

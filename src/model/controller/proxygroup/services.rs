@@ -1,7 +1,7 @@
-//! What a user's Service is told: its finalizer, its conditions, and the name that it stands for.
+//! Finalizer, conditions and `externalName` of a user's egress Service.
 //!
-//! The name is pointed at a child only when every replica that counts has taken the Service up, and is never taken away from
-//! one that serves. Written only by the pass of the group that the Service names.
+//! `externalName` points to a child only after every awaited replica has acknowledged the Service, and is never removed while it is
+//! served. Only the pass of the group that the Service names writes them.
 
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::objects::ChildService;
 
-/// The outcome of a pass for a Service.
+/// Outcome of a pass for a Service.
 #[derive(Debug)]
 pub(super) enum ServiceOutcome {
     Known,
-    /// It is served, or will be once everything is written and taken up.
+    /// Served, or will be after all writes and acknowledgements.
     Served(ServingChild),
-    /// It cannot be served; why, and what to do.
+    /// Rejected, with reason and action.
     Refused(String),
     Held,
-    /// It is released.
+    /// Released.
     Released,
 }
 
@@ -50,22 +50,22 @@ impl ServedService {
     }
 }
 
-/// The name of a child in the cluster's DNS.
+/// Cluster DNS name of a child.
 pub(super) fn host(work: &GroupPass<'_>, child: &str) -> String {
     let settings = &work.observed.settings;
     format!("{child}.{}.svc.{}", settings.namespace, settings.cluster_domain)
 }
 
-/// What the telling depends on beside the Service itself.
+/// Inputs of a Service's status besides the Service.
 #[derive(Debug)]
 pub(super) struct ReportContext<'a> {
     pub(super) written: bool,
     pub(super) standing: &'a ReplicaAcks,
-    /// Whether they stand as they did in the pass before.
+    /// Whether they are unchanged since the last pass.
     pub(super) same: bool,
 }
 
-/// A Service while it is told.
+/// Builder of a Service's conditions.
 struct ConditionWriter<'a> {
     service: &'a Service,
     conditions: Vec<Condition>,
@@ -89,14 +89,14 @@ impl<'a> ConditionWriter<'a> {
         self.changed |= conditions::remove(&mut self.conditions, kind);
     }
 
-    /// What is to change; whether there is anything.
+    /// Plans the update. Returns whether anything changes.
     fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<String>) -> bool {
         let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
         work.pass.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
     }
 }
 
-/// Tells one Service. How the replicas stand to it, if it stands for its child and there was nothing to tell.
+/// Updates the status of one Service. Returns its acknowledgements if `externalName` and status are up to date.
 pub(super) fn update_status(
     work: &mut GroupPass<'_>,
     claim: &ServiceClaim<'_>,
@@ -117,7 +117,7 @@ pub(super) fn update_status(
     None
 }
 
-/// How the replicas stood to a Service that was told so, if there is nothing else to tell.
+/// Acknowledgements of a Service whose status is still up to date.
 fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportContext<'_>) -> Option<AckSummary> {
     let acks = served.acks?;
     let now = if context.same {
@@ -125,17 +125,17 @@ fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportConte
     } else {
         context.standing.to(&claim.name, &served.entry, context.written)
     };
-    // That a config is being written is nothing to tell one that was told of it when it was written.
+    // A config write changes nothing for a Service that is reported as written.
     (acks == now || acks == AckSummary { written: true, ..now }).then_some(acks)
 }
 
-/// The same for one that is told now.
+/// The same for a Service whose status is computed now.
 fn serving(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
     let acks = context.standing.to(&claim.name, &serving.entry, context.written);
     served(work, claim.service?, serving, acks, context.standing).then_some(acks)
 }
 
-/// Whether the Service stands for its child and there was nothing to tell.
+/// Whether `externalName` and status are up to date.
 fn served(
     work: &mut GroupPass<'_>,
     service: &Service,
@@ -196,7 +196,7 @@ fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
     telling.update(work, finalized(service, claim), None);
 }
 
-/// Tells a Service whose group cannot take it; what it has stays.
+/// Reports to a Service that its group cannot serve it; its objects stay.
 pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, message: &str) {
     let Some(service) = claim.service else { return };
     let mut telling = ConditionWriter::new(work, service);
@@ -206,7 +206,7 @@ pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, messag
     telling.update(work, finalized(service, claim), None);
 }
 
-/// Lets a Service go, once its child has gone.
+/// Releases a Service once its child is deleted.
 pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     if claim.object.is_some() {
         return;
@@ -221,7 +221,7 @@ pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &Serv
     telling.update(work, false, None);
 }
 
-/// Says once that the name of a Service that is let go leads nowhere. The name itself is left: what it was before is not known.
+/// Emits one Event that a released Service's `externalName` has no target. The name stays: the previous one is unknown.
 fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
     let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
     let ours = name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'));
@@ -236,7 +236,7 @@ fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
     }
 }
 
-/// A finalizer stays while there is a child to take away.
+/// Whether the finalizer stays: while a child exists.
 fn finalized(service: &Service, claim: &ServiceClaim<'_>) -> bool {
     claim.object.is_some() || finalizers::has(&service.metadata, names::FINALIZER)
 }
@@ -245,7 +245,7 @@ fn subject(key: ServiceKey<'_>) -> Subject {
     Subject::Service { namespace: key.0.to_owned(), name: key.1.to_owned() }
 }
 
-/// A port as the Tailscale operator spells it, field for field and in its order: a hash is made of it.
+/// A port in the Tailscale operator's JSON field order: its hash must be equal.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SpelledPort<'a> {
@@ -269,7 +269,7 @@ struct ConfigFingerprint<'a> {
     proxy_group: &'a str,
 }
 
-/// Which group a Service is configured for, and a hash of how: the part of the condition's reason that both operators read.
+/// Group and config hash of a Service: the part of the condition's reason that both operators read.
 fn record(service: &Service, group: &str) -> String {
     let text = |key: &str| annotation(service, key).unwrap_or_default().to_owned();
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
@@ -294,13 +294,13 @@ fn record(service: &Service, group: &str) -> String {
     format!("ProxyGroup:{group}:Config:{hash}")
 }
 
-/// Whether the Service's condition says that its name was pointed at this config.
+/// Whether the Service's condition records this config.
 fn configured_for(service: &Service, reason: &str) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == TRUE && condition.reason == reason)
 }
 
-/// The group that a condition's reason records.
+/// Group that a condition's reason records.
 pub(super) fn recorded(service: &Service) -> Option<&str> {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let mut fields = conditions::get(conditions, EGRESS_SVC_CONFIGURED)?.reason.split(':').skip(1);

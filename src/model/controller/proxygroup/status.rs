@@ -1,7 +1,6 @@
-//! The status of a group: its devices and its conditions.
+//! Status of a group: devices and conditions.
 //!
-//! A replica counts when it is alive, not when it once wrote something. What is wrong is told in the order of its weight;
-//! the first fault found is the one that is told.
+//! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
 
 use super::replicas::other_tags;
 use super::work::{GroupFault, GroupPass};
@@ -58,7 +57,7 @@ pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
     }
 }
 
-/// Says how what the group publishes fares, if it publishes.
+/// Adds the conditions of advertised names, if the group advertises.
 fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
     for kind in [PUBLISHED, CERTIFIED] {
         let present = conditions::get(&status.conditions, kind).is_some();
@@ -70,7 +69,7 @@ fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
     }
 }
 
-/// Tells what is wrong with the control plane. One that nobody has asked yet is as it was told to be.
+/// Reports faults of the control plane. Before the first response the previous condition stays.
 pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let previous = || {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -88,7 +87,7 @@ pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     }
 }
 
-/// The device of a replica that is alive and in the tailnet.
+/// Device of a live replica in the tailnet.
 fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
     let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
     let name = state.device_name.as_ref()?;

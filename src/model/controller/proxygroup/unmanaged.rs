@@ -1,7 +1,7 @@
-//! A group of a type that we do not serve: it is left to whoever does.
+//! Groups of types that this reconciler does not serve.
 //!
-//! The Tailscale operator may run beside us for just these. So nothing is made, changed or told while somebody else has put
-//! his finalizer or his conditions on the group, or may still do so; two who write one status would never end.
+//! The Tailscale operator may serve them. So nothing is created, changed or reported while another controller has its finalizer or
+//! conditions on the group, or may still add them: two writers of one status would never stop.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::work::GroupPass;
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 
-/// How long somebody else is given to take up a group before we say that nobody has.
+/// Time for another controller to take the group before we report that none has.
 const TIMEOUT: Duration = Duration::from_mins(5);
-/// What is told then.
+/// Message after that time.
 const MESSAGE: &str = "Groups of this type are not served by this version of Tailyard, and no other controller manages this one: leave the \
      ProxyGroup to the Tailscale operator.";
 
-/// Looks after what is ours: the Services that name the group for egress.
+/// Reconciles our part: Services that name the group for egress.
 pub(super) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
@@ -36,7 +36,7 @@ pub(super) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     status::status(work, group, group.spec.replicas.unwrap_or_default().try_into().unwrap_or_default());
 }
 
-/// Whether somebody else looks after the group.
+/// Whether another controller manages the group.
 fn taken_up(group: &ProxyGroup) -> bool {
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let ours = conditions.iter().any(|condition| condition.message == MESSAGE);

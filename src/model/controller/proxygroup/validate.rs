@@ -1,6 +1,6 @@
-//! What is wrong with a group's spec or with a user's Service, each as a sentence that says what to do.
+//! Validation of a group's spec and of users' Services; each fault is a message with an action.
 //!
-//! Only what the API server does not refuse by itself. What is wrong with one Service concerns no other.
+//! Only faults that the CRD schema does not reject.
 
 use std::net::IpAddr;
 
@@ -15,12 +15,12 @@ use crate::model::controller::ingress_spec::{dns_label, is_tag};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{RenderContext, image_path};
 
-/// The longest name of a group: its `StatefulSet` labels each Pod with it and eleven bytes more.
+/// Maximum length of a group's name: Pods have a label of the name and eleven bytes.
 const LONGEST_GROUP: usize = 52;
-/// The name that the Tailscale operator keeps for itself.
+/// Name reserved by the Tailscale operator.
 const RESERVED: &str = "kube-apiserver-auth-proxy";
 
-/// What is wrong with a group.
+/// First fault of a group.
 pub(super) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
     let name = &shape.owner.group;
     if name == RESERVED {
@@ -53,19 +53,19 @@ pub(super) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<Str
     None
 }
 
-/// Whether a text is a prefix that is not the tailnet's own.
+/// Whether a text is a prefix outside of the tailnet's ranges.
 fn free_prefix(text: &str) -> bool {
     let own = Family::ALL.map(|family| tailnet_range(family).parse::<IpNet>());
     let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
     text.parse::<IpNet>().is_ok_and(|net| apart(&net))
 }
 
-/// An annotation that is not empty.
+/// Value of a nonempty annotation.
 pub(super) fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
     service.metadata.annotations.as_ref()?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// Everything that is wrong with a user's Service.
+/// All faults of a user's Service.
 pub(super) fn service(service: &Service) -> Vec<String> {
     let mut wrong = Vec::new();
     let spec = service.spec.as_ref();
@@ -118,7 +118,7 @@ fn target(service: &Service, wrong: &mut Vec<String>) {
     }
 }
 
-/// A name of at least two labels; self-hosted tailnets have domains of their own.
+/// Whether a text is a DNS name of at least two labels; self-hosted tailnets have their own domains.
 fn name(text: &str) -> bool {
     let text = text.strip_suffix('.').unwrap_or(text);
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// A good Service with some of its fields replaced.
+    /// A valid Service with one field replaced.
     fn with(path: &str, value: Value) -> Service {
         let mut service = json!({
             "metadata": {"name": "db", "namespace": "default", "annotations": {"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}},

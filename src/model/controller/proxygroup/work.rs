@@ -1,7 +1,6 @@
-//! The pass while it is made: what was decided so far, and the rules that hold for every object.
+//! Builder of a pass: the plan so far, and the rules for every object.
 //!
-//! An object that is as it must be is not written; one that is somebody else's is not overwritten; one that is going is
-//! waited for. Decides nothing about any one object.
+//! An up-to-date object is not written, a foreign one not overwritten, and one that is being deleted is waited for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,27 +14,27 @@ use crate::api::names;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::objects::{Manifest, ObjectRef, Owner, applied};
 
-/// How long the deletion of a group waits for a control plane that cannot be asked.
+/// Time for which a group's deletion waits for an unavailable control plane.
 pub(super) const AWAY: Duration = Duration::from_mins(5);
 
-/// Why the group is not as it should be. The first one found is told.
+/// A fault of the group. The first one is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GroupFault {
-    /// Reason of the condition, and of the Event.
+    /// Reason of condition and Event.
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-/// A pass in the making.
+/// A pass under construction.
 #[derive(Debug)]
 pub(super) struct GroupPass<'a> {
     pub(super) observed: &'a Observed,
     pub(super) memory: &'a mut Memory,
     pub(super) pass: GroupPlan,
     pub(super) faults: Vec<GroupFault>,
-    /// What the group says of itself beside whether it is ready.
+    /// Conditions besides readiness.
     pub(super) conditions: Vec<DesiredCondition<'static>>,
-    /// What it said before holds still.
+    /// Keeps the previous conditions.
     pub(super) keeps_conditions: bool,
 }
 
@@ -49,7 +48,7 @@ impl<'a> GroupPass<'a> {
         self.observed.owned.get(object)
     }
 
-    /// Wants an object. Whether it already is as it must be.
+    /// Plans an object. Returns whether it is up to date.
     pub(super) fn want(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
             Some(existing) if manifest.holds(existing) => true,
@@ -57,7 +56,7 @@ impl<'a> GroupPass<'a> {
         }
     }
 
-    /// Has an object written that is not as it must be; false, as it is not.
+    /// Plans the write of an outdated object; returns false.
     pub(super) fn write(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
             None => self.pass.apply.push(manifest),
@@ -70,29 +69,29 @@ impl<'a> GroupPass<'a> {
         false
     }
 
-    /// Whether the object of this name is somebody else's.
+    /// Whether an object of this name has another owner.
     pub(super) fn foreign(&self, owner: &Owner, object: &ObjectRef) -> bool {
         self.owned(object).is_some_and(|existing| whose(owner, existing) == Ownership::Foreign)
     }
 
-    /// Has an object go, if it is there and the group's.
+    /// Plans the deletion of an object, if it exists and belongs to the group.
     pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
         if let Some(existing) = self.owned(object).filter(|found| whose(owner, found) == Ownership::Ours) {
             self.pass.delete.push(deletion(object, existing));
         }
     }
 
-    /// Looks again after this long at the latest.
+    /// Requeues after this time at the latest.
     pub(super) fn again(&mut self, after: Duration) {
         self.pass.again = Some(self.pass.again.map_or(after, |earlier| earlier.min(after)));
     }
 
-    /// Whether the group is being deleted and something has been denied for so long that the deletion goes on without it.
+    /// Whether the group's deletion continues despite a denial, because it has lasted too long.
     pub(super) fn given_up(&self, denial: &ControlPlaneError) -> bool {
         self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
     }
 
-    /// Whether the group has been being deleted for as long as its deletion waits for a control plane.
+    /// Whether the group's deletion has waited for the control plane long enough.
     pub(super) fn waited(&self) -> bool {
         let since = self.observed.group.as_ref().and_then(|group| group.metadata.deletion_timestamp.as_ref());
         since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
@@ -107,7 +106,7 @@ impl<'a> GroupPass<'a> {
     }
 }
 
-/// That this object goes, if it is still the same.
+/// Deletion of an object, with its UID as precondition.
 pub(super) fn deletion(object: &ObjectRef, existing: &Value) -> Delete {
     Delete { object: object.clone(), uid: existing["metadata"]["uid"].as_str().map(str::to_owned) }
 }
@@ -116,17 +115,17 @@ pub(super) fn going(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// Whose an object is.
+/// Owner of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ownership {
     Ours,
-    /// Nobody's for long: it is going, and is waited for.
+    /// Being deleted: wait.
     Going,
-    /// Somebody else's: it is neither written nor taken away.
+    /// Another owner's: neither written nor deleted.
     Foreign,
 }
 
-/// Whose an object is: its controller's, else its labels say.
+/// Owner of an object: by controller reference, else by labels.
 pub(super) fn whose(owner: &Owner, existing: &Value) -> Ownership {
     let metadata = &existing["metadata"];
     let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
@@ -152,7 +151,7 @@ fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
         && match label(names::PARENT_TYPE) {
             Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.group),
             Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.group),
-            // A certificate is its name's, whichever group shows it.
+            // A certificate belongs to its name, whichever group serves it.
             Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
             _ => label("ts_proxy_type") == Some(names::PARENT_GROUP) && label("ts_proxy_parent_name") == Some(&owner.group),
         }

@@ -1,4 +1,4 @@
-//! Our chains, one by one: which there are for a ruleset, and the rules in each.
+//! Our iptables chains for a ruleset, and the rules of each.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,16 +9,16 @@ use crate::model::base::netmap::tailnet_range;
 use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{PROBE_MARK, Ruleset, SLOTS};
 
-/// What the names of all our chains begin with.
+/// Name prefix of our chains.
 pub const PREFIX: &str = "TAILYARD-";
 
-/// The mark of a packet that is to be refused, in the low sixteen bits; the high ones are tailscaled's.
+/// Mark of packets to reject, in the low sixteen bits; tailscaled uses the high ones.
 pub const REFUSE_MARK: u32 = 0x5458;
 
-/// How many digits deep the tree of ports is; the last digit is told apart by the rules of a leaf.
+/// Depth of the port tree in digits; the rules of a leaf match the last digit.
 const DEPTH: u8 = 3;
 
-/// A table of iptables, in the order in which a text fills them: what refuses and counts stands before what leads to it.
+/// Tables of iptables in the order of a restore text: rejecting and counting rules before translating ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
     /// Before connection tracking.
@@ -44,11 +44,11 @@ impl Table {
     }
 }
 
-/// The ports that share their leading hexadecimal digits.
+/// Ports with common leading hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Branch {
     proto: Proto,
-    /// How many digits, 0 to [`DEPTH`].
+    /// Number of digits, 0 to [`DEPTH`].
     depth: u8,
     digits: u16,
 }
@@ -62,14 +62,14 @@ pub enum Chain {
     Forward,
     /// mangle: counts the packets of relayed flows by match port.
     Count(Branch),
-    /// mangle: from the leaves of [`Self::Count`]; drops what came by a match port and would leave by another interface than the tailnet's.
+    /// mangle: from the leaves of [`Self::Count`]; drops packets to a match port that would leave by another interface than the tailnet's.
     Stray,
     Prerouting,
-    /// nat: what comes from the cluster to the Pod.
+    /// nat: from the cluster to the Pod.
     Cluster,
-    /// nat: what comes from the tailnet.
+    /// nat: from the tailnet.
     Tailnet,
-    /// nat: marks what is to be refused.
+    /// nat: marks packets to reject.
     Refuse,
     /// nat: match ports.
     Ports(Branch),
@@ -86,14 +86,14 @@ impl Branch {
         Self { proto: key.proto, depth, digits }
     }
 
-    /// The ports on it; zero, which is no port, may be the first.
+    /// Its ports; the invalid port 0 may be the first.
     fn ports(self) -> RangeInclusive<u16> {
         let free = 16 - 4 * u32::from(self.depth);
         let first = self.digits.checked_shl(free).unwrap_or(0);
         first..=first | u16::MAX.checked_shr(16 - free).unwrap_or(0)
     }
 
-    /// The keys of a ruleset that are on it, with their targets.
+    /// Its keys in a ruleset, with targets.
     fn keys(self, ruleset: &Ruleset) -> impl Iterator<Item = (&PortKey, &SortedSet<SocketAddr>)> {
         let key = |port: u16| Port::new(port.max(1)).map(|port| PortKey { proto: self.proto, port });
         let range = key(*self.ports().start()).zip(key(*self.ports().end()));
@@ -130,7 +130,7 @@ impl fmt::Display for Chain {
     }
 }
 
-/// Every chain of a ruleset, those that are jumped to before those that jump.
+/// Every chain of a ruleset, jump targets first.
 pub(super) fn all(ruleset: &Ruleset) -> Vec<Chain> {
     let mut tree = Vec::new();
     for proto in Proto::ALL {
@@ -145,7 +145,7 @@ pub(super) fn all(ruleset: &Ruleset) -> Vec<Chain> {
     before.into_iter().chain(tree.into_iter().rev()).chain(after).collect()
 }
 
-/// The chains in which a match port has a part.
+/// Chains on a match port's path.
 pub(super) fn way(key: PortKey) -> impl Iterator<Item = Chain> {
     let branches = (0..=DEPTH).map(move |depth| Branch::of(key, depth));
     branches.flat_map(|branch| [Chain::Count(branch), Chain::Ports(branch)])
@@ -169,12 +169,12 @@ impl Chain {
         }
     }
 
-    /// Whether its rules are about single ports.
+    /// Whether its rules match single ports.
     pub(super) fn is_leaf(self) -> bool {
         matches!(self, Self::Count(branch) | Self::Ports(branch) if branch.depth == DEPTH)
     }
 
-    /// The match port that each of its rules counts.
+    /// Match port that each of its rules counts.
     pub(super) fn counted(self, ruleset: &Ruleset, family: Family) -> Vec<Option<PortKey>> {
         match self {
             Self::Count(branch) => branch.keys(ruleset).map(|(key, _)| Some(*key)).collect(),
@@ -237,8 +237,8 @@ fn refuse(family: Family) -> Vec<String> {
     ]
 }
 
-/// What is meant for the tailnet and would leave by another way, while tailscaled and its routes are away, is dropped: what came to a
-/// whole address of the Pod or goes to the tailnet's own ranges here, what came by a match port by [`Chain::Stray`].
+/// Drops tailnet traffic that would leave by another interface while tailscaled and its routes are away: traffic to an L3 address or to
+/// tailnet ranges here, traffic to match ports by [`Chain::Stray`].
 fn forward(ruleset: &Ruleset, family: Family) -> Vec<String> {
     let (ts, relayed) = (&ruleset.interface, "-m conntrack --ctstate DNAT");
     let stray = |test: String| format!("{test} ! -o {ts} {relayed} --ctdir ORIGINAL -j DROP");
@@ -272,7 +272,7 @@ fn cluster(ruleset: &Ruleset, family: Family) -> Vec<String> {
 }
 
 fn port(key: PortKey, targets: &[SocketAddr]) -> Vec<String> {
-    // The text form of an IPv6 socket address has the brackets that iptables wants.
+    // The text form of an IPv6 socket address has the brackets that iptables requires.
     spread(&format!("-p {0} -m {0} --dport {1}", key.proto, key.port), targets)
 }
 
@@ -284,7 +284,7 @@ fn host(ip: IpAddr, targets: &[IpAddr], family: Family) -> Vec<String> {
     spread(&format!("-d {ip}/{}", if ip.is_ipv4() { 32 } else { 128 }), &of_family)
 }
 
-/// Rules that give each target the same share of what a test selects; without a target, it is refused.
+/// Rules that distribute matching packets equally to the targets; without target they are rejected.
 fn spread<T: fmt::Display>(test: &str, targets: &[T]) -> Vec<String> {
     let remaining = (1..=targets.len()).rev();
     let rule = |(to, rest): (&T, usize)| {

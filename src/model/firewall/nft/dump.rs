@@ -1,4 +1,4 @@
-//! What the kernel says our table holds: compared with what it should, and added up for the metrics.
+//! Dumped elements of our table: comparison with the ruleset, and traffic counters.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::model::firewall::ruleset::Ruleset;
 
 pub type DumpedElements = BTreeMap<Set, Vec<Counted>>;
 
-/// The first difference between what the table's sets should hold and what they do; nothing if they agree.
+/// First difference between ruleset and dumped sets; `None` if equal.
 #[must_use]
 pub fn drift(ruleset: &Ruleset, dumped: &DumpedElements) -> Option<String> {
     let mut wanted: BTreeMap<Set, BTreeMap<Vec<u8>, Element>> = BTreeMap::new();
@@ -33,7 +33,7 @@ pub fn counting() -> impl Iterator<Item = Set> {
     Set::ALL.into_iter().filter(|set| set.counts())
 }
 
-/// The counters by match port: flows from the maps, which see the first packet of each; packets and bytes from the traffic sets.
+/// Counters by match port: flows from the maps, which match first packets; packets and bytes from the traffic sets.
 #[must_use]
 pub fn traffic(dumped: &DumpedElements) -> Traffic {
     let mut traffic = Traffic::new();

@@ -1,7 +1,7 @@
-//! The content of our table's maps and sets as values: what [`super::table`] prints whole and [`super::delta`] in part.
+//! Elements of our table's maps and sets, as values for [`super::table`] and [`super::delta`].
 //!
-//! A key with one target in a family stands in the plain map; one with more stands in the set of spread keys, and
-//! [`SLOTS`] times in the map of slots, its targets dealt out in turn; one with none stands in neither.
+//! A key with one target in a family is in the plain map; one with several is in the set of spread keys and [`SLOTS`] times in the slot map,
+//! with its targets in rotation; one without target is in neither.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,32 +9,32 @@ use std::net::{IpAddr, SocketAddr};
 use crate::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, SLOTS};
 
-/// One of the table's maps or sets.
+/// A map or set of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
     /// Interface of the tailnet → own address.
     Source(Family),
     /// Match port → target.
     Port(Family),
-    /// Match ports that have several targets in some family.
+    /// Match ports with several targets in a family.
     PortMany,
     /// Match port and slot → target.
     PortSlot(Family),
-    /// Every configured match port of a protocol; counts packets.
+    /// Every configured match port of a protocol, with packet counters.
     Traffic(Proto),
-    /// Ports of the Pod's own.
+    /// Ports of the Pod itself.
     Reserved,
-    /// Whole address → target, of one [`PacketSide`].
+    /// L3 address → target, of one [`PacketSide`].
     Host(PacketSide, Family),
-    /// Whole addresses with several targets.
+    /// L3 addresses with several targets.
     HostMany(PacketSide, Family),
-    /// Whole address and slot → target.
+    /// L3 address and slot → target.
     HostSlot(PacketSide, Family),
-    /// Whole addresses without a target: refused.
+    /// L3 addresses without target: rejected.
     HostNone(PacketSide, Family),
 }
 
-/// Where the packets to a whole address come from.
+/// Origin of packets to an L3 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PacketSide {
     /// From the cluster, to an address of the Pod.
@@ -42,7 +42,7 @@ pub enum PacketSide {
     Tailnet,
 }
 
-/// What an element is found by.
+/// Key of an element.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ElementKey {
     Interface(InterfaceName),
@@ -54,7 +54,7 @@ pub enum ElementKey {
     HostSlot(IpAddr, u32),
 }
 
-/// What an element of a map leads to.
+/// Value of a map's element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
     Address(IpAddr),
@@ -71,12 +71,12 @@ pub struct Element {
     pub value: Option<Value>,
 }
 
-/// What to delete, and then what to add, in one transaction.
+/// Deletions, then additions, of one transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edits {
-    /// Elements that the ruleset before has and the one after has not, in order.
+    /// Elements of the old ruleset only, in order.
     pub delete: Vec<Element>,
-    /// Elements that the ruleset after has and the one before has not, in order.
+    /// Elements of the new ruleset only, in order.
     pub add: Vec<Element>,
 }
 
@@ -150,7 +150,7 @@ impl Set {
         }
     }
 
-    /// The declaration of its key, and of its value if it is a map.
+    /// Declaration of key and value.
     #[must_use]
     pub fn shape(self) -> &'static str {
         use Family::{V4, V6};
@@ -184,7 +184,7 @@ impl Set {
     }
 }
 
-/// All that the table is to hold, in order.
+/// All elements of the table, in order.
 #[must_use]
 pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
     let mut list = Vec::with_capacity(3 * ruleset.ports.len() + 16);
@@ -203,7 +203,7 @@ pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
     list
 }
 
-/// The elements to change, found by the changed keys alone: the cost does not depend on the size of the rulesets.
+/// Elements to change, computed from the changed keys alone: the cost does not depend on the size of the rulesets.
 #[must_use]
 pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
     let (mut old, mut new) = (Vec::new(), Vec::new());
@@ -272,7 +272,7 @@ fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr
     }
 }
 
-/// Every slot with the target that is dealt to it; nothing if there is no target.
+/// Every slot with its target; empty without targets.
 fn deal<T: Copy>(targets: &[T]) -> impl Iterator<Item = (u32, T)> {
     (0..).zip(targets.iter().copied().cycle().take(SLOTS))
 }

@@ -1,4 +1,4 @@
-//! A change of elements in nft's own JSON (libnftables-json(5)), for `nft -j -f -` and for people to read.
+//! A change of elements in nft's JSON format (libnftables-json(5)), for `nft -j -f -` and `tailyard plan`.
 
 use nftables::expr::{Expression, NamedExpression};
 use nftables::schema::{Element as Command, NfCmd, NfListObject, NfObject, Nftables};
@@ -8,10 +8,10 @@ use super::TABLE;
 use super::element::{Edits, Element, ElementKey, Set, Value, edits};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 
-/// The change as one transaction: deletions first, one command for each set that changes.
+/// The change as one transaction: deletions first, one command for each changed set.
 ///
-/// It deletes only what `before` holds and adds only what it does not, so it cannot meet "not found" in a kernel that holds `before`.
-/// It does not turn one interface or one set of reserved ports into another: that is a [`Delta::rewrite`].
+/// Deletes only elements of `before` and adds only others, so it cannot fail with "not found" in a kernel that has `before`. A change of the
+/// interface or of reserved ports is a [`Delta::rewrite`] instead.
 #[must_use]
 pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Nftables<'static> {
     let Edits { delete, add } = edits(before, delta, after);

@@ -1,4 +1,4 @@
-//! The few netlink messages of `nf_tables` that need no nft program: element changes, element dumps, generations, notices.
+//! Netlink messages of `nf_tables`: element changes, dumps, generations, notifications.
 //!
 //! Formats: the kernel's headers `nfnetlink.h` and `nf_tables.h`. Encoding writes what the kernel of any architecture reads (headers
 //! in host order, `nf_tables` numbers in network order); decoding is total: bytes that are cut short or make no sense are left out,
@@ -49,36 +49,36 @@ const GENERATION_ID: u16 = 1;
 /// An attribute's length is 16 bits; half of that leaves room for whatever surrounds a list.
 const LIST_BYTES: usize = 0x7fff;
 
-/// What the kernel says in one message.
+/// A message of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// Elements of a set; an answer to [`dump`].
     Elements(Vec<Counted>),
-    /// The number of the last transaction of anybody in this network namespace.
+    /// Number of the last transaction in this network namespace.
     Generation {
         id: u32,
-        /// In a notice: the netlink port that the transaction came from.
+        /// In a notification: netlink port of the transaction's sender.
         port: u32,
     },
-    /// Anything else of `nf_tables`: a chain or a rule of a dump, or a notice of a change.
+    /// Another object of `nf_tables`: a chain or rule of a dump, or a notification.
     Object {
         table: Vec<u8>,
-        /// The message type and its attributes as they came.
+        /// Message type and raw attributes.
         body: Vec<u8>,
     },
 }
 
-/// An element as the kernel tells it.
+/// A received element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
     pub key: Vec<u8>,
-    /// The value's bytes; none in a set.
+    /// Bytes of the value; empty in a set.
     pub value: Vec<u8>,
     pub packets: u64,
     pub bytes: u64,
 }
 
-/// What a dump is asked of.
+/// Subject of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dump {
     /// The elements of a set of our table.
@@ -91,14 +91,14 @@ pub enum Dump {
     Rules,
 }
 
-/// A transaction ready to be sent.
+/// An encoded transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The messages, to be sent in one datagram.
+    /// Messages for one datagram.
     pub bytes: Vec<u8>,
-    /// The sequence number of the first message, under which faults of the whole are told.
+    /// Sequence number of the first message, used for errors of the whole batch.
     pub first: u32,
-    /// The sequence number of the last message; its outcome is told last.
+    /// Sequence number of the last message, whose outcome comes last.
     pub last: u32,
 }
 
@@ -134,7 +134,7 @@ pub fn batch(edits: &Edits, sequence: u32) -> Batch {
     Batch { bytes, first: sequence, last }
 }
 
-/// Encodes the question for a dump.
+/// Encodes a dump request.
 #[must_use]
 pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
     let kind = match what {
@@ -153,7 +153,7 @@ pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
     })
 }
 
-/// Encodes the question for the generation.
+/// Encodes a generation request.
 #[must_use]
 pub fn generation(sequence: u32) -> Vec<u8> {
     request(header(GET_GENERATION, ACK, FAMILY_UNSPEC, sequence), |_| ())
@@ -198,7 +198,7 @@ fn counted(bytes: &[u8]) -> Counted {
     element
 }
 
-/// Takes the numbers of an expression, if it is a counter.
+/// Reads a counter expression.
 fn counter(element: &mut Counted, expression: &[u8]) {
     if find(expression, EXPRESSION_NAME) == Some(b"counter\0") {
         for (kind, number) in Attributes(find(expression, EXPRESSION_DATA).unwrap_or_default()) {
@@ -212,7 +212,7 @@ fn counter(element: &mut Counted, expression: &[u8]) {
     }
 }
 
-/// The bytes of an element's key: each field in network order, padded to four bytes; marks in host order, as the kernel holds them.
+/// Bytes of an element's key: fields in network order, padded to four bytes; marks in host order.
 #[must_use]
 pub fn key(element: &Element) -> Vec<u8> {
     let port = |key: &PortKey| {
@@ -237,7 +237,7 @@ pub fn key(element: &Element) -> Vec<u8> {
     }
 }
 
-/// The bytes of an element's value, likewise; nothing in a set.
+/// Bytes of an element's value, likewise; empty in a set.
 #[must_use]
 pub fn value(element: &Element) -> Vec<u8> {
     match element.value {
@@ -252,7 +252,7 @@ pub fn value(element: &Element) -> Vec<u8> {
     }
 }
 
-/// The match port that a key of a counting set means.
+/// Match port of a traffic set's key.
 #[must_use]
 pub fn match_port(set: Set, key: &[u8]) -> Option<PortKey> {
     let (proto, port) = match (set, key) {

@@ -1,7 +1,6 @@
-//! Everything that was in force since flows were last judged.
+//! Rulesets since the last conntrack cleanup, merged.
 //!
-//! Rules can come and go between two judgements, and flows that they made meanwhile are there all the same: a key that neither the rules
-//! judged by before nor those in force have would be nobody's.
+//! Rules can come and go between two cleanups and leave flows: their keys are in neither the last nor the current ruleset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,13 +12,13 @@ use crate::model::base::netmap::{NetMap, in_tailscale_range};
 use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, diff};
 
-/// All of it as one: what it holds does not grow with the number of changes, but with that of the keys.
+/// Merged rulesets. The size depends on the number of keys, not of changes.
 #[derive(Debug, Clone)]
 pub struct RulesetHistory {
-    /// Each key with every target that it led to.
+    /// Each key with all its targets.
     pub(super) rules: Ruleset,
     pub(super) own: BTreeSet<IpAddr>,
-    /// Who was there, by routes alone.
+    /// Peers at that time: routes only.
     tailnet: NetMap,
 }
 
@@ -31,7 +30,7 @@ impl RulesetHistory {
         past
     }
 
-    /// Adds what has come into force.
+    /// Adds an applied ruleset.
     pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
         let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
         join(&mut self.rules.ports, ports);
@@ -62,7 +61,7 @@ impl RulesetHistory {
     }
 }
 
-/// Adds to each key what it leads to now.
+/// Adds the new targets to each key.
 fn join<K: Ord + Clone, T: Ord + Copy>(map: &mut OrdMap<K, SortedSet<T>>, edits: BTreeMap<K, Edit<SortedSet<T>>>) {
     for (key, edit) in edits {
         if let Some(after) = edit.after {

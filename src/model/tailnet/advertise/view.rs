@@ -1,7 +1,7 @@
-//! What tailscaled is to serve and to advertise, decided from the configs, the kernel's rules and the listeners at one moment.
+//! Serve config and advertised services of tailscaled, computed from configs, ruleset and listeners.
 //!
-//! Handlers come before traffic and go after it: a service is advertised once tailscaled serves it, and tailscaled serves it for as
-//! long as it reports that it advertises it.
+//! Handlers exist before and after traffic: a service is advertised once tailscaled serves it, and served for as long as tailscaled
+//! reports that it advertises it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,55 +18,55 @@ use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 
 use super::{AdvertiseInputs, Placement, WithdrawalProgress};
 
-/// Why a service is not advertised by a tailscaled that no config file tells to.
+/// Why a tailscaled without config file advertises nothing.
 const NO_CONFIG_FILE: &str = "tailscaled has no config file that could tell it to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
 
-/// What of it is ours to decide.
+/// Which parts this process decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdvertiseMode {
-    /// tailscaled's serve config is ours to write.
+    /// Writes tailscaled's serve config.
     pub serves: bool,
-    /// Sites are served on the node's own addresses: the control plane has no Tailscale Services.
+    /// Serves virtual hosts on the node's own addresses: the control plane has no Tailscale Services.
     pub on_node: bool,
-    /// What the serve config serves is advertised though tailscaled's config does not name it.
+    /// Advertises services of the serve config that tailscaled's config does not name.
     pub unasked: bool,
 }
 
-/// How the services stand that this replica should serve.
+/// Status of the configured services.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertiseStatus {
-    /// Those that are not advertised and approved, and why.
+    /// Services that are not advertised and approved, with reasons.
     pub waiting: BTreeMap<String, String>,
     pub approved: BTreeSet<String>,
     /// Those that tailscaled advertises and the control server has not approved this node for; none while that is not known.
     pub unapproved: Option<BTreeSet<String>>,
     pub leading: BTreeSet<String>,
-    /// The sites that are to be reached from the internet and are not; none while that is not known.
+    /// Funnel errors; `None` while unknown.
     pub funnel_errors: Option<BTreeMap<String, FunnelError>>,
-    /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
+    /// The start of tailscaled for which all were approved once, or awaited long enough.
     pub settled: Option<u64>,
-    /// tailscaled lets nobody new in.
+    /// tailscaled drops new connections.
     pub shut: bool,
 }
 
-/// How the listeners of a site stand.
+/// Status of a virtual host's listeners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiteStatus {
-    /// Where its ports are listened on: what tailscaled is to forward to.
+    /// Listener addresses by port: tailscaled's upstreams.
     pub ports: BTreeMap<u16, SocketAddr>,
-    /// Names that need a certificate and have none yet: handshakes for them are refused.
+    /// Names without their certificate: TLS handshakes for them are rejected.
     pub missing: BTreeSet<String>,
-    /// A name has its certificate, or none needs one: what is served over TLS may be reached.
+    /// At least one name has its certificate, or none needs one: TLS ports may be advertised.
     pub certified: bool,
-    /// Why a port is not listened on.
+    /// Listener errors by port.
     pub faults: BTreeMap<u16, String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonReport {
-    /// It is connected to the tailnet.
+    /// Connected to the tailnet.
     pub running: bool,
-    /// The Tailscale Services that its config names; nothing before the first valid config, or without one.
+    /// Tailscale Services in its config; `None` before the first valid config, or without one.
     pub configured: Option<Arc<BTreeSet<String>>>,
     pub advertised: Arc<BTreeSet<String>>,
     /// Shields-up is on.
@@ -75,15 +75,15 @@ pub struct DaemonReport {
 
 #[derive(Debug, Clone, Default)]
 pub struct AppliedRuleset {
-    /// Its plan; nothing before the first write.
+    /// Its plan; `None` before the first write.
     pub planned: Option<Arc<Planned>>,
-    /// Another program has changed it, and it has not been written again yet.
+    /// Changed by another program and not repaired yet.
     pub damaged: bool,
-    /// Why the last write failed, if it did.
+    /// Error of the last write, if it failed.
     pub fault: Option<String>,
 }
 
-/// Everything that decides, at one moment. Configs are absent until the first readable copy.
+/// All inputs at one time. Configs are absent until the first readable copy.
 #[derive(Debug, Clone, Default)]
 pub struct AdvertiseView {
     pub mode: AdvertiseMode,
@@ -93,9 +93,9 @@ pub struct AdvertiseView {
     pub served: Option<Arc<ServeContent>>,
     pub ingress: Option<Arc<IngressConfig>>,
     pub ruleset: AppliedRuleset,
-    /// The listeners of each site.
+    /// Listeners of each virtual host.
     pub sites: Arc<BTreeMap<String, SiteStatus>>,
-    /// The serve config that tailscaled reports; nothing before it was read.
+    /// Serve config that tailscaled reports; `None` before the first read.
     pub serving: Option<Arc<ServeConfig>>,
 }
 
@@ -127,7 +127,7 @@ impl AdvertiseView {
         let mut config = serve_config::config(&wanted);
         serve_config::pass(&mut config, &served.config, self.netmap.as_deref().and_then(|netmap| netmap.cert_domains.first()));
         serve_config::leave(&mut config, self.leaving);
-        // What is still advertised keeps what answers for it.
+        // Services that are still advertised keep their handlers.
         for (name, service) in self.serving.iter().flat_map(|config| &config.services) {
             if self.daemon.advertised.contains(name) && !config.services.contains_key(name) {
                 config.services.insert(name.clone(), service.clone());
@@ -136,8 +136,8 @@ impl AdvertiseView {
         Some(config)
     }
 
-    /// Where the ports of a site are listened on, or why it is not to be reached. One of whose names none has a certificate yet is
-    /// reached where it is to be served without; a name that lacks its own holds nobody else's back.
+    /// Listener addresses of a virtual host's ports, or why it is not served. Without any certificate only its plain ports are served; a
+    /// name without certificate does not affect others.
     fn ports(&self, site: &Vhost, name: &str) -> Result<SitePorts, String> {
         let place = self.sites.get(name).ok_or("it is not listened on yet")?;
         let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
@@ -181,13 +181,13 @@ impl AdvertiseView {
         facts
     }
 
-    /// Whether tailscaled handles what comes for a service.
+    /// Whether tailscaled has a handler for a service.
     fn handled(&self, name: &str) -> Placement {
         let has = self.serving.as_ref().is_some_and(|config| config.services.contains_key(name));
         if has { Ok(()) } else { Err("tailscaled has not taken its serve config yet".to_owned()) }
     }
 
-    /// Whether the kernel forwards a service as it is configured now.
+    /// Whether the kernel forwards a service as configured.
     fn forwarded(&self, name: &str) -> Placement {
         let configured = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
         let AppliedRuleset { planned, damaged, fault } = &self.ruleset;
@@ -209,7 +209,7 @@ impl AdvertiseView {
         Err(if reasons.is_empty() { "its mapping has no two addresses of one family".to_owned() } else { reasons.join("; ") })
     }
 
-    /// The tailnet's addresses of a service that the kernel forwards.
+    /// Tailnet addresses of an L3 service.
     fn addresses(&self, name: &str) -> Vec<IpAddr> {
         let service = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
         let mappings = service.iter().flat_map(|service| [&service.ipv4, &service.ipv6]).flatten();
@@ -225,14 +225,14 @@ impl AdvertiseView {
             ..AdvertiseStatus::default()
         };
         if !self.daemon.running {
-            // Nothing comes by way of a tailscaled that is away, and nobody can be told.
+            // While tailscaled is away, nothing is advertised and nothing can be changed.
             return standing;
         }
         let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
         let mut unapproved = BTreeSet::new();
         for name in facts.configured.iter().filter(|name| !standing.waiting.contains_key(*name)).collect::<Vec<_>>() {
             if !self.daemon.advertised.contains(name) {
-                // Without a config file nobody tells tailscaled what to advertise.
+                // Only a config file sets advertised services.
                 let why = if self.daemon.configured.is_some() { "tailscaled does not advertise it yet" } else { NO_CONFIG_FILE };
                 standing.waiting.insert(name.clone(), why.to_owned());
             } else if !node.is_some_and(|node| node.services.contains_key(name)) {
@@ -248,14 +248,14 @@ impl AdvertiseView {
         let granted = node.iter().flat_map(|node| &node.services);
         standing.leading = self.daemon.advertised.iter().cloned().collect();
         standing.leading.extend(granted.filter(|(_, addresses)| is_routed(addresses)).map(|(name, _)| name.clone()));
-        // Whatever way leads here by an address that the kernel forwards: as a Tailscale Service, or as a route of this node.
+        // L3 services are advertised as Tailscale Services or as routes of this node.
         let forwarded = self.ingress.iter().flat_map(|ingress| ingress.services.keys());
         let has_route = |name: &&Arc<str>| is_routed(&self.addresses(name).into_iter().collect());
         standing.leading.extend(forwarded.filter(has_route).map(ToString::to_string));
         standing
     }
 
-    /// The sites that are to be reached from the internet and are not; none while the tailnet has not told.
+    /// Funnel errors; `None` before the first netmap.
     fn funnel_errors(&self) -> Option<BTreeMap<String, FunnelError>> {
         let served = self.served.as_ref().filter(|_| self.mode.serves)?;
         let node = self.netmap.as_ref()?.node.as_ref()?;

@@ -1,4 +1,4 @@
-//! Which services are held back from the status, and until when.
+//! Services withheld from the status, and for how long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use crate::api::egress::EgressTarget;
 use crate::model::config::EgressConfig;
 use crate::model::plan::Plan;
 
-/// How long a service that was never resolved is held back: long enough for a new replica to learn of all peers.
+/// Time for which a never resolved service is withheld: enough for a new replica to learn all peers.
 pub const GRACE: Duration = Duration::from_secs(45);
 
-/// Remembers for each service whether it was ever served.
+/// Records for each service whether it was ever served.
 ///
-/// - never resolved: held back for the grace, then published though it refuses;
+/// - never resolved: withheld for the grace time, then published although it rejects;
 /// - resolved: published;
-/// - resolved once and lost: held back until it is resolved again. If it is lost here only, the other replicas take over;
-///   if it is lost everywhere, the cluster refuses in place of this Pod. No rollout waits for it, as this Pod has been verified.
+/// - resolved once and lost: withheld until resolved again. Other replicas take over, or the cluster rejects instead of this Pod. No rollout
+///   waits for it, because this Pod was verified before.
 #[derive(Debug, Clone)]
 pub struct ServeHistory {
     grace: Duration,
@@ -36,7 +36,7 @@ impl ServeHistory {
         Self { grace, services: BTreeMap::new() }
     }
 
-    /// Takes in the plan in force; says which services are held back at this time. A service with another target is another service.
+    /// Evaluates the applied plan; returns the withheld services. A service with a changed target counts as new.
     pub fn withheld(&mut self, plan: &Plan, config: &EgressConfig, now: Duration) -> BTreeSet<Arc<str>> {
         let mut before = std::mem::take(&mut self.services);
         for (name, service) in &config.services {

@@ -1,4 +1,4 @@
-//! The command lines of tailscaled, in the order that the operator's own test-suite expects.
+//! Command line of tailscaled, in the order that the Tailscale operator's tests expect.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! How the node stays logged in, as states.
+//! Login state machine.
 //!
-//! A one-step node whose key has failed asks the operator for another and takes it *in place*: leave the control server, mark the
-//! state Secret, wait for a different key, clear the marker, log in. Only where that leads nowhere is the daemon (never the
-//! process) started anew, as another device. A two-step node is told its preferences and logged in when it needs to be.
+//! A one-step node with a failed key requests another and applies it *in place*: disconnect from the control server, mark the state Secret,
+//! wait for a different key, clear the marker, log in. If that fails, the daemon (not the process) restarts as another device. A two-step
+//! node gets its preferences and is logged in when required.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,28 +12,28 @@ use super::settings::Secret;
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
 
-/// How long a login may be reported broken, with no earlier one to fall back on, before the key is taken for bad.
+/// Time of reported login failure, without an earlier login, before the key counts as failed.
 const DOUBT: Duration = Duration::from_secs(10);
-/// How long a new key may take to make the node run.
+/// Timeout for a new key to connect the node.
 const APPLY: Duration = Duration::from_mins(1);
-/// How long the daemon may take to end where it has to start anew.
+/// Timeout for the daemon to exit before a restart.
 const END: Duration = Duration::from_secs(5);
-/// The least time between two logins of a two-step node.
+/// Minimum interval between logins of a two-step node.
 const LOGIN_PAUSE: Duration = Duration::from_secs(10);
 
-/// An answer that was waited for.
+/// Response to an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthEvent {
-    /// The control server was left, or the call for it failed, which makes no difference.
+    /// Disconnected from the control server, or the call failed, which makes no difference.
     Left,
     Written(StateWrite),
-    /// The call for a login was taken (or why not).
+    /// Result of a login call.
     LoggedIn(Result<(), String>),
-    /// The preferences were taken (or why not).
+    /// Result of setting preferences.
     Applied(Result<(), String>),
 }
 
-/// How far a login is.
+/// Progress of a login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuthStep {
     /// Nothing is under way.
@@ -71,9 +71,9 @@ pub struct Auth {
     mode: Mode,
     in_secret: bool,
     step: AuthStep,
-    /// The newest key that is known.
+    /// Newest known key.
     current: Secret,
-    /// The key that the daemon has tried.
+    /// Key that the daemon has tried.
     tried: Secret,
     prefs_sent: bool,
     removed: bool,
@@ -96,7 +96,7 @@ impl Auth {
         Self { mode, in_secret, step: AuthStep::Idle, current, tried, prefs_sent: false, removed: false, retry: Backoff::DAEMON }
     }
 
-    /// A key is known: the config file's or a newer one.
+    /// Records a key: the config file's or a newer one.
     pub fn key(&mut self, key: Secret) {
         self.current = key;
     }
@@ -106,12 +106,12 @@ impl Auth {
         matches!(self.step, AuthStep::Forgetting { .. })
     }
 
-    /// The daemon starts: it reads its config file, and the key in it, anew.
+    /// Records the daemon's start: it reads its config file with the key again.
     pub(super) fn started(&mut self) {
         (self.tried, self.prefs_sent) = (self.current.clone(), false);
     }
 
-    /// The daemon has ended; true where that was wanted here.
+    /// Records the daemon's exit; true if it was requested here.
     pub(super) fn ended(&mut self) -> bool {
         let wanted = matches!(self.step, AuthStep::Ending { .. });
         self.step = match std::mem::replace(&mut self.step, AuthStep::Idle) {
@@ -126,7 +126,7 @@ impl Auth {
         wanted
     }
 
-    /// Takes an answer in.
+    /// Handles a response.
     pub(super) fn done(&mut self, event: AuthEvent, now: At, random: f64, actions: &mut Vec<DaemonAction>) {
         self.step = match (std::mem::replace(&mut self.step, AuthStep::Idle), event) {
             (AuthStep::Leaving { failed }, AuthEvent::Left) => {
@@ -150,7 +150,7 @@ impl Auth {
         };
     }
 
-    /// What the state demands of a daemon that was seen like this (`None`: it has not said anything).
+    /// Actions of the current state for a daemon in this bus state (`None`: not reported yet).
     pub(super) fn proceed(&mut self, bus: Option<BusState>, now: At, actions: &mut Vec<DaemonAction>) {
         if let AuthStep::Forgetting { requested } = &mut self.step {
             if !std::mem::replace(requested, true) {
@@ -191,7 +191,7 @@ impl Auth {
         };
     }
 
-    /// The key that was tried does not work: take a newer one, or ask for one.
+    /// The tried key failed: use a newer one, or request one.
     fn fail(&mut self, now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
         if !self.current.is_empty() && self.current != self.tried {
             return self.apply(now, actions);
@@ -204,7 +204,7 @@ impl Auth {
         AuthStep::Leaving { failed }
     }
 
-    /// There is another key, or the node runs without.
+    /// Another key exists, or the node runs without one.
     fn clear(&mut self, now: At, running: bool, actions: &mut Vec<DaemonAction>) -> AuthStep {
         match (self.in_secret, running) {
             (false, true) => AuthStep::Idle,
@@ -248,13 +248,13 @@ impl Auth {
     }
 }
 
-/// Ends the daemon, so that it starts anew.
+/// Ends the daemon, so that it restarts.
 fn end(now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
     actions.push(DaemonAction::Terminate);
     wait(now + END, actions, |until| AuthStep::Ending { until })
 }
 
-/// Waits until then in the step that is made of it.
+/// Enters a step with a deadline.
 fn wait(until: At, actions: &mut Vec<DaemonAction>, step: impl FnOnce(At) -> AuthStep) -> AuthStep {
     actions.push(DaemonAction::Wake(until));
     step(until)

@@ -1,6 +1,6 @@
-//! The config file of a one-step login: which of several, and whether it is fit to be given to tailscaled.
+//! tailscaled's config file for a one-step login: selection and validation.
 //!
-//! The check is milder than the daemon's own: a field that a newer daemon knows is no fault here.
+//! Less strict than the daemon: unknown fields are accepted.
 
 use std::collections::BTreeSet;
 
@@ -11,19 +11,19 @@ use jsonc_parser::common::Ranged;
 use super::settings::Secret;
 use crate::model::tailnet::advertise::Advertised;
 
-/// The capability version to assume where the daemon does not tell its own: the one that the operator writes for every daemon.
+/// Capability version if the daemon does not report its own: the one that the operator writes for every daemon.
 pub const OLDEST_CAPVER: u32 = 106;
 
-/// What a config file says that matters here.
+/// Relevant content of a config file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfFile {
-    /// The key to log in with (`AuthKey`).
+    /// Auth key (`AuthKey`).
     pub auth_key: Option<Secret>,
-    /// The preferences that cannot be changed while the file is in force (`Locked`, by default all).
+    /// Whether preferences are locked (`Locked`, default true).
     pub locked: bool,
-    /// The Tailscale Services to advertise (`AdvertiseServices`).
+    /// Tailscale Services to advertise (`AdvertiseServices`).
     pub services: BTreeSet<String>,
-    /// Whether nobody is let in at all (`ShieldsUp`).
+    /// Whether all connections are blocked (`ShieldsUp`).
     pub shields_up: bool,
 }
 
@@ -55,7 +55,7 @@ impl ConfFault {
     }
 }
 
-/// The capability version of a config file's name, if it is one (`cap-N.hujson`).
+/// Capability version in a config file's name (`cap-N.hujson`), if it is one.
 fn version(name: &str) -> Option<u32> {
     name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse().ok()
 }
@@ -65,7 +65,7 @@ pub fn is_config(name: &str) -> bool {
     version(name).is_some()
 }
 
-/// The name, among those in the directory, of the newest file that a daemon of this capability version can read.
+/// Name of the newest file in the directory that a daemon of this capability version can read.
 pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Result<&'a str, ConfFault> {
     let usable =
         names.into_iter().filter_map(|name| version(name).map(|version| (version, name))).filter(|(version, _)| *version <= capver);
@@ -103,8 +103,7 @@ const SERVICES: &str = "AdvertiseServices";
 const ROUTES: &str = "AdvertiseRoutes";
 const SHIELDS: &str = "ShieldsUp";
 
-/// The text of a file that advertises no more than this and lets nobody new in where that is said, and is otherwise the same. Of a
-/// text that is no config, nothing changes.
+/// Copy of a file with reduced advertised services and shields-up as requested; otherwise equal. A text that is no config stays unchanged.
 ///
 /// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
 /// killed before it could take it back.
@@ -146,23 +145,23 @@ fn object(text: &str) -> Result<Object<'_>, ConfFault> {
     }
 }
 
-/// Whether the file itself says that nobody is let in.
+/// Whether the file itself sets shields-up.
 fn shields_up(object: &Object<'_>) -> bool {
     fields(object, SHIELDS).next_back().is_some_and(|field| matches!(&field.value, Value::BooleanLit(up) if up.value))
 }
 
-/// The fields of this name: the daemon does not care for its case, and of several the last counts.
+/// Fields of this name: the daemon ignores case, and the last of several wins.
 fn fields<'a, 'b>(object: &'b Object<'a>, name: &'static str) -> impl DoubleEndedIterator<Item = &'b ObjectProp<'a>> {
     object.properties.iter().filter(move |field| field.name.as_str().eq_ignore_ascii_case(name))
 }
 
-/// The texts in a list.
+/// Strings of a list.
 fn texts<'b>(value: &'b Value<'_>) -> impl Iterator<Item = &'b str> {
     let list = value.as_array().map(|list| list.elements.iter()).into_iter().flatten();
     list.filter_map(|item| item.as_string_lit().map(|text| text.value.as_ref()))
 }
 
-/// `HuJSON` is JSON with comments and trailing commas, and nothing else.
+/// `HuJSON`: JSON with comments and trailing commas.
 fn hujson() -> ParseOptions {
     ParseOptions {
         allow_comments: true,
@@ -252,7 +251,7 @@ mod tests {
         assert_eq!(shut(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
     }
 
-    /// A config of any fields, in any order, with comments; some of wrong types, some twice.
+    /// Configs of any fields in any order, with comments, wrong types and duplicates.
     fn texts() -> impl Strategy<Value = String> {
         let field = prop::sample::select(vec![
             r#""AuthKey":"tskey-1""#,
@@ -286,7 +285,7 @@ mod tests {
             let (before, after) = (check(text.as_bytes()), check(&said));
             match (before, after) {
                 (Ok(before), Ok(after)) => prop_assert_eq!(after, ConfFile { services, shields_up: shut || before.shields_up, ..before }),
-                // The one field that is written anew whatever it held.
+                // This field is always rewritten.
                 (Err(ConfFault::Type { field: SERVICES, .. }), after) => prop_assert_eq!(after.map(|file| file.services), Ok(services)),
                 (before, after) => prop_assert_eq!(after, before),
             }

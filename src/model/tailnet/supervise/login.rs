@@ -1,7 +1,7 @@
-//! What a daemon without config file is told: preferences and a key by LocalAPI, so that no secret is on a command line.
+//! Login of a daemon without config file: preferences and key by LocalAPI, so that no secret is on a command line.
 //!
-//! Where the settings hold more than preferences can say (an OAuth client, an identity token, a flag that is not known here),
-//! the `tailscale` command logs in; it then reads its one secret from its standard input.
+//! Settings beyond preferences (OAuth client, identity token, unknown flag) use the `tailscale` command, which reads its secret from standard
+//! input.
 
 use super::settings::{Secret, TwoStep};
 use crate::api::localapi::MaskedPrefs;
@@ -11,14 +11,14 @@ pub enum LoginPlan {
     /// By LocalAPI.
     Direct {
         prefs: Box<MaskedPrefs>,
-        /// What to log in with; may be `file:PATH`.
+        /// Auth key; may be `file:PATH`.
         auth_key: Option<Secret>,
     },
     /// By `tailscale up` with these arguments, the secret on its standard input.
     Command { args: Vec<String>, stdin: Option<Secret> },
 }
 
-/// The file name by which the command reads its standard input.
+/// File name of standard input.
 const STDIN: &str = "file:/dev/stdin";
 
 /// How to log in with these settings. `socket` is the LocalAPI's.
@@ -86,7 +86,7 @@ fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
 }
 
-/// A truth value as Go's flags have it.
+/// Parses a boolean of Go's flags.
 fn truth(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

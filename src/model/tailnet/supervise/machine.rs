@@ -1,7 +1,7 @@
-//! The state machine that keeps tailscaled running and logged in.
+//! State machine that keeps tailscaled running and logged in.
 //!
-//! [`Machine::step`] takes what happened, the time since the process began and a random number, and says what to do. It never
-//! gives up once the daemon has answered: it restarts it for ever, ever more slowly, and what the kernel forwards stays as it is.
+//! [`Machine::step`] maps an event, the time and a random number to actions. Once the daemon has responded, it is restarted without limit, with
+//! growing delays; the ruleset stays in force.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,12 +12,11 @@ use super::settings::{DaemonSettings, Login, Secret, StateStore};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
 
-/// How long a daemon may leave its socket unanswered before it is taken for hung. It waits up to 30 s for an API server with
-/// everything locked, and forwards all the while.
+/// Time without response before a daemon counts as hung. It can block for 30 s on an API server, and forwards meanwhile.
 const SILENCE: Duration = Duration::from_secs(90);
-/// How long the bus may be away before the node is called degraded: opening it again takes milliseconds.
+/// Time without bus before the node counts as degraded: reopening takes milliseconds.
 const GAP: Duration = Duration::from_secs(1);
-/// How long a daemon has to run for its next crash to count as the first.
+/// Run time after which the next crash counts as the first.
 const STEADY: Duration = Duration::from_mins(1);
 
 /// Where the daemon stands, for readiness, status and metrics.
@@ -26,20 +25,20 @@ pub enum DaemonPhase {
     /// No process; the next start is due.
     #[default]
     Down,
-    /// A process that does not answer yet.
+    /// A process that does not respond yet.
     Spawned,
     SocketUp,
-    /// It has not decided yet.
+    /// Initial state.
     NoState,
-    /// It cannot go on without a login.
+    /// Login required.
     NeedsLogin,
-    /// An administrator has to approve the node.
+    /// Approval by an administrator required.
     NeedsMachineAuth,
-    /// It is told not to run.
+    /// Stopped by preferences.
     Stopped,
     Starting,
     Running,
-    /// It was running and is not now; what the kernel holds is kept.
+    /// Was running and is not now; the ruleset stays.
     Degraded,
     Draining,
     Exited,
@@ -47,7 +46,7 @@ pub enum DaemonPhase {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonEvent {
-    /// The process began, or a time that was asked for has come.
+    /// Start of the process, or a requested time.
     Tick,
     Spawned,
     /// The process has ended, or could not be started.
@@ -55,12 +54,12 @@ pub enum DaemonEvent {
     Connected,
     Disconnected,
     Backend(BusState),
-    /// A key to log in with is known: that of the config file, or a newer one seen by the API.
+    /// An auth key: of the config file, or a newer one from the API.
     Key(Secret),
-    /// Something that [`Auth`] waits for.
+    /// A response for [`Auth`].
     Auth(AuthEvent),
     Stop {
-        /// How long it may take before it is killed.
+        /// Time before it is killed.
         grace: Duration,
     },
 }
@@ -76,7 +75,7 @@ enum ChildProcess {
 #[derive(Debug, Clone)]
 pub struct Machine {
     child: ChildProcess,
-    /// Since when the bus is open or closed.
+    /// State of the bus, and since when.
     bus: (bool, At),
     last_state: Option<BusState>,
     auth: Auth,
@@ -85,7 +84,7 @@ pub struct Machine {
     boot_deadline: At,
     started: bool,
     answered: bool,
-    /// This process of the daemon has been running.
+    /// This process has not been connected yet.
     fresh: bool,
     kill_at: Option<At>,
 }
@@ -192,7 +191,7 @@ impl Machine {
             self.child = ChildProcess::Gone;
             return;
         }
-        // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
+        // A daemon that worked restarts at once; one that exits soon again, or never worked, with growing delays.
         let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
         self.child = ChildProcess::Down { until: if first { now } else { now + wait } };
@@ -208,7 +207,7 @@ impl Machine {
         }
     }
 
-    /// What the state itself demands, whatever the event was.
+    /// Actions of the current state, after any event.
     fn proceed(&mut self, now: At, actions: &mut Vec<DaemonAction>) {
         match self.child {
             ChildProcess::Gone | ChildProcess::Starting => {}

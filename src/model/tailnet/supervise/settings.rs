@@ -1,4 +1,4 @@
-//! What the environment says about tailscaled, parsed and validated elsewhere.
+//! Settings of tailscaled, parsed and validated elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::model::base::netmap::in_tailscale_range;
 
-/// The address by which tailscaled itself answers DNS, by its own interface.
+/// Address of tailscaled's DNS server, on its own interface.
 const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
 
-/// A text that must not be seen in a log, a status or a command line: keys to the tailnet.
+/// A secret text, hidden in logs, status and command lines.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
@@ -23,7 +23,7 @@ pub struct DaemonSettings {
     pub tailscale: PathBuf,
     /// The LocalAPI socket (`TS_SOCKET`).
     pub socket: PathBuf,
-    /// Where the daemon keeps its state (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
+    /// State store of the daemon (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
     pub state: StateStore,
     /// No device, a network stack in the daemon (`TS_USERSPACE`).
     pub userspace: bool,
@@ -31,28 +31,28 @@ pub struct DaemonSettings {
     pub socks5: Option<String>,
     /// `TS_OUTBOUND_HTTP_PROXY_LISTEN`.
     pub http_proxy: Option<String>,
-    /// `TS_DEBUG_ADDR_PORT`; the caller leaves it out when `extra_args` has its own `--debug`.
+    /// `TS_DEBUG_ADDR_PORT`; the caller omits it when `extra_args` has its own `--debug`.
     pub debug_addr: Option<String>,
     /// `TS_TAILSCALED_EXTRA_ARGS`, split at blanks.
     pub extra_args: Vec<String>,
-    /// What the daemon's environment has besides the process's own (`TS_CERT_SHARE_MODE` where it is not empty).
+    /// Additional environment of the daemon (`TS_CERT_SHARE_MODE` if not empty).
     pub env: BTreeMap<String, String>,
-    /// The config directory is no mount: it is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
+    /// The config directory is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
     pub fill_config: bool,
     /// How the node logs in.
     pub login: Login,
-    /// How long the first start may take until the node runs (`TS_BOOT_TIMEOUT`).
+    /// Timeout of the first start until the node runs (`TS_BOOT_TIMEOUT`).
     pub boot_timeout: Duration,
-    /// Ask the daemon to set up UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
+    /// Enable UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
     pub udp_gro_forwarding: bool,
-    /// Addresses of the cluster that the Pod's packets carry: its own, its node's (`NODE_IP`), the API server's. One inside
-    /// 100.64.0.0/10 changes how the daemon may filter.
+    /// Cluster addresses in the Pod's packets: its own, its node's (`NODE_IP`), the API server's. One inside 100.64.0.0/10 restricts the
+    /// daemon's filter.
     pub cluster_ips: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateStore {
-    /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
+    /// Secret of this name; other files in the directory, if any, else in `/tmp`.
     KubeSecret {
         name: String,
         /// `TS_STATE_DIR`.
@@ -65,13 +65,13 @@ pub enum StateStore {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Login {
-    /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
+    /// One step: a complete config file in this directory (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
     ConfigDir(PathBuf),
-    /// Two steps: the daemon starts, then is told what to be.
+    /// Two steps: the daemon starts, then gets preferences and a login.
     TwoStep(Box<TwoStep>),
 }
 
-/// What the daemon is told in the second step.
+/// Settings of the second step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TwoStep {
     /// Only when the daemon needs a login (`TS_AUTH_ONCE`); else at every start.
@@ -86,9 +86,9 @@ pub struct TwoStep {
     pub id_token: Option<Secret>,
     /// `TS_AUDIENCE`.
     pub audience: Option<String>,
-    /// `TS_ACCEPT_DNS`, or what `--accept-dns` among the extra arguments said.
+    /// `TS_ACCEPT_DNS`, or `--accept-dns` among the extra arguments.
     pub accept_dns: Option<bool>,
-    /// `TS_ROUTES`: nothing where it is unset, an empty text where routes are to be withdrawn.
+    /// `TS_ROUTES`: `None` if unset, empty to withdraw routes.
     pub routes: Option<String>,
     /// `TS_HOSTNAME`.
     pub hostname: Option<String>,
@@ -151,7 +151,7 @@ impl fmt::Debug for Secret {
 pub(super) mod tests {
     use super::*;
 
-    /// A kernel-mode daemon with its state in memory and a config directory.
+    /// A kernel-mode daemon with state in memory and a config directory.
     pub(in crate::model::tailnet::supervise) fn settings() -> DaemonSettings {
         DaemonSettings {
             tailscaled: "tailscaled".into(),

@@ -8,12 +8,12 @@
 
 use crate::model::tailnet::state::{Content, StateChanges, from_json, to_json};
 
-/// A copy, and where it stands to what it was made of.
+/// A copy, and whether the Secret is up to date.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StateBackup {
-    /// What the Secret held of tailscaled's, as far as is known.
+    /// Known content of tailscaled's keys in the Secret.
     pub content: Option<Content>,
-    /// What a tailscaled that was started from a file has written there is in the Secret, too.
+    /// The Secret has everything that a tailscaled with a state file has written.
     pub given_back: bool,
 }
 
@@ -41,7 +41,7 @@ pub fn of_daemon(secret: &Content) -> Content {
 }
 
 pub fn to_file(content: &Content) -> Vec<u8> {
-    // Of its keys only those of serve configs have a character that a Secret's key may not have.
+    // Only keys of serve configs have a character that is invalid in a Secret.
     let own = |key: &String| key.strip_prefix("_serve_").map_or_else(|| key.clone(), |profile| format!("_serve/{profile}"));
     to_json(&content.iter().map(|(key, value)| (own(key), value.clone())).collect())
 }

@@ -1,4 +1,4 @@
-//! What happens on a connection: which requests are being answered, on which side each of them waits, and since when none is there.
+//! Activity of a connection: running requests, the side that each waits for, and the start of idle time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,7 +21,7 @@ struct State {
     since: Instant,
 }
 
-/// A request that is being answered.
+/// A running request.
 #[derive(Debug)]
 struct Request {
     number: u64,
@@ -34,13 +34,13 @@ struct Request {
     task: Option<AbortHandle>,
 }
 
-/// What a request waits for.
+/// Side that a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// The head of its answer, which has a deadline of its own.
+    /// The response head, which has its own deadline.
     Head,
     Backend,
-    /// The client, to take what there is of the answer.
+    /// The client, reading the response.
     Client,
 }
 
@@ -63,15 +63,15 @@ impl Request {
 #[derive(Debug)]
 pub(super) struct InFlight(Progress);
 
-/// How far a request is. Does not keep it.
+/// Progress of a request; a weak reference.
 #[derive(Debug, Clone)]
 pub(super) struct Progress(Activity, u64);
 
-/// How long a connection may be without a request.
+/// Idle timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IdleTimeouts {
     pub(super) first: Duration,
-    /// Between two.
+    /// Between requests.
     pub(super) next: Duration,
 }
 
@@ -99,14 +99,14 @@ impl Activity {
         InFlight(Progress(self.clone(), number))
     }
 
-    /// Returns once a request has begun. One may wait.
+    /// Waits until a request begins. For one waiter.
     pub(super) async fn request_began(&self) {
         while self.with(|state| state.begun) == 0 {
             self.0.1.notified().await;
         }
     }
 
-    /// When patience will be at its end, if nothing happens; nothing while a request is being answered.
+    /// End of the idle timeout; `None` during a request.
     pub(super) fn until(&self, patience: IdleTimeouts) -> Option<Instant> {
         self.with(|state| {
             let limit = if state.begun > 0 { patience.next } else { patience.first };
@@ -114,8 +114,8 @@ impl Activity {
         })
     }
 
-    /// Ends the answers that wait for longer than `limit` says of their turn, and says on whom they waited; whether one of them has
-    /// the connection for itself, which is then to be ended.
+    /// Ends requests that have waited for longer than `limit`, and reports the side; returns whether one has the connection for itself, which
+    /// must then be closed.
     pub(super) fn end_stalled(&self, limit: impl Fn(Turn) -> Option<Duration>, mut ended: impl FnMut(Turn)) -> bool {
         self.with(|state| {
             let stalled = |request: &&mut Request| limit(request.turn).is_some_and(|limit| request.waited() >= limit);
@@ -132,7 +132,7 @@ impl Activity {
     }
 }
 
-/// Runs each stream of an HTTP/2 connection as a task that can be ended: hyper asks for it right after the request has begun.
+/// Runs each stream of an HTTP/2 connection as a task that can be aborted: hyper spawns it right after the request has begun.
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Activity {
     fn execute(&self, stream: F) {
         let task = tokio::spawn(stream).abort_handle();
@@ -169,7 +169,7 @@ impl InFlight {
 }
 
 impl Progress {
-    /// The client has sent something: the backend has so much more time.
+    /// Records data of the client: extends the backend's deadline.
     pub(super) fn moved(&self) {
         self.with(|request| {
             if request.turn != Turn::Client {

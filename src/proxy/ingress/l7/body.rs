@@ -1,4 +1,4 @@
-//! Bodies as they pass through: frame by frame, never gathered. A side that does not go on is noticed.
+//! Streaming of bodies, frame by frame, with detection of stalls.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,10 @@ use crate::model::ingress::vhosts::min_rate::unpaid;
 use super::activity::{InFlight, Progress};
 use super::upstream::InFlightGuard;
 
-/// The answer to a client.
+/// Response to a client.
 pub(super) type ProxiedResponse = Response<Download>;
 
-/// A request's body on its way to a backend.
+/// Request body for a backend.
 #[derive(Debug)]
 pub(super) struct Upload(Option<Streamed>);
 
@@ -32,14 +32,14 @@ struct Streamed {
     state: Arc<State>,
     progress: Progress,
     limit: Duration,
-    /// Since when the client is waited for.
+    /// Start of waiting for the client.
     waiting: Option<Instant>,
     /// What its bytes have not paid off of earlier waits.
     unpaid: Duration,
     over: Option<Pin<Box<Sleep>>>,
 }
 
-/// What a body and its request, of which hyper has the one and we have the other, know of each other.
+/// State shared by a body, which hyper owns, and its request.
 #[derive(Debug, Default)]
 struct State {
     fault: OnceLock<ClientFault>,
@@ -47,20 +47,20 @@ struct State {
     waker: AtomicWaker,
 }
 
-/// A request whose body is under way. The body breaks off when this is dropped: nobody waits for the answer any more.
+/// A request with a streaming body. Dropping it aborts the body: the response is no longer awaited.
 #[derive(Debug)]
 pub(super) struct Uploading(Option<Arc<State>>);
 
-/// Why the body of a request did not come to its end: the client's doing, never the backend's.
+/// Fault of the client in a request body; never the backend's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientFault {
-    /// It is malformed, or the client has gone.
+    /// Malformed, or the client disconnected.
     Broken,
     /// The client stopped sending.
     Stalled,
 }
 
-/// A body breaks off.
+/// A body was aborted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BodyError {
     #[error("the other side of the connection broke off: {0}")]
@@ -92,7 +92,7 @@ impl Upload {
 }
 
 impl Uploading {
-    /// What the client did wrong.
+    /// Fault of the client, if any.
     pub(super) fn fault(&self) -> Option<ClientFault> {
         self.0.as_ref()?.fault.get().copied()
     }
@@ -109,7 +109,7 @@ impl Drop for Uploading {
 
 impl Streamed {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        // Before it is asked whether the request is over, lest that is missed.
+        // Register before checking, so that no wake-up is lost.
         self.state.waker.register(cx.waker());
         if self.state.over.load(Ordering::Acquire) {
             return Poll::Ready(Some(Err(BodyError::Over)));
@@ -169,14 +169,14 @@ impl Body for Upload {
     }
 }
 
-/// An answer's body on its way to the client.
+/// Response body for the client.
 #[derive(Debug)]
 pub(super) enum Download {
     Stream(Incoming, ResponseGuard),
     Text(Bytes),
 }
 
-/// What is held until an answer's body has passed.
+/// Guards that live until the response body is sent.
 #[derive(Debug)]
 pub(super) struct ResponseGuard {
     pub(super) in_flight: InFlight,
@@ -190,7 +190,7 @@ impl Download {
         if body.is_end_stream() { Self::Text(Bytes::new()) } else { Self::Stream(body, guard) }
     }
 
-    /// Without a text of our own: what a HEAD is answered with. HTTP/2 would send it.
+    /// Without our own text, for HEAD: HTTP/2 would send it.
     pub(super) fn unsaid(self) -> Self {
         if let Self::Text(_) = self { Self::Text(Bytes::new()) } else { self }
     }

@@ -1,4 +1,4 @@
-//! A client's connection and the room that it takes: what listeners, requests and tunnels share of it.
+//! A client's connection and its budget, shared by listeners, requests and tunnels.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use super::SitePort;
 use super::sources::ConnectionSlot;
 use super::stats::OpenGuard;
 
-/// Room for one connection: of its site, and of the process. Held as long as anything of the connection is left.
+/// Permits for one connection: of its virtual host, and of the process. Held until the connection and its tunnels end.
 #[derive(Debug)]
 pub(super) struct ConnectionBudget {
     pub(super) _site: OwnedSemaphorePermit,
     pub(super) _process: OwnedSemaphorePermit,
 }
 
-/// A connection from a client, as its requests and what it may have become see it.
+/// A client's connection, for its requests and tunnels.
 #[derive(Debug)]
 pub(super) struct ClientConnection {
     pub(super) port: Arc<SitePort>,

@@ -1,8 +1,7 @@
-//! One connection from a client: the PROXY header, TLS, and requests until either side has had enough.
+//! One connection from a client: PROXY protocol header, TLS, and requests.
 //!
-//! Whatever a client does or does not do, it costs one connection for a limited time: the header, the handshake, the first
-//! request, the pause between two and each step of a body have deadlines, and the head of a request a size. A client has so many
-//! connections at a time and no more.
+//! A client costs one connection for a limited time: header, handshake, first request, idle time and each step of a body have deadlines, and
+//! a request's head has a maximum size. The number of connections of a client is limited.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -28,10 +27,10 @@ use super::linger_close::hand_out;
 use super::request::answer;
 use super::{Closing, Limits, SitePort};
 
-/// How long a client that was told to leave may take to do so when it has no request open.
+/// Time for an idle client to close after GOAWAY or `Connection: close`.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Why a connection was not taken.
+/// Why a connection was rejected.
 #[derive(Debug, thiserror::Error)]
 enum RejectedConnection {
     #[error("the PROXY header did not come in time")]
@@ -52,14 +51,14 @@ impl RejectedConnection {
     }
 }
 
-/// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.
+/// Serves a connection until it ends; once `closing`, new requests are rejected. Returns it if TLS has ended and TCP must still be closed.
 pub(super) async fn serve(
     mut stream: TcpStream,
     port: Arc<SitePort>,
     room: Arc<ConnectionBudget>,
     closing: watch::Receiver<bool>,
 ) -> Option<TcpStream> {
-    // Not to have it costs latency, nothing else.
+    // A failure only adds latency.
     let _ = stream.set_nodelay(true);
     let open = port.shared.stats.opened(&port.counts);
     let limits = &port.shared.limits;
@@ -104,7 +103,7 @@ fn shaken_off(port: &SitePort, error: &TlsError) {
     tracing::debug!(service = port.service, reason = error.reason(), "{error}");
 }
 
-/// Reads the PROXY header and not a byte more.
+/// Reads the PROXY protocol header and not a byte more.
 async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, RejectedConnection> {
     let mut fixed = [0; FIXED];
     stream.read_exact(&mut fixed).await.map_err(RejectedConnection::Broken)?;
@@ -114,7 +113,7 @@ async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Rejected
     Ok(fixed.client(&rest))
 }
 
-/// Serves requests of HTTP/2 or HTTP/1.1, or of whichever the client begins with.
+/// Serves HTTP/2 or HTTP/1.1; without ALPN, detects the version.
 async fn requests<S>(stream: S, is_http2: Option<bool>, connection: ClientConnection, mut closing: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -179,8 +178,8 @@ where
     }
 }
 
-/// Returns when no new requests are taken here: at once when the listener is closed; before that, while a leaving replica lets end
-/// what has begun, once something was asked. A connection that stands and has not asked yet would be cut in the middle otherwise.
+/// Returns when this connection accepts no new requests: at once when the listener closes; during a drain, after its first request, so that
+/// a new connection is not cut before its response.
 async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::Receiver<Closing>, activity: &Activity) {
     let finished = async {
         if finishing.wait_for(|closing| *closing >= Closing::Draining).await.is_err() {

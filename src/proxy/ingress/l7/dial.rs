@@ -1,4 +1,4 @@
-//! Opens connections to backends: TCP, TLS where the backend speaks it, and HTTP/1.1 or HTTP/2 on top.
+//! Opens upstream connections: TCP, optional TLS, and HTTP/1.1 or HTTP/2.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,22 +16,22 @@ use crate::edge::tls::{Connector, TlsError};
 
 use super::body::Upload;
 
-/// TCP and TLS together take no longer; Pods are near.
+/// Timeout of TCP and TLS together; Pods are near.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How often a busy HTTP/2 connection is asked whether its peer lives, and how long that may take.
+/// Interval and timeout of HTTP/2 pings on busy connections.
 const PING: Duration = Duration::from_secs(15);
-/// The longest head of an answer.
+/// Maximum size of a response head.
 const HEAD: usize = 256 << 10;
-/// How much of a stream may be under way: gRPC moves large messages.
+/// HTTP/2 stream window: gRPC has large messages.
 const WINDOW: u32 = 1 << 20;
 
-/// A connection to a backend, ready for a request.
+/// An upstream connection, ready for a request.
 pub(super) enum Sender {
     Http1(http1::SendRequest<Upload>),
     Http2(http2::SendRequest<Upload>),
 }
 
-/// Why a backend could not be had.
+/// Why an upstream connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("cannot connect to {address}: {source}")]
@@ -61,8 +61,8 @@ impl DialError {
     }
 }
 
-/// Opens a connection, which keeps its `room` until it has ended. Without one, it may become something else and speaks HTTP/1.1, which
-/// alone can. `name` is what TLS asks for.
+/// Opens a connection that holds `room` until it ends. Without `room` it is for an upgrade and uses HTTP/1.1. `name` is the TLS server
+/// name.
 pub(super) async fn dial(
     address: SocketAddr,
     protocol: BackendProtocol,
@@ -73,7 +73,7 @@ pub(super) async fn dial(
     let upgradable = room.is_none();
     let open = async {
         let stream = TcpStream::connect(address).await.map_err(|source| DialError::Connect { address, source })?;
-        // Not to have it costs latency, nothing else.
+        // A failure only adds latency.
         let _ = stream.set_nodelay(true);
         if protocol != BackendProtocol::Https {
             return shake(address, stream, protocol == BackendProtocol::H2c && !upgradable, room).await;

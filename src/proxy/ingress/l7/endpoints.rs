@@ -1,7 +1,7 @@
-//! Who answers for the backends: `EndpointSlice`s of their namespaces, followed as long as a site leads there.
+//! Endpoints of backends: watches `EndpointSlice`s of their namespaces while a route needs them.
 //!
-//! What is known stays while the API is away. A namespace whose slices may not be read is told, and its backends are reached by
-//! their `ClusterIP`.
+//! Known endpoints stay while the API is unavailable. A namespace without read permission is reported, and its backends use their
+//! `ClusterIP`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
 use crate::model::ingress::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;
 
-/// Who answers, as far as it is known.
+/// Known endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamEndpoints {
     pub endpoints: BTreeMap<ServicePort, Vec<Endpoint>>,
-    /// The kind of what keeps a namespace's slices from being read.
+    /// Reasons of failed watches, by namespace.
     pub faults: BTreeMap<String, &'static str>,
 }
 
-/// One namespace's list while it is not complete.
+/// An incomplete list of one namespace.
 #[derive(Debug, Default)]
 struct Following {
     slices: Slices,
@@ -33,11 +33,11 @@ struct Following {
     faults: BTreeMap<String, &'static str>,
 }
 
-/// Follows the endpoints of all backends of these sites. Ends when the sites' sender is gone.
+/// Follows the endpoints of all backends. Ends when the sender is dropped.
 pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, endpoints: watch::Sender<Arc<UpstreamEndpoints>>) {
     let (sender, mut changes) = mpsc::channel(64);
     let mut watches: BTreeMap<String, AbortHandle> = BTreeMap::new();
-    // Whatever is followed ends with this.
+    // Dropping the set aborts all watches.
     let mut tasks = JoinSet::new();
     let mut following = Following::default();
     loop {
@@ -83,7 +83,7 @@ async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, 
     }
 }
 
-/// The namespaces in which backends are.
+/// Namespaces of backends.
 fn namespaces(sites: &Vhosts) -> BTreeSet<String> {
     let backends = sites.values().flat_map(|site| site.backends());
     backends
@@ -99,7 +99,7 @@ impl Following {
         self.faults.remove(namespace);
     }
 
-    /// Says whether there is something to publish.
+    /// Applies a change; returns whether there is something to publish.
     fn take(&mut self, namespace: &str, change: WatchChange) -> bool {
         match change {
             WatchChange::Begin => {

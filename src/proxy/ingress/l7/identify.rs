@@ -1,4 +1,4 @@
-//! Who a client is, asked of tailscaled and remembered for a moment.
+//! Client identities: WhoIs of tailscaled, with a short cache.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,18 +11,18 @@ use tokio::time::Instant;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::ingress::vhosts::identity::ClientIdentity;
 
-/// How long an answer counts. A node that changes hands, or a grant that is taken back, is noticed after so long.
+/// Cache time: changes of a node's user or grants apply after this.
 const FRESH: Duration = Duration::from_secs(20);
-/// How many are remembered.
+/// Maximum cached clients.
 const MAX_CLIENTS: usize = 4096;
 
-/// Asks who an address is; nothing if nobody is known.
+/// WhoIs lookup of an address; `None` if unknown.
 pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
 
-/// What was told, and when.
+/// Cached identity with its time.
 type CachedIdentity = (Instant, Option<Arc<ClientIdentity>>);
 
-/// Who clients are.
+/// Cache of client identities.
 pub(super) struct Identify {
     ask: Option<WhoIsLookup>,
     cache: Mutex<HashMap<IpAddr, CachedIdentity>>,
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Identify {
     }
 }
 
-/// Asks this tailscaled.
+/// Lookup by a LocalAPI.
 #[must_use]
 pub fn by(api: LocalApi) -> WhoIsLookup {
     Arc::new(move |client| {
@@ -44,12 +44,12 @@ pub fn by(api: LocalApi) -> WhoIsLookup {
 }
 
 impl Identify {
-    /// Without anybody to ask, nobody is known.
+    /// Without lookup, all clients are unknown.
     pub(super) fn new(ask: Option<WhoIsLookup>) -> Self {
         Self { ask, cache: Mutex::default() }
     }
 
-    /// Who that is. Nobody, where tailscaled cannot be asked: what is not known is not told.
+    /// Identity of a client; `None` if unknown or tailscaled is unavailable.
     pub(super) async fn who(&self, client: SocketAddr) -> Option<Arc<ClientIdentity>> {
         let ask = self.ask.as_ref()?;
         if let Some((at, identity)) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&client.ip())

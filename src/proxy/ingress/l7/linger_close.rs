@@ -1,10 +1,9 @@
-//! Parting with a client after TLS has ended: the client closes the TCP connection, we do only if it takes too long.
+//! Lingering close after the end of TLS: the client closes the TCP connection first; we do only after a timeout.
 //!
-//! A client's TCP connection ends in tailscaled, and tailscaled closes its end as soon as we close ours. Whichever side closes first
-//! keeps the connection's addresses and ports for a minute. Kernels let a new connection have them before, tailscaled's own TCP does not
-//! answer it: a client whose next connection happens to have the same port would wait for nothing. The client's kernel, which then keeps
-//! them instead, gives them to no new connection. Nobody misses anything meanwhile, for what TLS has to say has been said; without TLS
-//! the end of a connection may be the end of an answer, so there nothing is held back.
+//! A client's TCP connection ends in tailscaled, which closes its side as soon as we close ours. The side that closes first keeps the
+//! addresses and ports in TIME_WAIT for a minute. Kernels let a new connection reuse them earlier; tailscaled's TCP stack ignores its SYN, so
+//! a client that reuses the port would hang. With the client's kernel in TIME_WAIT, it does not reuse the port. TLS has signalled its end
+//! already, so nothing is lost; without TLS the end of a connection may be the end of a response, so there is no lingering.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -16,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
-/// A connection that is given back when whoever has it would close it.
+/// A connection that is returned instead of closed on drop.
 #[derive(Debug)]
 pub(super) struct LingerGuard {
     stream: Option<TcpStream>,

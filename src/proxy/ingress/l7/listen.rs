@@ -1,4 +1,4 @@
-//! The listeners: for each port of each site one, opened and closed as the sites say.
+//! Listeners: one for each port of each virtual host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,10 +22,10 @@ use super::connection::serve;
 use super::linger_close::linger;
 use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
 
-/// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
+/// Pause after a failed accept, e.g. because of exhausted file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The listeners of all sites.
+/// Listeners of all virtual hosts.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     addresses: BTreeMap<String, Ipv4Addr>,
@@ -33,7 +33,7 @@ pub(super) struct Listeners {
     tasks: JoinSet<()>,
 }
 
-/// What is open for one site.
+/// Open listeners of one virtual host.
 #[derive(Debug)]
 struct BoundListener {
     served: SnapshotCell<PortSnapshot>,
@@ -43,8 +43,7 @@ struct BoundListener {
 }
 
 impl Listeners {
-    /// Opens what is missing and closes what is not wanted; what stays is not touched. Returns whether something could not be
-    /// opened and is to be tried again.
+    /// Opens missing listeners and closes removed ones; others are unchanged. Returns whether one failed and must be retried.
     pub(super) async fn follow(&mut self, sites: &Vhosts, shared: &Arc<ListenerContext>) -> bool {
         while self.tasks.try_join_next().is_some() {}
         self.sites.retain(|name, opened| {
@@ -70,7 +69,7 @@ impl Listeners {
         failed
     }
 
-    /// Takes no new connections and no new requests; those that there are go on.
+    /// Accepts no new connections and requests; running ones continue.
     pub(super) fn close(&mut self) {
         self.sites.values().for_each(BoundListener::close);
     }
@@ -80,7 +79,7 @@ impl Listeners {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// What is open, by site.
+    /// Status by virtual host.
     pub(super) fn in_place(&self, shared: &ListenerContext) -> BTreeMap<String, SiteStatus> {
         let place = |(name, opened): (&String, &BoundListener)| {
             let site = Arc::clone(&opened.served.read().site);
@@ -160,7 +159,7 @@ async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::
     Ok((listener, at))
 }
 
-/// The next connection, once there is room for it; nothing if accepting failed. Those that come meanwhile wait in the kernel.
+/// Next connection within the limits; `None` if accepting failed. Further connections wait in the kernel's backlog.
 async fn accept(listener: &TcpListener, port: &SitePort) -> Option<(TcpStream, ConnectionBudget)> {
     let stream = match listener.accept().await {
         Ok((stream, _)) => stream,
@@ -170,13 +169,13 @@ async fn accept(listener: &TcpListener, port: &SitePort) -> Option<(TcpStream, C
             return None;
         }
     };
-    // First that of the site: who waits for it takes nothing from others.
+    // The virtual host's limit first: waiting for it holds no shared permit.
     let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
     let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
     Some((stream, ConnectionBudget { _site: site, _process: process }))
 }
 
-/// Takes connections until told to close, then waits for those that there are, and for those that became something else.
+/// Accepts connections until closed, then waits for open connections and tunnels.
 async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     loop {
@@ -187,7 +186,7 @@ async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::
                     biased;
                     _ = closing.wait_for(|closing| *closing) => break None,
                     accepted = &mut next => break Some(accepted),
-                    // A connection that has ended makes room for the one that waits.
+                    // A finished connection frees a permit.
                     Some(_) = connections.join_next() => {}
                 }
             }

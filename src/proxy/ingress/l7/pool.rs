@@ -1,4 +1,4 @@
-//! Connections to backends, kept for the next request: of each backend its endpoints and, behind them, its `ClusterIP`.
+//! Upstream connection pools: endpoints of each backend, and its `ClusterIP` as fallback.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,43 +19,43 @@ use super::dial::DialError;
 use super::endpoints::UpstreamEndpoints;
 use super::upstream::Upstream;
 
-/// Endpoints that one request tries, at most, before it goes to the `ClusterIP`.
+/// Maximum endpoints that a request tries before the `ClusterIP`.
 const TRIES: usize = 3;
 
-/// How long a request waits for room for its connection.
+/// Timeout for a connection permit.
 const WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaLocation {
-    /// Its zone; where it is not told, that of endpoints on the same node.
+    /// Its zone; if unknown, that of endpoints on the same node.
     pub zone: Option<String>,
     pub node: Option<String>,
 }
 
-/// The pools of all backends.
+/// Pools of all backends.
 #[derive(Debug)]
 pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
     endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     place: ReplicaLocation,
     tls: Connector,
-    /// Room for connections to backends.
+    /// Limit of upstream connections.
     room: Arc<Semaphore>,
     start: Instant,
 }
 
-/// The pool of one backend.
+/// Pool of one backend.
 #[derive(Debug)]
 pub(super) struct Pool {
     backend: Arc<Backend>,
-    /// What TLS asks for: the Service's name in the cluster, else its address.
+    /// TLS server name: the Service's cluster DNS name, else its address.
     name: String,
     peers: Mutex<UpstreamSet>,
 }
 
 #[derive(Debug, Default)]
 struct UpstreamSet {
-    /// What the list was made from.
+    /// Endpoints that the list was built from.
     endpoints: Option<Arc<UpstreamEndpoints>>,
     list: Vec<Arc<Upstream>>,
     fallback: BTreeMap<SocketAddr, Arc<Upstream>>,
@@ -76,12 +76,12 @@ impl Pools {
         Arc::clone(by_backend.entry(Arc::clone(backend)).or_insert_with(|| Arc::new(Pool::new(backend))))
     }
 
-    /// Forgets backends that no site leads to; requests that are under way go on.
+    /// Removes unused backends; running requests continue.
     pub(super) fn retain(&self, wanted: &BTreeSet<Arc<Backend>>) {
         self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).retain(|backend, _| wanted.contains(backend));
     }
 
-    /// Room for another connection; those that wait for a request make room if there is none.
+    /// Permit for another connection; closes idle ones if none is free.
     pub(super) async fn room(&self) -> Result<OwnedSemaphorePermit, DialError> {
         if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
             return Ok(room);
@@ -91,7 +91,7 @@ impl Pools {
         room.ok().and_then(Result::ok).ok_or(DialError::Full)
     }
 
-    /// Lets connections go that have waited so long for a request.
+    /// Closes connections that have been idle for `idle`.
     pub(super) fn sweep(&self, idle: Duration) {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for pool in pools {
@@ -101,7 +101,7 @@ impl Pools {
         }
     }
 
-    /// The endpoints to try for a request, the best first. None if nothing is known, or all are left alone.
+    /// Endpoints to try for a request, in order. Empty if none is known or all are ejected.
     pub(super) fn choices(&self, pool: &Pool) -> Vec<Arc<Upstream>> {
         let now = self.start.elapsed();
         let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
@@ -118,18 +118,18 @@ impl Pools {
         &self.tls
     }
 
-    /// Notes whether an endpoint could be reached.
+    /// Records whether an endpoint was reachable.
     pub(super) fn note(&self, peer: &Upstream, reached: bool) {
         let mut health = peer.health();
         if reached { health.answered() } else { health.failed(self.start.elapsed()) }
     }
 
-    /// The kind of what keeps a namespace's endpoints from being followed.
+    /// Reasons of failed EndpointSlice watches, by namespace.
     pub(super) fn unfollowed(&self) -> BTreeMap<String, &'static str> {
         self.endpoints.borrow().faults.clone()
     }
 
-    /// How many endpoints each backend has, and how many of them are left alone.
+    /// Number of endpoints and of ejected endpoints, by backend.
     pub(super) fn sample(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
         let now = self.start.elapsed();
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
@@ -159,7 +159,7 @@ impl Pool {
         &self.name
     }
 
-    /// The `ClusterIP`, whose name, if it is one, is looked up.
+    /// The `ClusterIP` fallback; a name is resolved.
     pub(super) async fn fallback(&self) -> Result<Arc<Upstream>, DialError> {
         let name = &self.backend.address;
         let address = if let Ok(address) = name.parse() {
@@ -173,7 +173,7 @@ impl Pool {
         Ok(Arc::clone(peers.fallback.entry(address).or_insert_with(|| Arc::new(Upstream::new(address, false)))))
     }
 
-    /// The peers as the endpoints are now; those that stay keep their connections.
+    /// Upstreams for the current endpoints; unchanged ones keep their connections.
     fn refreshed(&self, current: &Arc<UpstreamEndpoints>, place: &ReplicaLocation) -> std::sync::MutexGuard<'_, UpstreamSet> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.endpoints.as_ref().is_some_and(|before| Arc::ptr_eq(before, current)) {
@@ -196,7 +196,7 @@ impl Pool {
     }
 }
 
-/// The zone of a node, from endpoints that run there.
+/// Zone of a node, from endpoints on it.
 fn learned<'a>(endpoints: &'a [Endpoint], node: &String) -> Option<&'a String> {
     endpoints.iter().find(|endpoint| endpoint.node.as_ref() == Some(node))?.zone.as_ref()
 }

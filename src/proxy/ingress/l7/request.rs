@@ -1,4 +1,4 @@
-//! One request: which route it takes, what the backend is told, and what the client gets.
+//! One request: route, upstream request and response.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -25,7 +25,7 @@ use super::pool::Pool;
 use super::tunnel;
 use super::upstream::{InFlightGuard, SendError, Upstream, UpstreamRequest};
 
-/// Answers a request that came in on this connection.
+/// Handles a request of this connection.
 pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
     let began = Instant::now();
     let head = request.method() == Method::HEAD;
@@ -51,17 +51,17 @@ async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request
         Err(answer) => return *answer,
     };
     let over_tls = proxied.backend.protocol == BackendProtocol::Https;
-    // An upgrade belongs to HTTP/1.1 (RFC 9110, 7.8), and what follows it must be told from a body.
+    // An upgrade requires HTTP/1.1 (RFC 9110, 7.8), and its data must be distinguishable from a body.
     let may_upgrade = request.version() == Version::HTTP_11 && request.body().is_end_stream();
     let upgrade = if may_upgrade { port.shared.upgrades.wanted(request.headers()) } else { None };
     let aim = UpstreamRequest { host: host.clone(), path, over_tls, from: request.version(), upgrade: upgrade.is_some() };
     proxy(UpstreamRoute { connection, port, proxied, aim, name, upgrade }, in_flight, request).await
 }
 
-/// Path and query of a request, or `*`; nothing if it has none, or `*` where that cannot be.
+/// Path and query of a request, or `*`; `None` if missing or `*` is not permitted.
 fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
     let uri = request.uri();
-    // A name alone is what CONNECT has.
+    // Only CONNECT has an authority alone.
     if uri.authority().is_some() && uri.scheme().is_none() {
         return None;
     }
@@ -70,7 +70,7 @@ fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
     fits.then_some(target)
 }
 
-/// The backend and the path for it; or the answer, where no backend is asked.
+/// Backend and path, or a direct response.
 fn decided<'a>(
     site: &'a Vhost,
     port: &SitePort,
@@ -97,7 +97,7 @@ fn decided<'a>(
     }))
 }
 
-/// The way of a request to a backend.
+/// Route of a request to a backend.
 struct UpstreamRoute<'a> {
     connection: &'a Arc<ClientConnection>,
     port: &'a SitePort,
@@ -128,7 +128,7 @@ async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request
     *sent.method_mut() = parts.method;
     *sent.headers_mut() = parts.headers;
     headers::forward(sent.headers_mut(), about);
-    // The body is asked for as soon as the backend wants it; who waits for leave has it by then.
+    // The body is read on demand, which also sends 100 Continue.
     sent.headers_mut().remove(EXPECT);
     if let Some(protocol) = &way.upgrade {
         sent.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -154,7 +154,7 @@ async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request
 }
 
 impl UpstreamRoute<'_> {
-    /// Answers in place of a backend.
+    /// Response in place of a backend's.
     fn end(&self, unanswered: Unanswered) -> ProxiedResponse {
         if let Some(reason) = unanswered.reason() {
             self.port.counts.aborted(reason);
@@ -163,18 +163,18 @@ impl UpstreamRoute<'_> {
     }
 }
 
-/// Why a backend's answer cannot be had.
+/// Why there is no response of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unanswered {
-    /// The request's body broke off.
+    /// The request's body was aborted.
     Client(ClientFault),
-    /// Nobody can be reached, or the connection broke.
+    /// No endpoint is reachable, or the connection broke.
     Unreachable,
-    /// Nobody can be reached in time.
+    /// No endpoint is reachable in time.
     Deadline,
-    /// The backend has said nothing for too long.
+    /// Timeout of the backend.
     Late,
-    /// There is no room for another connection to a backend.
+    /// The limit of upstream connections is reached.
     Full,
 }
 
@@ -190,7 +190,7 @@ impl Unanswered {
         }
     }
 
-    /// For the count of what was ended before its time.
+    /// Label of the counter of aborted requests.
     fn reason(self) -> Option<&'static str> {
         match self {
             Self::Client(ClientFault::Stalled) => Some("Client"),
@@ -201,7 +201,7 @@ impl Unanswered {
     }
 }
 
-/// Waits for the head of an answer, for so long after the client has last sent something.
+/// Waits for a response head, with a deadline after the client's last data.
 async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     loop {
@@ -216,7 +216,7 @@ async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Outp
     }
 }
 
-/// Asks endpoints, one after the other as long as nothing was sent, at last the `ClusterIP`.
+/// Tries endpoints in order as long as nothing was sent, then the `ClusterIP`.
 async fn ask(
     way: &UpstreamRoute<'_>,
     pool: &Arc<Pool>,
@@ -238,7 +238,7 @@ async fn ask(
             }
             Err(SendError::Sent(error)) => {
                 let unanswered = broken(way, &peer, &error, uploading.fault());
-                // Asked again, it does the same, wherever: that is what the method says.
+                // Safe to repeat: the method is idempotent.
                 *request = again.as_ref().map(copy).ok_or(unanswered)?;
             }
         }
@@ -258,7 +258,7 @@ async fn ask(
     }
 }
 
-/// A request was sent and not answered: by whose fault.
+/// Evaluates a sent request without response: fault of client or backend.
 fn broken(way: &UpstreamRoute<'_>, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
     let service = &way.port.service;
     if let Some(fault) = by_client {
@@ -270,7 +270,7 @@ fn broken(way: &UpstreamRoute<'_>, peer: &Upstream, error: &hyper::Error, by_cli
     Unanswered::Unreachable
 }
 
-/// Notes that an endpoint cannot be reached. Fails if that is not the endpoint's fault.
+/// Records an unreachable endpoint. Fails if it is not the endpoint's fault.
 fn failed(way: &UpstreamRoute<'_>, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
     way.port.counts.failed(error.reason());
     tracing::debug!(service = way.port.service, reason = error.reason(), "an endpoint cannot be reached: {error}");
@@ -281,7 +281,7 @@ fn failed(way: &UpstreamRoute<'_>, peer: &Upstream, error: &DialError) -> Result
     Ok(())
 }
 
-/// What a request is made of that may be sent twice: one that asks only, and has no body.
+/// Copy of a request that may be repeated: safe method, no body.
 fn repeatable(request: &Request<Upload>) -> Option<Request<()>> {
     let asks_only = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let plain = asks_only && request.body().is_empty() && !request.headers().contains_key(UPGRADE);
@@ -299,7 +299,7 @@ fn copied<A, B>(request: &Request<A>, body: B) -> Request<B> {
     copy
 }
 
-/// A backend's answer as the client gets it.
+/// Converts a backend's response for the client.
 fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     let (mut parts, body) = answer.into_parts();
     headers::end_to_end(&mut parts.headers);
@@ -309,8 +309,8 @@ fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     Response::from_parts(parts, Download::stream(body, guard))
 }
 
-/// The name that a request is for: that of its URI, which HTTP/2 always has, else the header's. Nothing if there is none, or if
-/// there are several of which the backend may take another (RFC 9112, 3.2; RFC 9113, 8.3.1).
+/// Host of a request: from its URI, as always in HTTP/2, else from the header. `None` if missing or ambiguous (RFC 9112, 3.2; RFC 9113,
+/// 8.3.1).
 fn named(request: &Request<Incoming>) -> Option<HeaderValue> {
     let mut headers = request.headers().get_all(HOST).iter();
     let header = headers.next().filter(|host| !host.is_empty());
@@ -334,7 +334,7 @@ fn redirect(status: u16, to: &str) -> ProxiedResponse {
     answer
 }
 
-/// An answer of our own.
+/// A response of our own.
 pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> ProxiedResponse {
     let mut answer = Response::new(Download::Text(words.into()));
     *answer.status_mut() = status;

@@ -1,4 +1,4 @@
-//! How many connections each client has.
+//! Connection limits by client address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 use crate::model::ingress::vhosts::shares::source;
 
-/// How often a client with too many connections is told of.
+/// Minimum interval of log lines about a client with too many connections.
 const TELL: Duration = Duration::from_mins(1);
 
-/// The connections of all clients.
+/// Connection counts of all clients.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
     most: usize,
@@ -25,7 +25,7 @@ struct SourceConnections {
     logged_at: Option<Instant>,
 }
 
-/// A connection of a client, as long as this lives.
+/// Guard of a client's connection.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot(Arc<ConnectionLimits>, Option<IpAddr>);
 
@@ -34,7 +34,7 @@ impl ConnectionLimits {
         Arc::new(Self { most, open: Mutex::default() })
     }
 
-    /// Counts a connection of this client. Fails if it has as many as it may have, and says whether that is worth a line.
+    /// Counts a connection of a client. At the limit fails, with whether to log it.
     pub(super) fn enter(self: &Arc<Self>, client: Option<SocketAddr>) -> Result<ConnectionSlot, bool> {
         let source = client.map(|client| source(client.ip()));
         if let Some(source) = source {

@@ -1,4 +1,4 @@
-//! What is counted of each site, as it happens; a scrape reads it.
+//! Counters of each virtual host, read by scrapes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,13 +9,13 @@ use tokio::sync::watch;
 
 use crate::runtime::metrics::HistogramSample;
 
-/// How requests were answered, by the first digit of the status.
+/// Status classes of responses.
 pub const CODES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// Upper bounds of response times, in seconds: from a backend in the same zone to the timeout of an answer.
 const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
 
-/// The counts of one site.
+/// Counters of one virtual host.
 #[derive(Debug, Default)]
 pub struct Counts {
     codes: [AtomicU64; 5],
@@ -29,48 +29,48 @@ pub struct Counts {
     open: AtomicUsize,
 }
 
-/// Times of responses, in buckets.
+/// Response times in buckets.
 #[derive(Debug, Default)]
 struct Latency {
-    /// One for each bound, and one for what is above the last.
+    /// One for each bound, and one above the last.
     buckets: [AtomicU64; LATENCY_BOUNDS.len() + 1],
     sum_micros: AtomicU64,
 }
 
-/// Counts by a word of a closed set.
+/// Counters by label value of a closed set.
 #[derive(Debug, Default)]
 struct Words(Mutex<BTreeMap<&'static str, u64>>);
 
-/// The counts of one site at one moment.
+/// Sampled counters of one virtual host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SiteCounts {
     /// Requests by [`CODES`].
     pub codes: [u64; 5],
-    /// The time until the head of their response.
+    /// Time until the response head.
     pub latency: HistogramSample,
-    /// Handshakes by their outcome.
+    /// Handshakes by outcome.
     pub handshakes: BTreeMap<&'static str, u64>,
-    /// Tries to reach an endpoint that failed, by kind.
+    /// Failed upstream attempts, by reason.
     pub failures: BTreeMap<&'static str, u64>,
-    /// Requests that went to the `ClusterIP`.
+    /// Requests that used the `ClusterIP`.
     pub fallbacks: u64,
-    /// Connections that became something else, such as a WebSocket.
+    /// Upgraded connections.
     pub upgrades: u64,
-    /// Connections that were not taken, by kind.
+    /// Rejected connections, by reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Requests and tunnels that were ended before their time, by who was waited for.
+    /// Aborted requests and tunnels, by the side that stalled.
     pub aborted: BTreeMap<&'static str, u64>,
     pub open: usize,
 }
 
-/// The counts of all sites, and how many connections are open.
+/// Counters of all virtual hosts, and open connections.
 #[derive(Debug, Clone)]
 pub struct Stats {
     sites: Arc<Mutex<BTreeMap<String, Arc<Counts>>>>,
     open: watch::Sender<usize>,
 }
 
-/// A connection that is open as long as this lives.
+/// Guard of an open connection.
 #[derive(Debug)]
 pub(super) struct OpenGuard {
     counts: Arc<Counts>,
@@ -157,14 +157,14 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// The counts of all sites now.
+    /// Samples all counters.
     #[must_use]
     pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         sites.iter().map(|(name, counts)| (name.clone(), counts.sample())).collect()
     }
 
-    /// How many connections are open, those of vanished sites too.
+    /// Number of open connections, including those of removed virtual hosts.
     #[must_use]
     pub fn open(&self) -> watch::Receiver<usize> {
         self.open.subscribe()
@@ -175,7 +175,7 @@ impl Stats {
         Arc::clone(sites.entry(name.to_owned()).or_default())
     }
 
-    /// Forgets the counts of a site that is gone.
+    /// Removes the counters of a virtual host.
     pub(super) fn forget(&self, name: &str) {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }

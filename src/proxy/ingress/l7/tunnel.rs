@@ -1,5 +1,4 @@
-//! Connections that became something else, such as `WebSocket`s: bytes both ways until either side ends, the listener does, or nothing
-//! has passed for too long.
+//! Tunnels of upgraded connections, e.g. `WebSocket`s: bytes in both directions until either side or the listener ends, or an idle timeout.
 
 use std::io;
 use std::pin::Pin;
@@ -21,7 +20,7 @@ use super::body::ProxiedResponse;
 use super::body::{Download, ResponseGuard};
 use super::client::ClientConnection;
 
-/// Joins the client to the backend that agreed, and tells the client.
+/// Connects the client to the backend after a 101 response.
 pub(super) fn join(
     connection: &Arc<ClientConnection>,
     mut answer: Response<Incoming>,
@@ -60,13 +59,13 @@ pub(super) fn join(
     Response::from_parts(parts, Download::Text(bytes::Bytes::new()))
 }
 
-/// Passes bytes both ways until either side ends; returns false if nothing has passed for so long.
+/// Copies bytes in both directions until either side ends; false after the idle timeout.
 async fn passed<A, B>(theirs: A, mut ours: B, limit: Duration) -> bool
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    // Whatever passes, passes the client's side.
+    // All data passes the client's side.
     let moved = Arc::new(Mutex::new(Instant::now()));
     let mut theirs = Watched { stream: theirs, moved: Arc::clone(&moved) };
     let quiet = async {
@@ -79,13 +78,13 @@ where
         }
     };
     tokio::select! {
-        // That either side breaks off is how such connections end.
+        // An error of either side is a normal end.
         _ = copy_bidirectional(&mut theirs, &mut ours) => true,
         () = quiet => false,
     }
 }
 
-/// A stream that notes when it was last read from or written to.
+/// A stream that records the time of its last read or write.
 struct Watched<S> {
     stream: S,
     moved: Arc<Mutex<Instant>>,

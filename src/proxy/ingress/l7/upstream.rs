@@ -1,4 +1,4 @@
-//! One address of a backend: the connections to it that are open, how busy it is and how it has done lately.
+//! One upstream address: open connections, load and health.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use super::body::Upload;
 use super::dial::{DialError, Sender, dial};
 use super::pool::{Pool, Pools};
 
-/// How long a connection waits for the next request, less than servers usually let one wait.
+/// Idle timeout of pooled connections, shorter than that of usual servers.
 pub(super) const IDLE: Duration = Duration::from_secs(50);
 /// How many wait at the most.
 const MAX_IDLE_PER_UPSTREAM: usize = 128;
@@ -35,7 +35,7 @@ pub(super) struct Upstream {
     health: Mutex<EndpointHealth>,
     http1: Mutex<Vec<IdleConnection>>,
     http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
-    /// Held while an HTTP/2 connection is opened, which then serves all who waited.
+    /// Serializes opening of an HTTP/2 connection, which then serves all waiters.
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -45,15 +45,15 @@ struct IdleConnection {
     used: Instant,
 }
 
-/// A request that the peer is answering, its body included.
+/// Guard of a running request, including its response body.
 #[derive(Debug)]
 pub(super) struct InFlightGuard {
     peer: Arc<Upstream>,
-    /// That of its connection, where this may become something else and live on as such.
+    /// Permit of its connection, if that may become a tunnel.
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// What a request says beside headers and body, in the form that every HTTP version needs.
+/// Target of an upstream request, for every HTTP version.
 #[derive(Debug)]
 pub(super) struct UpstreamRequest {
     pub(super) host: HeaderValue,
@@ -63,11 +63,11 @@ pub(super) struct UpstreamRequest {
     pub(super) upgrade: bool,
 }
 
-/// A request that was not answered.
+/// A failed request.
 pub(super) enum SendError {
-    /// It was not sent: another may be asked.
+    /// Not sent: may be sent to another endpoint.
     Unsent(Box<Request<Upload>>, DialError),
-    /// It was sent, at least in part.
+    /// Sent, at least in part.
     Sent(hyper::Error),
 }
 
@@ -98,12 +98,12 @@ impl Upstream {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there are connections or requests.
+    /// Whether it has connections or requests.
     pub(super) fn is_used(&self) -> bool {
         self.busy() > 0 || !self.idle_now().is_empty() || self.multiplexed().is_some()
     }
 
-    /// Lets connections go that have waited for `idle` or are closed.
+    /// Closes connections that have been idle for `idle` or are closed.
     pub(super) fn sweep(&self, idle: Duration) {
         self.idle_now()
             .retain(|connection| !connection.sender.is_closed() && (!connection.sender.is_ready() || connection.used.elapsed() < idle));
@@ -115,7 +115,7 @@ impl Upstream {
         }
     }
 
-    /// Asks it; the answer's body is the peer's business until it has passed ([`InFlightGuard`]).
+    /// Sends a request; [`InFlightGuard`] counts it until its response body is sent.
     pub(super) async fn send(
         self: &Arc<Self>,
         mut request: Request<Upload>,
@@ -152,7 +152,7 @@ impl Upstream {
                 }
             };
             match error {
-                // A kept connection that the peer has just closed says nothing about the peer.
+                // A pooled connection that the endpoint has just closed is no failure.
                 Some(unsent) if reused => {
                     *self.multiplexed() = None;
                     request = unsent;
@@ -166,7 +166,7 @@ impl Upstream {
         }
     }
 
-    /// A connection for one request, and whether it was open before.
+    /// A connection for a request, and whether it was pooled.
     async fn sender(
         &self,
         aim: &UpstreamRequest,
@@ -181,7 +181,7 @@ impl Upstream {
         if let Some(open) = self.open() {
             return Ok((open, true));
         }
-        // Others who want an HTTP/2 connection wait for this one.
+        // Other requests wait for this HTTP/2 connection.
         let _opening = if pool.backend().protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
         match self.open() {
             Some(open) => Ok((open, true)),
@@ -189,9 +189,9 @@ impl Upstream {
         }
     }
 
-    /// A new connection; one that many requests can share is kept at once. Without `room` it may become something else.
+    /// A new connection; HTTP/2 is pooled at once. Without `room` it is for an upgrade.
     async fn dialled(&self, room: Option<OwnedSemaphorePermit>, pool: &Pool, pools: &Pools) -> Result<Sender, DialError> {
-        // Apart, for it is large and a request under way would hold the room for it.
+        // Boxed: the future is large and would enlarge every request.
         let dial = Box::pin(dial(self.address, pool.backend().protocol, pool.name(), pools.tls(), room));
         let sender = dial.await?;
         if let Sender::Http2(sender) = &sender {
@@ -200,7 +200,7 @@ impl Upstream {
         Ok(sender)
     }
 
-    /// A connection that is open and free.
+    /// A pooled connection.
     fn open(&self) -> Option<Sender> {
         let mut http2 = self.multiplexed();
         if let Some((sender, used)) = http2.as_mut().filter(|(sender, _)| !sender.is_closed()) {
@@ -215,7 +215,7 @@ impl Upstream {
         Some(Sender::Http1(idle_now.swap_remove(at).sender))
     }
 
-    /// Keeps a connection whose answer is still coming: it is free when that has passed.
+    /// Returns a connection to the pool; it is usable after its current response.
     fn keep(&self, sender: http1::SendRequest<Upload>) {
         let mut idle_now = self.idle_now();
         if idle_now.len() < MAX_IDLE_PER_UPSTREAM {
@@ -232,11 +232,11 @@ impl Upstream {
     }
 }
 
-/// Brings a request into the form of an HTTP version.
+/// Adapts a request to an HTTP version.
 fn shape(request: &mut Request<Upload>, aim: &UpstreamRequest, http2: bool) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(aim.path.clone());
-    // Its length is that of the body that came, which is all that counts: hyper drops a GET's body of which it does not know.
+    // Set the length explicitly: hyper drops a GET's body without one.
     let exact = request.body().size_hint().exact();
     request.headers_mut().remove(TRANSFER_ENCODING);
     if http2 {
@@ -252,6 +252,6 @@ fn shape(request: &mut Request<Upload>, aim: &UpstreamRequest, http2: bool) {
         }
         *request.version_mut() = Version::HTTP_11;
     }
-    // Its parts were a URI before.
+    // Valid: the parts come from a URI.
     *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
 }

@@ -1,7 +1,7 @@
-//! Which names a replica is told to advertise, and which it does.
+//! Names that a replica's config advertises, and names that it serves.
 //!
-//! Our replica holds back by itself what is not in place yet. The Tailscale operator's advertises at once what it is told, so
-//! that it is told only what it holds.
+//! Our replica delays names that are not in place yet. The Tailscale operator's advertises its config at once, so its config has only
+//! names that it can serve.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ObservedReplica, readiness};
 
 impl IngressPlan<'_> {
-    /// The names that a replica is told to advertise.
+    /// Names for a replica's config.
     pub(in super::super) fn advertised(
         &self,
         work: &GroupPass<'_>,
@@ -33,7 +33,7 @@ impl IngressPlan<'_> {
         unchanged.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
     }
 
-    /// Whether a replica may advertise a name whose Tailscale Service is there.
+    /// Whether a replica may advertise a name whose Tailscale Service exists.
     pub(super) fn ready(
         &self,
         work: &GroupPass<'_>,
@@ -59,7 +59,7 @@ impl IngressPlan<'_> {
                     });
                     status.is_some_and(|status| status.configs.get(name) == wanted.as_ref())
                 };
-                // Nobody here knows who is behind a name: its replicas do.
+                // Only the replicas resolve an external name.
                 let backed = !whole.external_name.is_empty() || work.observed.publish.backed.contains(&id);
                 backed && written && (!shape.stock() || unchanged())
             }
@@ -78,19 +78,19 @@ pub(super) fn unapproved(replica: &ObservedReplica, name: &str) -> bool {
     replica.state.as_ref().is_some_and(|state| state.unapproved.contains(name))
 }
 
-/// Whether a replica gets traffic, and what it says is its own.
+/// Whether a replica gets traffic and its state is from the current Pod.
 pub(super) fn live(replica: &ObservedReplica) -> bool {
     alive(replica) && replica.pod.as_deref().is_some_and(readiness::is_ready)
 }
 
-/// Whether a name goes on being served until another group serves it.
+/// Whether a name stays served until another group serves it.
 pub(super) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
-    // Without Tailscale Services each group has it at an address of its own.
+    // Without Tailscale Services each group serves it at its own address.
     !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
 }
 
-/// Whether what a replica says is said by the Pod that there is.
+/// Whether a replica's state is from the current Pod.
 fn alive(replica: &ObservedReplica) -> bool {
     let uid = replica.pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
     let said = replica.state.as_ref().and_then(|state| state.pod_uid.as_deref());

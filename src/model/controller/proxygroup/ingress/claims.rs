@@ -1,4 +1,4 @@
-//! Who asks a group to be published, or was published by it, and who gets a name that several want.
+//! Objects that request a name from a group, or had one, and which of several gets a name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ pub(super) enum UserObject<'a> {
     Service(&'a Arc<Service>),
 }
 
-/// One that asks, or did.
+/// An object that requests a name, or had one.
 #[derive(Debug)]
 pub(super) struct IngressClaim<'a> {
     pub(super) claimant: Publisher,
     pub(super) object: UserObject<'a>,
-    /// It asks this group now.
+    /// Requests a name from this group now.
     pub(super) asks: bool,
-    /// It is for this group to tell it anything: no other one is asked.
+    /// This group writes its status: it names no other group.
     pub(super) ours: bool,
     pub(super) label: String,
     pub(super) recorded: Vec<String>,
@@ -46,23 +46,23 @@ impl UserObject<'_> {
 }
 
 impl IngressClaim<'_> {
-    /// When it was made, in seconds.
+    /// Creation time in seconds.
     pub(super) fn created(&self) -> i64 {
         created(self.object.metadata())
     }
 }
 
-/// An object as the config records it.
+/// Record of an object in the config.
 pub(super) fn origin(claimant: &Publisher) -> Origin {
     Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
 }
 
-/// When an object was made, in seconds; one that does not say was made last.
+/// Creation time of an object in seconds; unknown sorts last.
 pub(super) fn created(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second())
 }
 
-/// Everybody who asks the group, or has something of it.
+/// All objects that name the group or have a record in it.
 pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = &*observed.name;
     let class = &observed.settings.ingress_class;
@@ -81,7 +81,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
-        // The Tailscale operator keeps no record: there the name tells.
+        // The Tailscale operator keeps no record: match by name.
         let own = service_name(&label);
         if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
             recorded.push(own);
@@ -100,7 +100,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     claims
 }
 
-/// The first that wants each label, in whichever group: of several the oldest has it.
+/// The oldest object for each label, in any group: it gets the name.
 pub(super) fn firsts<'a>(observed: &'a Observed, claims: &'a [IngressClaim<'_>]) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
     let mut firsts: BTreeMap<&str, (i64, &Publisher)> = BTreeMap::new();
     for claim in claims.iter().filter(|claim| claim.asks) {
@@ -121,7 +121,7 @@ pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &Ingres
     Err(Rejection::new(reason::NAME_CONFLICT, message))
 }
 
-/// Reads what it asks for.
+/// Parses the request.
 pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str) -> Result<PublishSpec, Rejection> {
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);

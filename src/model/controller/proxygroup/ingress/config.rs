@@ -1,4 +1,4 @@
-//! The config of everything that a group publishes, with what is still being let go.
+//! Config of everything that a group advertises, including names being withdrawn.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::api::routes::Site;
 use crate::model::controller::ingress_spec::{L4Service, PublishTarget, serve, tun};
 use crate::model::controller::objects::IngressConfigMap;
 
-/// The config; `gone` are the names of which nothing is left.
+/// The config, without the names in `gone`.
 pub(super) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> IngressConfigMap {
     let mut config = IngressConfigMap::default();
     for name in plan.unchanged.iter().chain(plan.leaving.difference(gone)) {
@@ -18,10 +18,10 @@ pub(super) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> Ingress
     }
     for (name, item) in &plan.items {
         match &item.standing {
-            // What is advertised is served until it is not.
+            // Advertised names are served until withdrawn.
             ServiceState::Conflict(_) if plan.advertised.contains(name) => config.keep(name, &plan.before),
             ServiceState::Conflict(_) => {}
-            // What is somebody else's would be served as if it were not.
+            // It may belong to another owner.
             ServiceState::Unknown if !plan.recorded(name) => {}
             ServiceState::Unsupported => put_node(&mut config, name, item),
             ServiceState::Unknown | ServiceState::Creating | ServiceState::Owned(_) | ServiceState::ByRoute(_) => {
@@ -40,7 +40,7 @@ pub(super) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name
             config.routes.insert(name.to_owned(), site.clone());
         }
         PublishTarget::Whole(whole) => {
-            // tailscaled knows nothing of what comes by a route.
+            // Traffic of routes does not pass tailscaled's serve config.
             if !matches!(item.standing, ServiceState::ByRoute(_)) {
                 config.serve.insert(name.to_owned(), tun());
             }
@@ -54,7 +54,7 @@ pub(super) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name
     }
 }
 
-/// A site on the replicas' own addresses: it has the names for which there is a certificate, and is never advertised.
+/// Adds a virtual host on the replicas' own addresses: with the names that have a certificate, never advertised.
 fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
     if let Some(site) = node_site(item) {
         config.origins.insert(name.to_owned(), origin(&item.claimant));
@@ -62,23 +62,23 @@ fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
     }
 }
 
-/// What of a site can be served where the control plane has neither Tailscale Services nor certificates; none if nothing.
+/// The part of a virtual host that works without Tailscale Services and certificates of the control plane.
 pub(super) fn node_site(item: &Item) -> Option<Site> {
     let PublishTarget::Site(site) = &item.wish.target else { return None };
     let mut site = site.clone();
     site.hosts.retain(|_, host| !host.issue);
-    // Sites share the addresses of the replicas and are told apart by their names.
+    // Virtual hosts share the replicas' addresses and are selected by host name.
     if site.hosts.is_empty() {
         return None;
     }
-    // A rule for the name that nobody has is one for every name.
+    // A rule for the Tailscale Service's name applies to every host.
     for route in site.routes.iter_mut().filter(|route| route.host == item.dns) {
         route.host = String::new();
     }
     (!site.listeners.is_empty()).then_some(site)
 }
 
-/// The pairs of addresses of a service; none without one. Where a name stands for it, every address of its own leads there.
+/// Address pairs of a service, `None` without any. An external name is the target of all addresses.
 pub(super) fn mapping(own: &[String], whole: &L4Service) -> Option<IngressService> {
     let pair = |v4: bool| {
         let service = own.iter().find(|ip| ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4() == v4))?;

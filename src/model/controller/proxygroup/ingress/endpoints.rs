@@ -1,4 +1,4 @@
-//! Where replicas may read who is behind the backends of their sites: in the namespaces of these, and in no other.
+//! Rights of replicas to read EndpointSlices: in the namespaces of their backends only.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::model::controller::objects::{Kind, RenderContext, endpoints};
 use crate::model::controller::proxygroup::work::GroupPass;
 
 impl IngressPlan<'_> {
-    /// Wants the right where it is needed, and takes it back where nothing is served from any more.
+    /// Plans a binding for each namespace with backends, and revokes unused ones.
     pub(in super::super) fn endpoints(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let owner = &shape.owner;
         let sites =
@@ -28,7 +28,7 @@ impl IngressPlan<'_> {
     }
 }
 
-/// The namespaces of a site's backends.
+/// Namespaces of the backends.
 fn namespaces(site: &Site) -> impl Iterator<Item = &str> {
     site.routes.iter().map(|route| &*route.backend.namespace).filter(|namespace| !namespace.is_empty())
 }

@@ -1,4 +1,4 @@
-//! What each namespace may have of an ingress group: which names and tags, how many names, and how many certificates within a week.
+//! Limits of each namespace in an ingress group: names, tags, number of names, certificates per week.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::model::controller::objects::{Kind, Ordered, RenderContext, certificat
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::tenancy::Tenancy;
 
-/// Over how long ordered certificates are counted: Let's Encrypt's own limits are per week.
+/// Period for counting orders: Let's Encrypt's limits are per week.
 const WEEK: Duration = Duration::from_hours(7 * 24);
-/// Most orders of Secrets that are gone that are recorded, of some 60 bytes each.
+/// Maximum recorded orders of deleted Secrets, about 60 bytes each.
 const MAX_RECORDED: usize = 1_000;
 
-/// Whether an object may have what it asks for; if so, whether its name may be another cluster's too.
+/// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
 pub(super) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
     let namespace = &claim.claimant.namespace;
     let allowed = tenancy.allowance(namespace, group).and_then(|allowance| {
@@ -30,7 +30,7 @@ pub(super) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wi
     allowed.map_err(|why| Rejection::new("NotAllowed", why))
 }
 
-/// Refuses new names beyond what their namespaces may have; the oldest objects come first.
+/// Rejects new names beyond the limits of their namespaces; the oldest objects win.
 pub(super) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &mut IngressPlan<'_>) {
     if plan.items.keys().all(|name| plan.recorded(name)) {
         return;
@@ -75,7 +75,7 @@ pub(super) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &
 }
 
 impl IngressPlan<'_> {
-    /// The record of orders whose Secrets are gone, with those that go now.
+    /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(super) fn record_orders(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
         let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
         let orders = recent(&self.before.orders, going, work.observed.now);
@@ -92,14 +92,14 @@ impl IngressPlan<'_> {
     }
 }
 
-/// Whether the group orders a certificate for a new name, or would once the control plane has answered: what was refused stays refused
-/// while that is away.
+/// Whether the group orders a certificate for a new name, or will once the control plane responds: rejections stay in force while it is
+/// unavailable.
 fn issues(item: &Item) -> bool {
     matches!(item.wish.target, PublishTarget::Site(_))
         && matches!(item.standing, ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Unknown)
 }
 
-/// How many names each namespace has, those included that are on their way out.
+/// Number of names of each namespace, including names being withdrawn.
 fn names_used(plan: &IngressPlan<'_>) -> BTreeMap<String, usize> {
     let mut used = BTreeMap::new();
     for origin in plan.before.origins.values() {
@@ -108,7 +108,7 @@ fn names_used(plan: &IngressPlan<'_>) -> BTreeMap<String, usize> {
     used
 }
 
-/// Of the orders on record and of those of these Secrets the ones that count yet, by namespace.
+/// Orders within the period, from the record and these Secrets, by namespace.
 fn recent<'a>(record: &BTreeMap<String, Ordered>, secrets: impl Iterator<Item = &'a Value>, now: Timestamp) -> BTreeMap<String, Ordered> {
     let recorded = record.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (namespace.clone(), order.clone())));
     let young = recorded.chain(secrets.filter_map(order)).filter(|(_, (created, _))| rest(*created, now) > Duration::ZERO);
@@ -118,14 +118,14 @@ fn recent<'a>(record: &BTreeMap<String, Ordered>, secrets: impl Iterator<Item = 
     })
 }
 
-/// For whom and when the certificate of a Secret was ordered.
+/// Namespace, time and DNS name of a Secret's order.
 fn order(secret: &Value) -> Option<(String, (i64, String))> {
     let namespace = secret["metadata"]["labels"][names::PARENT_NAMESPACE].as_str()?.to_owned();
     let created: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
     Some((namespace, (created.as_second(), domain_of(secret)?.to_owned())))
 }
 
-/// For how long an order counts yet.
+/// Time until an order no longer counts.
 fn rest(created: i64, now: Timestamp) -> Duration {
     let age = u64::try_from(now.as_second().saturating_sub(created)).unwrap_or(0);
     WEEK.saturating_sub(Duration::from_secs(age))

@@ -1,6 +1,6 @@
-//! What those are told who ask to be published: conditions of a Service, the status of both, Events, and their finalizer.
+//! Status of advertised objects: conditions of Services, `status.loadBalancer`, Events and the finalizer.
 //!
-//! An Ingress has no conditions: what is wrong with it is an Event, told once. Nothing is written that is said already.
+//! An Ingress has no conditions: its faults are Events, emitted once. Unchanged status is not written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,11 +20,11 @@ use crate::model::controller::objects::{RenderContext, covers};
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ObjectUpdate, ObservedReplica, TailnetState};
 
-/// What is said of a Service: type, status, reason, message.
+/// Condition of a Service: type, status, reason, message.
 type Said = (&'static str, ConditionStatus, &'static str, String);
 
 impl IngressPlan<'_> {
-    /// Tells everybody. `gone` are the names of which nothing is left. What is wrong, as it was told, by whom it concerns.
+    /// Updates the status of all objects; `gone` are fully withdrawn names. Returns the reported faults by object.
     pub(super) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
         let mut account = SummaryBuilder::default();
         for claim in &self.claims {
@@ -58,7 +58,7 @@ impl IngressPlan<'_> {
         account.certificates(work, &shape.owner, item);
         if undecided(work, shape, item) {
             account.still(&claim.claimant, self);
-            // Nobody is waited for who cannot be asked.
+            // An unavailable control plane is not waited for.
             if matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
                 account.unknown();
                 return update(work, claim, true, None, balancer(claim));
@@ -80,7 +80,7 @@ impl IngressPlan<'_> {
         update(work, claim, true, Some(said), status);
     }
 
-    /// Tells an Event, unless it was told before: the config has the record of it.
+    /// Emits an Event unless the config records it as emitted.
     fn news(&self, work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>, account: &SummaryBuilder) {
         let key = claim.claimant.to_string();
         let news = account.faults().get(&key) != self.before.reported_events.get(&key);
@@ -89,7 +89,7 @@ impl IngressPlan<'_> {
         }
     }
 
-    /// Where it is reached.
+    /// `status.loadBalancer` of an advertised object.
     fn status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
         match (&item.wish.target, &item.standing) {
             (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
@@ -100,7 +100,7 @@ impl IngressPlan<'_> {
                 if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
             }
             (PublishTarget::Whole(whole), ServiceState::ByRoute(own)) => {
-                // Its address in the cluster is no news to anybody, and not to be served twice.
+                // A ClusterIP is not an external address.
                 let in_cluster = |ip: &String| ip.parse().is_ok_and(|ip| whole.addresses.contains(&ip));
                 let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
                 if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
@@ -120,7 +120,7 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
-/// Whether what decides how a name stands has not been asked for yet.
+/// Whether the state of a name still depends on a control plane request.
 fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
     match &item.standing {
         ServiceState::Unknown => true,
@@ -129,7 +129,7 @@ fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bo
     }
 }
 
-/// How many replicas serve a name.
+/// Number of replicas that serve a name.
 fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
     let node = matches!(item.standing, ServiceState::Unsupported) && node_site(item).is_some();
     let serves = |replica: &ObservedReplica| match &item.standing {
@@ -140,7 +140,7 @@ fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &
     work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| serves(replica)).count()
 }
 
-/// What is in the way of a name that is valid.
+/// Why a valid name is not served.
 fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
     match &item.standing {
@@ -152,7 +152,7 @@ fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &st
     }
 }
 
-/// What is said of a Service beside how many replicas serve it.
+/// Message about a Service in addition to the number of replicas.
 fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> String {
     let ServiceState::ByRoute(own) = &item.standing else { return rejected(work, name, serving) };
     let own = own.join(" and ");
@@ -162,7 +162,7 @@ fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> Stri
     )
 }
 
-/// What is wrong with a part of a name that is published, or will be; all of it is told together.
+/// Faults of parts of an advertised name, in one message.
 fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
     let notes: Vec<_> = item.wish.notes.iter().cloned().chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
@@ -170,7 +170,7 @@ fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &s
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
 
-/// Why the internet does not reach a site that asks for it, as the first replica says that was refused.
+/// Why Funnel does not work for a host, from the first replica that reports an error.
 fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
     let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
     let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
@@ -200,7 +200,7 @@ fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &s
     }
 }
 
-/// Tells one for whom nothing is published; `left` tells that something of it still is there.
+/// Updates the status of an object without an advertised name; `remaining`: a part still exists.
 pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
     let mut said: Vec<Said> = Vec::new();
     if let (UserObject::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
@@ -210,12 +210,12 @@ pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refus
         said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
     }
     let existing = balancer(claim);
-    // What the last good one is reached by stays while it is served.
+    // The address of the last valid config stays while it is served.
     let balancer = if remaining { existing } else { json!({}) };
     update(work, claim, remaining, Some(said), balancer);
 }
 
-/// Whether the API bears an address in the status of such an object.
+/// Whether the API accepts an address in the status of such an object.
 fn balances(claim: &IngressClaim<'_>) -> bool {
     match claim.object {
         UserObject::Ingress(_) => true,
@@ -223,7 +223,7 @@ fn balances(claim: &IngressClaim<'_>) -> bool {
     }
 }
 
-/// Whether the status says what is wanted; the API adds to that of a Service.
+/// Whether the status has the desired content; the API adds fields for a Service.
 fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
     if source == PublishSource::Ingress {
         return existing == wanted;
@@ -232,7 +232,7 @@ fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
     count(existing) == count(wanted) && covers(existing, wanted)
 }
 
-/// Where a site on the replicas' own addresses is reached.
+/// `status.loadBalancer` of a virtual host on the replicas' own addresses.
 fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
@@ -242,7 +242,7 @@ fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> 
     json!({"ingress": entries})
 }
 
-/// `status.loadBalancer` as it is.
+/// Observed `status.loadBalancer`.
 fn balancer(claim: &IngressClaim<'_>) -> Value {
     let value = match claim.object {
         UserObject::Ingress(ingress) => {
@@ -255,7 +255,7 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
     value.unwrap_or_else(|| json!({}))
 }
 
-/// Has the object be so. Without anything `said`, its conditions stay as they are.
+/// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
 fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let (source, metadata) = (claim.claimant.source, claim.object.metadata());
     // One that is being deleted gets no new one.
@@ -266,7 +266,7 @@ fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, s
     work.pass.update(ObjectUpdate { conditions, load_balancer, ..update });
 }
 
-/// The conditions of a Service, if they are to change. One of ours that is not said any more goes.
+/// New conditions of a Service, if changed. Conditions of ours that are not in `said` are removed.
 fn said_conditions(claim: &IngressClaim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
     let UserObject::Service(service) = claim.object else { return None };
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();

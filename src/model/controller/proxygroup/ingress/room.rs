@@ -1,6 +1,6 @@
-//! What several objects of a group cannot have at once: room in its config, a host, a port for the internet.
+//! Conflicts between objects of a group: room in its config, host names, Funnel ports.
 //!
-//! The older object wins. What the younger one cannot have is refused alone, with a sentence that says so, and touches nothing else.
+//! The older object wins. The younger is rejected alone, with a message.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,14 +11,14 @@ use crate::api::routes::{Listener, Site};
 use crate::model::controller::ingress_spec::{PublishTarget, Publisher};
 use crate::model::controller::objects::{CONFIG_ROOM, IngressConfigMap};
 
-/// Upper bound of what a route takes beside its path and host, in bytes: the serve config has it again.
+/// Upper bound of a route's size in bytes besides path and host, counted twice for the serve config.
 const ROUTE_SIZE: usize = 1 << 10;
-/// Most bytes of JSON for one byte of text.
+/// Maximum JSON bytes for one byte of text.
 const ESCAPED: usize = 6;
-/// What an object is told for which there is no room.
+/// Message for objects that do not fit.
 const FULL: &str = "The ingress config of the ProxyGroup is full: use another ProxyGroup, or fewer and shorter paths.";
 
-/// Takes from the younger objects what older ones have. `packs`: the config is packed if it is too large as it is.
+/// Resolves all conflicts. `packs`: the config is compressed if it is too large.
 pub(super) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {
     let order = by_age(plan);
     share_hosts(plan, &order);
@@ -28,7 +28,7 @@ pub(super) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {
     }
 }
 
-/// The published names, those of the oldest objects first.
+/// Advertised names, oldest objects first.
 pub(super) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
     let created: BTreeMap<&Publisher, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
     let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (created.get(&item.claimant), &item.claimant, name)).collect();
@@ -36,7 +36,7 @@ pub(super) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
     order.into_iter().map(|(_, _, name)| name.clone()).collect()
 }
 
-/// Gives each host on the replicas' own addresses to one site.
+/// Assigns each host name on the replicas' own addresses to one object.
 fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
     let mut owners: BTreeMap<String, Publisher> = BTreeMap::new();
     for name in order {
@@ -56,7 +56,7 @@ fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
     }
 }
 
-/// Gives each port that the internet reaches to one site.
+/// Assigns each Funnel port to one object.
 fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
     let mut owners: BTreeMap<u16, Publisher> = BTreeMap::new();
     for name in order {
@@ -81,7 +81,7 @@ fn https_ports(site: &Site) -> Vec<u16> {
     site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect()
 }
 
-/// No less than the size of the config, without making it.
+/// Upper bound of the config's size, without building it.
 fn upper_bound(plan: &IngressPlan<'_>) -> usize {
     let site = |site: &Site| {
         let hosts: usize = site.hosts.keys().map(|host| ROUTE_SIZE + 2 * host.len()).sum();
@@ -96,7 +96,7 @@ fn upper_bound(plan: &IngressPlan<'_>) -> usize {
     items.chain(unchanged).sum()
 }
 
-/// Refuses what does not fit. What is in the config stays as it is; then come the others, the oldest first.
+/// Rejects objects that do not fit. Existing entries stay; then the oldest come first.
 fn fit(plan: &mut IngressPlan<'_>, order: Vec<String>, packs: bool) {
     let before = |name: &String| {
         let mut config = IngressConfigMap::default();

@@ -1,7 +1,7 @@
-//! Addresses that stand for Tailscale Services where the control plane has none: every replica advertises them as routes.
+//! Service addresses on a control plane without Tailscale Services: every replica advertises them as routes.
 //!
-//! The control plane (headscale) leads a route to one device that advertises it, for which it is approved, and to another when that
-//! one leaves. An address stays a Service's for as long as the config has it.
+//! headscale assigns a route to one approved device that advertises it, and to another when that one leaves. An address belongs to a
+//! Service while the config has it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::model::controller::proxygroup::replicas::claimed_device;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica};
 
-/// The addresses in the tailnet that a mapping has.
+/// Tailnet addresses of a mapping.
 pub(super) fn addresses(mapping: &IngressService) -> impl Iterator<Item = IpAddr> {
     [&mapping.ipv4, &mapping.ipv6].into_iter().flatten().filter_map(|pair| pair.tailscale_service_ip.parse().ok())
 }
@@ -33,8 +33,7 @@ fn routes(own: &[String]) -> BTreeSet<String> {
     own.iter().filter_map(|address| address.parse().ok()).map(route).collect()
 }
 
-/// The addresses by which a Service is reached: of the group's own prefixes, where it has some, the ones that it has already or the
-/// first that are free; else those of the cluster.
+/// Addresses of a Service: from the group's prefixes, if any, its recorded ones or the first free ones; else its ClusterIPs.
 pub(super) fn allot(
     shape: &RenderContext<'_>,
     before: Option<&IngressService>,
@@ -76,14 +75,14 @@ pub(super) fn allot(
     Ok(own)
 }
 
-/// The addresses of a prefix but the one that is the prefix's own.
+/// Addresses of a prefix except the network address.
 fn usable(net: &IpNet) -> impl Iterator<Item = IpAddr> + use<> {
     let (own, alone) = (net.network(), net.prefix_len() == net.max_prefix_len());
     net.hosts().filter(move |ip| alone || *ip != own)
 }
 
 impl IngressPlan<'_> {
-    /// The routes that a replica is told to advertise.
+    /// Routes for a replica's config.
     pub(in super::super) fn routes(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
         let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
@@ -96,12 +95,12 @@ impl IngressPlan<'_> {
         items.flatten().chain(staying).collect()
     }
 
-    /// The routes that the config has for a name.
+    /// Recorded routes of a name.
     pub(super) fn recorded_routes(&self, name: &str) -> BTreeSet<String> {
         self.before.mappings.get(name).into_iter().flat_map(addresses).map(route).collect()
     }
 
-    /// The routes of a name that is let go, but for those that another one has now.
+    /// Routes of a withdrawn name, except those of another name.
     pub(super) fn former_routes(&self, name: &str) -> BTreeSet<String> {
         let mut former = self.recorded_routes(name);
         let now = |item: &Item| if let ServiceState::ByRoute(own) = &item.standing { routes(own) } else { BTreeSet::new() };
@@ -111,7 +110,7 @@ impl IngressPlan<'_> {
         former
     }
 
-    /// Has the control plane lead to the replicas what they are told to advertise, and no more what has `gone`.
+    /// Approves the routes of the replicas' configs and withdraws those of `gone`.
     pub(super) fn approve(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         if !lacks_services(work) {
             return;
@@ -119,7 +118,7 @@ impl IngressPlan<'_> {
         let observed = work.observed;
         let former: BTreeSet<String> = gone.iter().flat_map(|name| self.former_routes(name)).collect();
         for (ordinal, replica) in observed.replicas.range(..shape.replicas) {
-            // The claimed device of a replica with a record is the recorded one.
+            // A replica with a record claims the recorded device.
             let Some(record) = replica.device() else { continue };
             let add = self.routes(work, shape, replica);
             let approved = observed.publish.approved.get(&record.id);
@@ -137,7 +136,7 @@ impl IngressPlan<'_> {
     }
 }
 
-/// Whether a replica that gets traffic advertises these addresses as routes, and they are led to it or would be.
+/// Whether a replica gets traffic, advertises these addresses as routes, and they are approved for it.
 pub(super) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[String]) -> bool {
     let Some(state) = replica.state.as_ref().filter(|_| live(replica)) else { return false };
     let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
@@ -145,7 +144,7 @@ pub(super) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[St
     routes.is_subset(&state.routes) && approved.is_some_and(|approved| routes.is_subset(&approved.routes))
 }
 
-/// Whether a replica advertises these addresses of which nobody has asked yet what is approved.
+/// Whether the approval of a replica's advertised addresses was not read yet.
 pub(super) fn unasked(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bool {
     let routes = routes(own);
     work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
@@ -154,7 +153,7 @@ pub(super) fn unasked(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bo
     })
 }
 
-/// Why the control plane does not approve the routes of a replica, and what an admin can do.
+/// Why the control plane does not approve a replica's routes, with an action for administrators.
 pub(super) fn denied(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> Option<Rejection> {
     let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| Some(&replica.device()?.id));
     let routes = routes(own).into_iter().collect::<Vec<_>>().join(",");

@@ -1,4 +1,4 @@
-//! How the Tailscale Services of a group stand: judged by the list that there is, which is asked for anew as it ages.
+//! States of a group's Tailscale Services, from a list that is refreshed as it ages.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::model::controller::proxygroup::readiness;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ServiceList, TailnetState};
 
-/// How old what a control plane was asked for may become: another cluster may have written over our part of a Tailscale Service, and
-/// somebody may have taken the approval of a route back.
+/// Maximum age of control plane data: another cluster may have overwritten our part of a Tailscale Service, or an approval of a route may
+/// have been withdrawn.
 pub(super) const OLD: Duration = Duration::from_mins(5);
 
-/// How the Tailscale Service of a name stands; what has to be asked of the control plane is.
+/// State of a name's Tailscale Service; plans the requests that it depends on.
 pub(super) fn standing(
     work: &mut GroupPass<'_>,
     shape: &RenderContext<'_>,
@@ -37,7 +37,7 @@ pub(super) fn standing(
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
     let (name, group) = (name.to_owned(), shape.owner.group.clone());
     let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
-    // Only of what was ours a replica was ever told.
+    // Replicas' configs only had names that were ours.
     let recorded = reported.contains(&desired.name);
     match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {
         OwnershipVerdict::Refused(why) => ServiceState::Conflict(why),
@@ -45,7 +45,7 @@ pub(super) fn standing(
             let settled = verdict == OwnershipVerdict::Settled;
             let ours = settled || matches!(verdict, OwnershipVerdict::Write { ours: true, .. });
             let addrs = entry.map(|current| current.addrs.clone()).unwrap_or_default();
-            // It may take a moment until a new one has its addresses.
+            // A new one may get its addresses later.
             if answers && (!settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty())) {
                 work.pass.control.push(ControlAction::PublishService { desired, recorded });
             }
@@ -54,13 +54,13 @@ pub(super) fn standing(
     }
 }
 
-/// Whether the group takes over the Tailscale Service of a label although no cluster owns it: an administrator's word, not a tenant's.
+/// Whether the group may adopt a Tailscale Service without owner: set by administrators, not by tenants.
 fn adopts(work: &GroupPass<'_>, label: &str) -> bool {
     let annotations = work.observed.group.as_ref().and_then(|group| group.metadata.annotations.as_ref());
     annotations.and_then(|all| all.get(names::ADOPT)).is_some_and(|named| named.split(',').any(|named| named.trim() == label))
 }
 
-/// The list of Tailscale Services; one that is old is asked for anew, where there are such.
+/// The list of Tailscale Services; plans a refresh of an old one.
 pub(super) fn listed<'a>(work: &mut GroupPass<'a>) -> Option<&'a ServiceList> {
     let listed = work.observed.publish.listed.as_deref();
     let now = work.observed.now;

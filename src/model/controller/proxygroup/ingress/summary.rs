@@ -1,6 +1,6 @@
-//! What became of everything that a group is asked to publish, summed up: for two conditions of the group, and for metrics.
+//! Summary of a group's names and certificates, for two conditions of the group and for metrics.
 //!
-//! Every name and every certificate is counted once. Nothing here is decided again, and nothing told that changes by itself.
+//! Counts each name and certificate once. Messages contain nothing that changes with time alone.
 
 use std::collections::BTreeMap;
 
@@ -13,39 +13,39 @@ use crate::model::controller::ingress_spec::{CertificateIssue, PublishTarget, Pu
 use crate::model::controller::objects::{Owner, certificate_ref, digest, filled, valid_until};
 use crate::model::controller::proxygroup::work::GroupPass;
 
-/// How many of those in trouble are named.
+/// Maximum names in a message.
 const NAMED: usize = 5;
 
-/// How a name stands that somebody asks for.
+/// State of a requested name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PublishState {
-    /// A replica that gets traffic serves it.
+    /// Served by a replica that gets traffic.
     Whole,
-    /// The same, but for a part that cannot be served.
+    /// Served in part.
     Partly,
-    /// Nothing is in its way, and no replica serves it yet.
+    /// Valid, not served yet.
     Waiting,
-    /// It cannot be published as it is asked for.
+    /// Rejected.
     Refused,
 }
 
-/// How a certificate stands.
+/// State of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Certified {
     Issued,
-    /// It is being ordered, or will be.
+    /// Order in progress or pending.
     Waiting,
-    /// The newest order of it failed.
+    /// The latest order failed.
     Failing,
-    /// It is the user's own, and cannot be shown.
+    /// User-provided, unusable.
     Lacking,
-    /// It is the user's own, and is not valid now.
+    /// User-provided, not valid now.
     Invalid,
-    /// It is the user's own, and ends soon.
+    /// User-provided, expires soon.
     Ending,
 }
 
-/// How many there are of each.
+/// Numbers by state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IngressSummary {
     pub published: BTreeMap<PublishState, usize>,
@@ -55,7 +55,7 @@ pub struct IngressSummary {
 impl PublishState {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
 
-    /// In a word, for metrics.
+    /// Label value.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl PublishState {
 impl Certified {
     pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
 
-    /// In a word, for metrics.
+    /// Label value.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl Certified {
     }
 }
 
-/// How much of what is asked for is not published.
+/// Extent of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     Whole,
@@ -92,19 +92,19 @@ pub(super) enum Extent {
     Nothing,
 }
 
-/// The account while it is made.
+/// Builder of the summary.
 #[derive(Debug, Default)]
 pub(super) struct SummaryBuilder {
     names: BTreeMap<Publisher, (PublishState, &'static str)>,
     certificates: BTreeMap<String, (Certified, String)>,
-    /// What is wrong, as it is told.
+    /// Fault messages, by object.
     faults: BTreeMap<String, String>,
-    /// Of somebody it is not known yet how it stands, so that what was said of all before holds.
+    /// The state of an object is not known yet: the previous conditions stay.
     unknown: bool,
 }
 
 impl SummaryBuilder {
-    /// How one that asks fares: what it is told and what of it that concerns, and whether a replica serves it.
+    /// Counts an object: its rejection with extent, and whether a replica serves it.
     pub(super) fn name(&mut self, claimant: &Publisher, rejection: Option<(Extent, &Rejection)>, served: bool) {
         let state = match rejection {
             Some((Extent::Whole, _)) => PublishState::Refused,
@@ -116,18 +116,18 @@ impl SummaryBuilder {
         self.faults.extend(rejection.map(|(_, outcome)| (claimant.to_string(), fingerprint(&outcome.message))));
     }
 
-    /// One of which nobody can say yet how it fares. What was said before holds.
+    /// Counts an object of unknown state: the previous conditions stay.
     pub(super) fn unknown(&mut self) {
         self.unknown = true;
     }
 
-    /// What was told of one before still holds.
+    /// Keeps the previous fault of an object.
     pub(super) fn still(&mut self, claimant: &Publisher, plan: &IngressPlan<'_>) {
         let key = claimant.to_string();
         self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
     }
 
-    /// The certificates of a site.
+    /// Counts the certificates of an item.
     pub(super) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
         let PublishTarget::Site(site) = &item.wish.target else { return };
         let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));
@@ -145,12 +145,12 @@ impl SummaryBuilder {
         }
     }
 
-    /// What is wrong and was told: fingerprints of the words, by whom they were told to.
+    /// Reported faults: hashes of the messages, by object.
     pub(super) fn faults(&self) -> &BTreeMap<String, String> {
         &self.faults
     }
 
-    /// Gives the account: what the group is to say of itself, and the figures.
+    /// Writes the group's conditions and the figures.
     pub(super) fn give(self, work: &mut GroupPass<'_>) {
         let mut summary = IngressSummary::default();
         for (state, _) in self.names.values() {
@@ -210,7 +210,7 @@ impl SummaryBuilder {
     }
 }
 
-/// How a certificate stands that the group orders, and the kind of the failure if it failed last.
+/// State of an ordered certificate, with the reason of the last failure.
 fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
     let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
@@ -225,13 +225,13 @@ fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String)
     }
 }
 
-/// The first of them, and how many more there are.
+/// The first entries and the number of others.
 fn list(all: &[String]) -> String {
     let first = all[..all.len().min(NAMED)].join(", ");
     if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
 }
 
-/// What stands for words that were told.
+/// Hash of a message.
 fn fingerprint(text: &str) -> String {
     digest(text.as_bytes())[..12].to_owned()
 }

@@ -1,4 +1,4 @@
-//! What of a valid wish a group cannot do, for what its replicas run or for its control plane.
+//! Features that the proxy image or control plane does not support.
 
 use super::{Rejection, lacks_services};
 use crate::api::condition::reason;
@@ -7,7 +7,7 @@ use crate::model::controller::ingress_spec::{PublishSpec, PublishTarget};
 use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::work::GroupPass;
 
-/// Whether the group can do what is asked; else what to do.
+/// Checks a request against image and control plane. The error names an action.
 pub(super) fn fits(work: &GroupPass<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<(), Rejection> {
     let PublishTarget::Whole(whole) = &wish.target else { return Ok(()) };
     let announced = !whole.proxy_protocol.is_empty();

@@ -1,4 +1,4 @@
-//! How a name ends: withdrawn by every replica, then without its Tailscale Service, then without what served it.
+//! Removal of a name: replicas withdraw it, then its Tailscale Service is deleted, then config entry and certificate.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica, ServiceList, Subject, TailnetState};
 
-/// How soon it is looked whether the group that a name moved to serves it.
+/// Interval of checks whether a name's new group serves it.
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl IngressPlan<'_> {
-    /// Lets names go as far as they can. Those of which nothing is left.
+    /// Withdraws names as far as possible. Returns the fully withdrawn ones.
     pub(super) fn withdraw(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         if self.leaving.is_empty() {
@@ -40,14 +40,14 @@ impl IngressPlan<'_> {
     }
 }
 
-/// The names and routes that some replica is told to advertise while it is there.
+/// Names and routes in the configs of replicas with a Pod.
 fn advertised_by_pods(work: &GroupPass<'_>) -> BTreeSet<String> {
     let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
     let configs = there.filter_map(|replica| replica.config.as_ref());
     configs.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
 }
 
-/// Whether no replica advertises a name or its routes any more, as far as those say that can speak.
+/// Whether no live replica advertises a name or its routes.
 fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
     let now = work.observed.now;
     let silent = |replica: &ObservedReplica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
@@ -58,9 +58,9 @@ fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, ro
         && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))
 }
 
-/// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
+/// Whether this cluster no longer owns a part of a Tailscale Service; plans the necessary requests.
 fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) -> bool {
-    // One that does not serve it may never do: it makes it anew if it does.
+    // A rival that does not serve it may never do so, and recreates it if it does.
     if work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.serving)) {
         return true;
     }
@@ -96,7 +96,7 @@ fn left_behind(work: &mut GroupPass<'_>, name: &str, why: &str) {
     work.warn(Subject::Group, "TailscaleServiceOrphaned", message);
 }
 
-/// The Secrets of certificates of names that nobody asks for.
+/// Certificate Secrets of names that are no longer requested.
 pub(super) fn gone_certificates<'a>(
     work: &GroupPass<'a>,
     gone: &BTreeSet<String>,
@@ -109,7 +109,7 @@ pub(super) fn gone_certificates<'a>(
     work.observed.of(Kind::Secret).filter(move |(_, secret)| domain_of(secret).is_some_and(&goes))
 }
 
-/// Has the certificates of names go that nobody asks for, and the rights that the Tailscale operator made for each.
+/// Deletes certificates of names that are no longer requested, and the Roles that the Tailscale operator created for them.
 fn certificates(work: &mut GroupPass<'_>, owner: &Owner, gone: &BTreeSet<String>) {
     let secrets: Vec<_> = gone_certificates(work, gone).collect();
     for (object, secret) in secrets {
@@ -123,7 +123,7 @@ fn certificates(work: &mut GroupPass<'_>, owner: &Owner, gone: &BTreeSet<String>
     }
 }
 
-/// Lets everything go that a group publishes which is being deleted. Whether nothing is left.
+/// Withdraws everything of a group that is being deleted. Returns whether nothing is left.
 pub(in super::super) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
     let before = work.owned(&ingress_config_ref(owner)).map(|config| IngressConfigMap::read(config)).unwrap_or_default();
     let names = recorded(work, &before);
@@ -140,15 +140,15 @@ pub(in super::super) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
     !remaining
 }
 
-/// Tells those who ask for a group that is none.
+/// Reports to objects that name a missing group.
 pub(in super::super) fn orphans(work: &mut GroupPass<'_>, message: &str) {
     forsaken(work, &IngressConfigMap::default(), true, message);
 }
 
-/// Tells those who ask for a group that is for something else.
+/// Reports to objects that name a group of another type.
 pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, message: &str) {
     let (observed, group) = (work.observed, &*work.observed.name);
-    // One of an egress group that is known asks for nothing else.
+    // Remembered Services are valid egress Services.
     let mut others = observed.services.values().filter(|service| work.memory.served(service).is_none());
     let asks = others.any(|service| service_group(service) == Some(group));
     if asks || !observed.publish.ingresses.is_empty() {
@@ -156,7 +156,7 @@ pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, message: &str) {
     }
 }
 
-/// Tells everybody that nothing is published for him, and lets him go once that is so.
+/// Reports that nothing is advertised, and removes finalizers once that is true.
 fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, message: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
