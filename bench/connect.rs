@@ -10,7 +10,7 @@ use tailyard::model::base::net::Family;
 
 use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
-use crate::traffic::way::{AT_ONCE, DIALLED, Way};
+use crate::traffic::route::{AT_ONCE, DIALLED, Route};
 
 /// Services on the first and on the second proxy; the third way has no proxy at all.
 const SIZES: [u16; 2] = [10, 10_000];
@@ -33,11 +33,11 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         // The even ones have an IPv4 address.
         let services = (0..DIALLED).map(|turn| DemoService { number: (turn * (size / DIALLED)) & !1, target: 0 });
         let dial = services.map(|service| SocketAddr::new(pod, service.match_port()));
-        ways.push((Some(size), Way::new(dial.collect())));
+        ways.push((Some(size), Route::new(dial.collect())));
     }
     let direct: IpAddr = of_family(target.tailnet, Family::V4);
     let dial = ports.step_by(2).take(DIALLED.into()).map(|port| SocketAddr::new(direct, port));
-    ways.push((None, Way::new(dial.collect())));
+    ways.push((None, Route::new(dial.collect())));
     for (_, way) in &mut ways {
         way.rate(&topology.client)?;
         way.rates.clear();
@@ -52,7 +52,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     Ok(sheet(&ways))
 }
 
-fn sheet(ways: &[(Option<u16>, Way)]) -> Sheet {
+fn sheet(ways: &[(Option<u16>, Route)]) -> Sheet {
     let mut sheet = Sheet::new("New connections through the proxy and by plain forwarding");
     for (size, way) in ways {
         let point = |plot: String| size.map_or_else(|| Point::limit(&plot, PLAIN), |size| Point::of(&plot, &tailyard(), size));

@@ -37,7 +37,7 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// What was measured of one more Service, in milliseconds since it was applied.
 #[derive(Default)]
-struct Taken {
+struct Samples {
     /// Until its name led to the child.
     switched: Vec<f64>,
     /// Until a connection was answered.
@@ -80,7 +80,7 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
     sheet.plot(point("until the last is made by its user"), "s", vec![made], None);
     sheet.plot(point("until the last is ready"), "s", vec![begun.elapsed().as_secs_f64()], None);
 
-    let mut taken = Taken::default();
+    let mut taken = Samples::default();
     for number in services..services + args.repetitions(30) {
         sleep(APART).await;
         let begun = Instant::now();
@@ -105,9 +105,9 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
 /// When each replica had led a connection to the target: one is begun at each tick, whatever became of those before.
 async fn answers(to: SocketAddr, replicas: &[Vec<IpAddr>; 2]) -> Result<[Instant; 2]> {
     let (begun, mut ticks) = (Instant::now(), interval(EVERY));
-    let (mut open, mut seen) = (JoinSet::new(), [None; 2]);
+    let (mut open, mut first_answer) = (JoinSet::new(), [None; 2]);
     loop {
-        if let [Some(one), Some(other)] = seen {
+        if let [Some(one), Some(other)] = first_answer {
             return Ok([one, other]);
         }
         ensure!(begun.elapsed() < PATIENCE, "no answer through both replicas");
@@ -115,7 +115,7 @@ async fn answers(to: SocketAddr, replicas: &[Vec<IpAddr>; 2]) -> Result<[Instant
             _ = ticks.tick() => drop(open.spawn(timeout(Duration::from_secs(5), ask(to)))),
             Some(answer) = open.join_next() => if let Ok(Ok(Ok(peer))) = answer {
                 let by = replicas.iter().position(|addresses| addresses.contains(&peer));
-                seen.get_mut(by.with_context(|| format!("the target sees {peer}"))?).map(|seen| seen.get_or_insert_with(Instant::now));
+                first_answer.get_mut(by.with_context(|| format!("the target sees {peer}"))?).map(|first_answer| first_answer.get_or_insert_with(Instant::now));
             },
         }
     }

@@ -18,7 +18,7 @@ use tailyard::model::base::net::Family;
 
 use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};
-use crate::traffic::way::{AT_ONCE, DIALLED, Way};
+use crate::traffic::route::{AT_ONCE, DIALLED, Route};
 
 use node::Node;
 
@@ -38,7 +38,7 @@ const NOBODY: usize = 2;
 /// What was measured at one size: through ours, through theirs, and by plain forwarding.
 struct Measured {
     size: u16,
-    ways: [Way; 3],
+    ways: [Route; 3],
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -68,7 +68,7 @@ async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<V
         let ours = services().map(|service| SocketAddr::new(pod, service.match_port())).collect();
         let theirs = services().map(|service| SocketAddr::new(node::address(service.number).into(), node::PORT)).collect();
         let plain = ports().step_by(2).take(DIALLED.into()).map(|port| SocketAddr::new(target, port)).collect();
-        let mut ways = [ours, theirs, plain].map(Way::new);
+        let mut ways = [ours, theirs, plain].map(Route::new);
         for way in &mut ways {
             way.rate(&topology.client)?;
             way.rates.clear();
@@ -87,7 +87,7 @@ async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<V
 
 fn sheet(all: &[Measured]) -> Sheet {
     let mut sheet = Sheet::new("New connections through our proxy, through kube-proxy's rules and by plain forwarding");
-    let mut plain = Way::new(Vec::new());
+    let mut plain = Route::new(Vec::new());
     for Measured { size, ways: [ours, theirs, limit] } in all {
         for (name, way) in [(tailyard(), ours), (KUBE_PROXY.to_owned(), theirs)] {
             tell(&mut sheet, way, |plot| Point::of(plot, &name, *size));
@@ -103,7 +103,7 @@ fn sheet(all: &[Measured]) -> Sheet {
     sheet
 }
 
-fn tell(sheet: &mut Sheet, way: &Way, point: impl Fn(&str) -> Point) {
+fn tell(sheet: &mut Sheet, way: &Route, point: impl Fn(&str) -> Point) {
     sheet.plot(point(&format!("rate, {AT_ONCE} at once")), "1/s", way.rates.clone(), None);
     sheet.plot(point(&format!("connect at {CALM}/s, p50")), "ms", way.latencies.clone(), None);
     sheet.plot(point(&format!("connect at {CALM}/s, p99")), "ms", way.worst.clone(), None);

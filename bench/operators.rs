@@ -15,7 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::time::sleep;
 
-use crate::players::{GROUP, Match, OURS, Party, THEIRS};
+use crate::players::{GROUP, OperatorPair, OURS, Operator, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
 use crate::users::Users;
 
@@ -43,7 +43,7 @@ struct Batch {
 
 /// What was measured of a party.
 #[derive(Debug, Default)]
-struct Taken {
+struct Samples {
     /// By the number of Services.
     batches: BTreeMap<usize, Vec<Batch>>,
     one_more: Vec<f64>,
@@ -53,9 +53,9 @@ struct Taken {
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
-    let (mut ours, mut theirs) = (Taken::default(), Taken::default());
+    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     // How many Services there are.
-    let (mut game, mut made) = (Match::begin(), 0);
+    let (mut game, mut made) = (OperatorPair::begin(), 0);
     for round in 0..args.repetitions(5) {
         // Who was second goes on: a change of the party takes longer than what is measured.
         for (party, taken) in in_turn([(&OURS, &mut ours), (&THEIRS, &mut theirs)], round) {
@@ -74,7 +74,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 }
 
 /// What a party took.
-fn tell(sheet: &mut Sheet, party: &Party, taken: &Taken) {
+fn tell(sheet: &mut Sheet, party: &Operator, taken: &Samples) {
     for (size, batches) in &taken.batches {
         let of = |plot: &str| Point::of(plot, party.name, *size as u64);
         let each = |field: Field| batches.iter().map(field).collect::<Vec<_>>();
@@ -90,7 +90,7 @@ fn tell(sheet: &mut Sheet, party: &Party, taken: &Taken) {
 }
 
 /// Ours to theirs, for each size.
-fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
+fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
     let of: [(&str, Field, &str); 4] = [
         ("time until all are ready", |batch| batch.seconds, "≤ 0.1"),
         ("requests", |batch| batch.requests, "≤ 0.2"),
@@ -106,12 +106,12 @@ fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
 }
 
 /// Measures who plays from the network of a node, for its Pods are reached from there.
-fn measured(game: &Match, made: &mut usize, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+fn measured(game: &OperatorPair, made: &mut usize, sizes: &[usize], taken: &mut Samples) -> Result<()> {
     let node = game.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
     node.block_on(|| measure(game, made, sizes, taken))?
 }
 
-async fn measure(game: &Match, made: &mut usize, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+async fn measure(game: &OperatorPair, made: &mut usize, sizes: &[usize], taken: &mut Samples) -> Result<()> {
     let cluster = &game.stage.cluster;
     let kubeconfig = Kubeconfig::read_from(&cluster.control.kubeconfig)?;
     let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
@@ -125,16 +125,16 @@ async fn measure(game: &Match, made: &mut usize, sizes: &[usize], taken: &mut Ta
     }
     taken.one_more.push(turn.batch(1).await?.seconds);
     taken.resident.push(turn.pids.iter().map(|pid| status(*pid, "VmRSS:")).sum::<Result<f64>>()?);
-    let before = turn.log.asked();
+    let before = turn.log.counts();
     sleep(IDLE).await;
-    taken.idle.push(number(turn.log.asked().since(before).writes));
+    taken.idle.push(number(turn.log.counts().since(before).writes));
     *made = turn.made;
     Ok(())
 }
 
 /// A party at play.
 struct Turn {
-    party: &'static Party,
+    party: &'static Operator,
     pids: Vec<u32>,
     log: Log,
     users: Users,
@@ -145,7 +145,7 @@ struct Turn {
 impl Turn {
     /// Makes Services at once, and waits until they are ready and the party rests.
     async fn batch(&mut self, count: usize) -> Result<Batch> {
-        let (before, used, begun) = (self.log.asked(), processor(&self.pids)?, Instant::now());
+        let (before, used, begun) = (self.log.counts(), processor(&self.pids)?, Instant::now());
         let (numbers, size) = (self.made..self.made + count, number(count));
         self.made = numbers.end;
         self.users.make(GROUP, numbers).await?;
@@ -153,19 +153,19 @@ impl Turn {
         self.users.ready(self.made + 1, PATIENCE).await?;
         let seconds = begun.elapsed().as_secs_f64();
         self.rested().await?;
-        let asked = self.log.asked().since(before);
-        ensure!(asked.writes > 0, "the API server has seen no write of {}", self.party.account);
+        let counts = self.log.counts().since(before);
+        ensure!(counts.writes > 0, "the API server has seen no write of {}", self.party.account);
         let processor = processor(&self.pids)?.saturating_sub(used).as_secs_f64() * 1e3 / size;
-        Ok(Batch { seconds, requests: number(asked.requests) / size, writes: number(asked.writes) / size, processor })
+        Ok(Batch { seconds, requests: number(counts.requests) / size, writes: number(counts.writes) / size, processor })
     }
 
     /// Waits until the party asks for nothing any more.
     async fn rested(&mut self) -> Result<()> {
-        let (begun, mut last) = (Instant::now(), (self.log.asked(), Instant::now()));
+        let (begun, mut last) = (Instant::now(), (self.log.counts(), Instant::now()));
         while last.1.elapsed() < REST {
             ensure!(begun.elapsed() < PATIENCE, "{} finds no rest", self.party.name);
             sleep(Duration::from_millis(250)).await;
-            let now = self.log.asked();
+            let now = self.log.counts();
             if now != last.0 {
                 last = (now, Instant::now());
             }

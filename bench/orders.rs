@@ -17,7 +17,7 @@ use crate::support::{Args, Point, Sheet, in_turn, ratios};
 const SIZES: [u16; 3] = [1, 10, 100];
 
 /// Who orders.
-enum Party {
+enum Issuer {
     /// A group of ours: both replicas hold what one of them orders.
     Ours([Replica; 2]),
     /// The stock proxy's tailscaled, which orders by itself what it is asked for.
@@ -26,7 +26,7 @@ enum Party {
 
 /// One of them, and what was measured of it at one size.
 struct Side {
-    party: Party,
+    party: Issuer,
     seconds: Vec<f64>,
     orders: Vec<f64>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 }
 
 async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet: &mut Sheet) -> Result<()> {
-    let mut left = names;
+    let mut remaining = names;
     // Pebble alone is not enough for tailscaled, so neither asks it directly.
     let front = Front::start(&stage.tailnet);
     let mut both = [ours(stage, &front.directory).await, theirs(stage, &front.directory)].map(|party| Side {
@@ -56,7 +56,7 @@ async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet:
         orders: Vec::new(),
     });
     for side in &mut both {
-        side.order(stage, &mut left, 1).await?;
+        side.order(stage, &mut remaining, 1).await?;
     }
     for size in sizes {
         for side in &mut both {
@@ -64,7 +64,7 @@ async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet:
         }
         for round in 0..rounds {
             for side in in_turn(&mut both, round) {
-                side.order(stage, &mut left, *size).await?;
+                side.order(stage, &mut remaining, *size).await?;
             }
         }
         report(sheet, &both, *size);
@@ -72,28 +72,28 @@ async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet:
     Ok(())
 }
 
-async fn ours(stage: &Stage, directory: &str) -> Party {
+async fn ours(stage: &Stage, directory: &str) -> Issuer {
     let replicas = [stage.replica_at(0, &[], directory).await, stage.replica_at(1, &[], directory).await];
     replicas[0].until_leads(true).await;
-    Party::Ours(replicas)
+    Issuer::Ours(replicas)
 }
 
-fn theirs(stage: &Stage, directory: &str) -> Party {
+fn theirs(stage: &Stage, directory: &str) -> Issuer {
     let machine = stage.tailnet.machine("stock");
     let tailscaled = stock::start(&stage.tailnet, &machine, &[("TS_DEBUG_ACME_DIRECTORY_URL", directory)]);
-    Party::Theirs { machine, _tailscaled: tailscaled }
+    Issuer::Theirs { machine, _tailscaled: tailscaled }
 }
 
 impl Side {
     /// Has certificates made for so many of the names that are left.
-    async fn order(&mut self, stage: &Stage, left: &mut &[&str], size: u16) -> Result<()> {
-        let all = *left;
+    async fn order(&mut self, stage: &Stage, remaining: &mut &[&str], size: u16) -> Result<()> {
+        let all = *remaining;
         let (names, rest) = all.split_at(size.into());
-        *left = rest;
+        *remaining = rest;
         let (before, begun) = (stage.pebble.issued(), Instant::now());
         match &self.party {
-            Party::Ours(replicas) => held(replicas, names).await,
-            Party::Theirs { machine, .. } => asked(machine, names)?,
+            Issuer::Ours(replicas) => order_with_replicas(replicas, names).await,
+            Issuer::Theirs { machine, .. } => order_with_tailscaled(machine, names)?,
         }
         self.seconds.push(begun.elapsed().as_secs_f64());
         let issued = u32::try_from(stage.pebble.issued() - before)?;
@@ -104,7 +104,7 @@ impl Side {
 }
 
 /// Both replicas are told to serve these names, and hold their certificates.
-async fn held(replicas: &[Replica; 2], names: &[&str]) {
+async fn order_with_replicas(replicas: &[Replica; 2], names: &[&str]) {
     for replica in replicas {
         replica.want(names);
     }
@@ -116,7 +116,7 @@ async fn held(replicas: &[Replica; 2], names: &[&str]) {
 }
 
 /// tailscaled is asked for all of them at once, as its supervisor does, and has given them.
-fn asked(machine: &Machine, names: &[&str]) -> Result<()> {
+fn order_with_tailscaled(machine: &Machine, names: &[&str]) -> Result<()> {
     let file = machine.own_dir().join("orders");
     let mut wanted = String::new();
     for name in names {

@@ -13,7 +13,7 @@ pub(crate) const GROUP: &str = "eg";
 
 /// Who makes of a Service what it asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Party {
+pub(crate) struct Operator {
     pub(crate) name: &'static str,
     /// Its service account.
     pub(crate) account: &'static str,
@@ -23,9 +23,9 @@ pub(crate) struct Party {
     replicas: u8,
 }
 
-pub(crate) const THEIRS: Party =
-    Party { name: "Tailscale operator", account: "operator", label: "app=operator", deployment: "operator", replicas: 1 };
-pub(crate) const OURS: Party = Party {
+pub(crate) const THEIRS: Operator =
+    Operator { name: "Tailscale operator", account: "operator", label: "app=operator", deployment: "operator", replicas: 1 };
+pub(crate) const OURS: Operator = Operator {
     name: "Tailyard",
     account: "tailyard-reconciler",
     label: "app.kubernetes.io/name=tailyard",
@@ -34,12 +34,12 @@ pub(crate) const OURS: Party = Party {
 };
 
 /// The cluster, and who plays on it.
-pub(crate) struct Match {
+pub(crate) struct OperatorPair {
     pub(crate) stage: Stage,
-    pub(crate) playing: &'static Party,
+    pub(crate) playing: &'static Operator,
 }
 
-impl Match {
+impl OperatorPair {
     /// Sets the stage with both parties; ours plays, and has a group.
     pub(crate) fn begin() -> Self {
         let game = Self { stage: Stage::set(), playing: &OURS };
@@ -54,7 +54,7 @@ impl Match {
 
     /// Has a party play, with a group of its own and nothing else; says whether it did not before. What there was is always taken back
     /// by ours, as theirs takes its time.
-    pub(crate) fn hand_to(&mut self, party: &'static Party) -> bool {
+    pub(crate) fn hand_to(&mut self, party: &'static Operator) -> bool {
         if self.playing == party {
             return false;
         }
@@ -72,7 +72,7 @@ impl Match {
         true
     }
 
-    fn change(&self, from: &Party, to: &Party) {
+    fn change(&self, from: &Operator, to: &Operator) {
         self.on_the_first_node(|stage| {
             stage.stop(from.deployment);
             let deployment = format!("deployment/{}", to.deployment);
@@ -91,7 +91,7 @@ impl Match {
     }
 }
 
-impl Party {
+impl Operator {
     /// Its processes, those that hold its Pods' namespaces included.
     pub(crate) fn pids(&self, stage: &Stage) -> Vec<u32> {
         let uids = stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", self.label, "-o", "jsonpath={.items[*].metadata.uid}"]);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kit::passes::Rest;
+use kit::passes::IdleGroup;
 use kit::reconciler::{Running, Stage, stage};
 use kube::ResourceExt;
 use serde_json::json;
@@ -61,7 +61,7 @@ pub(crate) fn on_stage(measure: impl AsyncFnOnce(Stage) -> Result<()> + Send) ->
 
 /// What a pass costs by itself.
 fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
-    let mut group = Rest::of(size)?;
+    let mut group = IdleGroup::of(size)?;
     let (mut first, mut same, mut changed, mut acknowledged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for number in 0..args.repetitions(30) {
         first.push(milliseconds(|| group.first_pass()).0);
@@ -152,10 +152,10 @@ async fn shown(stage: &Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Re
     let mut took = Vec::new();
     for _ in 0..args.repetitions(10) {
         let begun = Instant::now();
-        let told = stage.tailyard("admin", &["status"]).output().await?;
+        let output = stage.tailyard("admin", &["status"]).output().await?;
         took.push(ms(begun.elapsed()));
-        let rows = told.stdout.split(|byte| *byte == b'\n').filter(|row| row.windows(8).any(|part| part == b"service-")).count();
-        ensure!(told.status.success() && rows >= size, "status shows {rows} of {size} Services");
+        let rows = output.stdout.split(|byte| *byte == b'\n').filter(|row| row.windows(8).any(|part| part == b"service-")).count();
+        ensure!(output.status.success() && rows >= size, "status shows {rows} of {size} Services");
     }
     sheet.plot(point("tailyard status, until it has shown all", size), "ms", took, None);
     Ok(())

@@ -17,12 +17,12 @@ use anyhow::{Context, Result};
 use kit::cluster::chart::NAMESPACE;
 use kit::operators::PORT;
 
-use crate::players::{Match, OURS, Party, THEIRS};
+use crate::players::{OperatorPair, OURS, Operator, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::traffic::met::Met;
+use crate::traffic::outcome::LoadOutcome;
 
 use event::{CALM, Event, settled};
-use offer::Way;
+use offer::LoadRoute;
 
 /// All of them, as they follow one another: what takes the longest to be over is last.
 const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
@@ -31,15 +31,15 @@ const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 
 /// What was measured of a party.
 #[derive(Debug, Default)]
-struct Taken {
+struct Samples {
     /// How long rolling restarts took, in seconds.
     restarts: Vec<f64>,
-    met: BTreeMap<Event, Vec<Met>>,
+    met: BTreeMap<Event, Vec<LoadOutcome>>,
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
-    let (mut ours, mut theirs) = (Taken::default(), Taken::default());
-    let mut game = Match::begin();
+    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
+    let mut game = OperatorPair::begin();
     for round in 0..args.repetitions(5) {
         let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
         let playing = if args.quick { 1 } else { both.len() };
@@ -61,9 +61,9 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     Ok(sheet)
 }
 
-impl Taken {
+impl Samples {
     /// Has everything happen to the group of who plays, one thing after the other.
-    fn turn(&mut self, game: &Match, events: &[Event], round: usize) -> Result<()> {
+    fn turn(&mut self, game: &OperatorPair, events: &[Event], round: usize) -> Result<()> {
         settled(game);
         let way = way(game)?;
         for event in events {
@@ -86,19 +86,19 @@ impl Taken {
 }
 
 /// From the first node to the Service's address in the cluster.
-fn way(game: &Match) -> Result<Way> {
+fn way(game: &OperatorPair) -> Result<LoadRoute> {
     let cluster = &game.stage.cluster;
     let from = cluster.nodes.first().context("a node")?.machine.node.ns.clone();
     let child = cluster.kubectl(&["get", "service", "db", "-o", "jsonpath={.spec.externalName}"]);
     let child = child.split('.').next().context("a child")?;
     let address: IpAddr = cluster.kubectl(&["get", "service", "-n", NAMESPACE, child, "-o", "jsonpath={.spec.clusterIP}"]).parse()?;
-    Ok(Way { from, to: SocketAddr::new(address, PORT), greeting: "db " })
+    Ok(LoadRoute { from, to: SocketAddr::new(address, PORT), greeting: "db " })
 }
 
 /// What clients of a party met.
-fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
+fn tell(sheet: &mut Sheet, event: Event, party: &Operator, taken: &Samples) {
     let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
-    let each = |figure: fn(&Met) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
+    let each = |figure: fn(&LoadOutcome) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
     if event == Event::Restart {
         sheet.plot(point("until all Pods are new and ready"), "s", taken.restarts.clone(), None);
     }
@@ -106,7 +106,7 @@ fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
     sheet.plot(point("failed connects"), "", each(|met| number(met.failed)), goal);
     sheet.plot(point("longest time without an answer"), "s", each(|met| met.gap.as_secs_f64()), None);
     if event == Event::Lost {
-        let after = |met: &Met| met.last.saturating_sub(CALM).as_secs_f64();
+        let after = |met: &LoadOutcome| met.last.saturating_sub(CALM).as_secs_f64();
         sheet.plot(point("until the last connect that failed"), "s", each(after), None);
     }
     let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
@@ -119,12 +119,12 @@ fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
 }
 
 /// Ours to theirs, turn by turn.
-fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
+fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
     sheet.add("rolling restart: time, ours to theirs", "ratio", ratios(&ours.restarts, &theirs.restarts), Some("≤ 0.5"));
-    let killed = |taken: &Taken, figure: fn(&Met) -> usize| -> Vec<f64> {
+    let killed = |taken: &Samples, figure: fn(&LoadOutcome) -> usize| -> Vec<f64> {
         taken.met.get(&Event::Killed).into_iter().flatten().map(|met| number(figure(met))).collect()
     };
-    let both = |figure: fn(&Met) -> usize| ratios(&killed(ours, figure), &killed(theirs, figure));
+    let both = |figure: fn(&LoadOutcome) -> usize| ratios(&killed(ours, figure), &killed(theirs, figure));
     // Where theirs has lost none there is nothing to be a part of; what ours has lost stands above all the same.
     let failed = both(|met| met.failed).into_iter().filter(|ratio| ratio.is_finite()).collect();
     sheet.add("replica killed: failed connects, ours to theirs, where theirs lost some", "ratio", failed, Some("≤ 0.05"));

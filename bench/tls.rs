@@ -147,11 +147,11 @@ async fn ask(clients: Vec<Client>, url: String) -> Slice {
         let (client, url) = (Arc::clone(client), url.clone());
         async move {
             let mut client = client.lock().await;
-            let asked = async {
+            let request = async {
                 client.ready().await?;
                 client.send_request(get1(&url)).await?.into_body().collect().await
             };
-            asked.await.is_ok()
+            request.await.is_ok()
         }
     })
     .await

@@ -8,7 +8,7 @@ use crate::peers::router::{Router, direct};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios};
-use crate::traffic::way::{AT_ONCE, DIALLED, Way};
+use crate::traffic::route::{AT_ONCE, DIALLED, Route};
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
@@ -19,7 +19,7 @@ const CALM: u32 = 200;
 struct Measured {
     system: System,
     size: u16,
-    way: Way,
+    way: Route,
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -30,7 +30,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _router = Router::start(stage);
     let mut pods = Pod::one_of_each(stage)?;
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
-    let mut limit = Way::new(direct(stage, DIALLED));
+    let mut limit = Route::new(direct(stage, DIALLED));
     for size in sizes {
         let able = |pod: &&mut Pod<'_>| pod.system.takes_part(*size);
         let mut measured = pods.iter_mut().filter(able).map(|pod| Measured::begin(stage, pod, *size)).collect::<Result<Vec<_>>>()?;
@@ -55,7 +55,7 @@ impl Measured {
     fn begin(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<Self> {
         pod.configure(0..size)?;
         all_live(stage, pod, size)?;
-        let mut way = Way::new((0..DIALLED).map(|turn| pod.at(turn * (size / DIALLED))).collect());
+        let mut way = Route::new((0..DIALLED).map(|turn| pod.at(turn * (size / DIALLED))).collect());
         way.rate(&stage.client.node.ns)?;
         way.rates.clear();
         Ok(Self { system: pod.system, size, way })

@@ -17,7 +17,7 @@ use crate::peers::probe::{all_live, attempt, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 use crate::support::{Args, Point, Sheet, at_once, ratios};
-use crate::traffic::met::Met;
+use crate::traffic::outcome::LoadOutcome;
 
 /// How many services there are.
 const SIZE: u16 = 100;
@@ -49,7 +49,7 @@ enum Fault {
 }
 
 /// What came of it, for one system.
-struct Taken {
+struct Samples {
     system: System,
     fault: Fault,
     lasts: Duration,
@@ -67,12 +67,12 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let lasts = if args.quick { BRIEF } else { LASTS };
-    let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
+    let nothing = |(fault, system): (Fault, &System)| Samples { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
     let faults: &[Fault] = if args.quick { &[Fault::TailscaledApart] } else { &Fault::ALL };
     // With iptables what is told apart is how fast lost rules are written again, if any are.
     let systems = |fault: Fault| if !args.quick && fault.is_alone() { &System::ALL[..] } else { &System::ALL[..2] };
     let pairs = faults.iter().flat_map(|fault| systems(*fault).iter().map(move |system| (*fault, system)));
-    let mut all: Vec<Taken> = pairs.map(nothing).collect();
+    let mut all: Vec<Samples> = pairs.map(nothing).collect();
     for _ in 0..args.repetitions(5) {
         // Ours and theirs with the same firewall stand side by side.
         all.chunks_exact_mut(2).try_for_each(|pair| take(stage, pair))?;
@@ -82,7 +82,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
 }
 
 /// New Pods, the fault of all of them, and what the clients of each meet meanwhile.
-fn take(stage: &Stage, taken: &mut [Taken]) -> Result<()> {
+fn take(stage: &Stage, taken: &mut [Samples]) -> Result<()> {
     let pods = Pod::started_together(stage, taken.iter().map(|taken| taken.system), SIZE)?;
     pods.iter().try_for_each(|pod| all_live(stage, pod, SIZE))?;
     at_once(taken.iter_mut().zip(pods).map(|(taken, mut pod)| move || taken.take(stage, &mut pod))).map(drop)
@@ -130,7 +130,7 @@ impl Fault {
     }
 }
 
-impl Taken {
+impl Samples {
     /// The fault of a Pod, and what clients meet meanwhile.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let load = Load { timeout: PATIENCE, ..Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
@@ -167,16 +167,16 @@ fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
 }
 
 /// What clients met, who must have met no wrong target.
-fn judge(reports: &[AttemptReport], lasts: Duration) -> Result<Met> {
+fn judge(reports: &[AttemptReport], lasts: Duration) -> Result<LoadOutcome> {
     let wrong = |report: &&AttemptReport| {
         u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
     };
     ensure!(reports.iter().find(wrong).is_none(), "answered by a wrong target");
-    Met::of(reports, lasts)
+    LoadOutcome::of(reports, lasts)
 }
 
-fn report(sheet: &mut Sheet, all: &[Taken]) {
-    for Taken { system, fault, lasts, failed, gap } in all {
+fn report(sheet: &mut Sheet, all: &[Samples]) {
+    for Samples { system, fault, lasts, failed, gap } in all {
         let point = |of: &str| Point::of(&fault.plot(of), system.name, SIZE);
         let goal = (*fault == Fault::Apart).then_some("≤ 0");
         sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * lasts.as_secs()), failed.clone(), goal);

@@ -19,7 +19,7 @@ const REST: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(3);
 
 /// What was measured of one system at one size.
-struct Taken {
+struct Samples {
     system: System,
     memory: Vec<f64>,
     own: Vec<f64>,
@@ -33,7 +33,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
-        let mut all = System::ALL.map(Taken::nothing);
+        let mut all = System::ALL.map(Samples::nothing);
         for _ in 0..args.repetitions(5) {
             let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size));
             measure_together(stage, all.collect(), *size)?;
@@ -44,7 +44,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
 }
 
 /// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.
-fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()> {
+fn measure_together(stage: &Stage, all: Vec<&mut Samples>, size: u16) -> Result<()> {
     let mut pods = Pod::started_together(stage, all.iter().map(|taken| taken.system), size)?;
     sleep(REST);
     let (before, begun) = (used(&mut pods)?, Instant::now());
@@ -67,7 +67,7 @@ fn used(pods: &mut [Pod<'_>]) -> Result<Vec<Duration>> {
     pods.iter_mut().map(|pod| pod.container().and_then(|container| Container::used(container))).collect()
 }
 
-fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
+fn report(sheet: &mut Sheet, all: &[Samples], size: u16) {
     for taken in all {
         let point = |plot: &str| Point::of(plot, taken.system.name, size);
         sheet.plot(point("resident"), "MB", taken.memory.clone(), None);
@@ -92,7 +92,7 @@ fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
     }
 }
 
-impl Taken {
+impl Samples {
     fn nothing(system: System) -> Self {
         Self { system, memory: Vec::new(), own: Vec::new(), start: Vec::new(), idle: Vec::new() }
     }

@@ -29,7 +29,7 @@ const FATAL: &str = "egress proxy failed";
 const REST: Duration = Duration::from_millis(200);
 
 /// What was measured of one system at one size.
-struct Taken {
+struct Samples {
     system: System,
     size: u16,
     whole: Vec<f64>,
@@ -47,7 +47,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     }
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
     for size in sizes {
-        let mut taken = System::ALL.map(|system| Taken { system, size: *size, whole: Vec::new(), more: Vec::new() });
+        let mut taken = System::ALL.map(|system| Samples { system, size: *size, whole: Vec::new(), more: Vec::new() });
         for round in 0..args.repetitions(5) {
             for (pod, taken) in in_turn(pods.iter_mut().zip(&mut taken), round) {
                 taken.take(stage, pod)?;
@@ -60,7 +60,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     {
         beyond(stage, ours, BEYOND, sheet)?;
         beyond(stage, stock, BEYOND, sheet)?;
-        let mut many = Taken { system: ours.system, size: MANY, whole: Vec::new(), more: Vec::new() };
+        let mut many = Samples { system: ours.system, size: MANY, whole: Vec::new(), more: Vec::new() };
         for _ in 0..args.repetitions(5) {
             many.take(stage, ours)?;
         }
@@ -69,7 +69,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-impl Taken {
+impl Samples {
     /// All services from nothing, at the first time each of them looked at; then some more one by one; then none again.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let chosen = sample(self.size);
@@ -94,7 +94,7 @@ impl Taken {
 }
 
 /// All systems at one size, and ours to theirs.
-fn report(sheet: &mut Sheet, taken: &[Taken; 4]) {
+fn report(sheet: &mut Sheet, taken: &[Samples; 4]) {
     for taken in taken {
         taken.add(sheet);
     }
@@ -132,13 +132,13 @@ fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Res
 
 /// Takes all of so many services away.
 fn clear(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<()> {
-    let mut left = size;
+    let mut remaining = size;
     if size >= HEAVY {
         pod.renew()?;
-        left = 1;
+        remaining = 1;
     }
     pod.configure([])?;
-    gone(stage, pod, &sample(left), LIMIT)?;
+    gone(stage, pod, &sample(remaining), LIMIT)?;
     sleep(REST);
     Ok(())
 }

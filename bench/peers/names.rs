@@ -22,7 +22,7 @@ use crate::peers::pod::Pod;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 use crate::support::{Args, Point, Sheet, at_once, ratios};
-use crate::traffic::held::meanwhile;
+use crate::traffic::held_flows::meanwhile;
 
 /// The name, and for how many seconds an answer may be kept.
 const NAME: &str = "app.test";
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a system did: seconds until the last new connection, and the last datagram of a flow, to the old address; failed connects.
 #[derive(Default)]
-struct Taken {
+struct Samples {
     connection: Vec<f64>,
     datagram: Vec<f64>,
     failed: Vec<f64>,
@@ -61,13 +61,13 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _targets = (0..).zip(apps.each_ref().map(|app| &app.node.ns)).map(serve).collect::<Result<Vec<_>, _>>()?;
     let addresses = apps.each_ref().map(|app| app.address);
     let systems = [System::OURS, System::STOCK];
-    let mut taken = systems.map(|_| Taken::default());
+    let mut taken = systems.map(|_| Samples::default());
     std::thread::scope(|scope| {
         let server = stage.client.address;
-        let (changes, mut asked) = mpsc::unbounded_channel::<(IpAddr, oneshot::Sender<Instant>)>();
+        let (changes, mut requests) = mpsc::unbounded_channel::<(IpAddr, oneshot::Sender<Instant>)>();
         let work = move || async move {
             let dns = Dns::start(&server.to_string()).await;
-            while let Some((address, done)) = asked.recv().await {
+            while let Some((address, done)) = requests.recv().await {
                 dns.set(NAME, TTL, &[&address.to_string()]).await;
                 done.send(Instant::now()).map_err(|_| anyhow::anyhow!("who asked is gone"))?;
             }
@@ -115,19 +115,19 @@ impl Zone {
     }
 }
 
-impl Taken {
+impl Samples {
     /// The name changes under load.
     fn take(&mut self, stage: &Stage, attempt: Attempt, change: impl Fn() -> Result<Instant>, lasts: Duration) -> Result<()> {
         let load = Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts);
         let flows = vec![Attempt { proto: Proto::Udp, ..attempt }];
-        let (reports, held, changed) = meanwhile(&stage.behind.node.ns, load, &[attempt], flows, |begun| {
+        let (reports, flows, changed) = meanwhile(&stage.behind.node.ns, load, &[attempt], flows, |begun| {
             sleep((begun + CHANGE).saturating_duration_since(Instant::now()));
             Ok(change()?.duration_since(begun))
         })?;
         let after = |moments: &mut dyn Iterator<Item = Duration>| moments.max().unwrap_or_default().saturating_sub(changed).as_secs_f64();
         let of_old = |report: &&AttemptReport| report.outcome.is_ok_and(|by| by.target == 0);
         self.connection.push(after(&mut reports.iter().filter(of_old).map(|report| report.began)));
-        let answers = held.iter().flat_map(|flow| &flow.answers).filter(|(_, by)| by.target == 0);
+        let answers = flows.iter().flat_map(|flow| &flow.answers).filter(|(_, by)| by.target == 0);
         self.datagram.push(after(&mut answers.map(|(at, _)| *at)));
         let failed = reports.iter().filter(|report| report.outcome.is_err()).count();
         self.failed.push(f64::from(u32::try_from(failed)?));
@@ -138,14 +138,14 @@ impl Taken {
 /// A connection to the proxy's node, once the old address has answered one.
 fn answered(stage: &Stage, system: System) -> Result<Attempt> {
     let begun = Instant::now();
-    let known =
+    let address_of_pod =
         || stage.tailnet.knows(system.pod).then(|| stage.tailnet.addresses_of(system.pod).into_iter().find(IpAddr::is_ipv4)).flatten();
     while begun.elapsed() < START {
-        if let Some(ip) = known() {
+        if let Some(ip) = address_of_pod() {
             let to = SocketAddr::new(ip, FIRST_TARGET_PORT);
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
-            let asked = || make(Talk::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
-            if stage.behind.node.ns.block_on(asked)?.outcome.is_ok_and(|by| by.target == 0) {
+            let requests = || make(Talk::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
+            if stage.behind.node.ns.block_on(requests)?.outcome.is_ok_and(|by| by.target == 0) {
                 return Ok(attempt);
             }
         }

@@ -47,12 +47,12 @@ fn last(
     limit: Duration,
     moment: impl Fn(&AttemptReport) -> Duration + Send + Sync,
 ) -> Result<Duration> {
-    let seen = stage.client.node.ns.block_on(|| async move {
+    let answers = stage.client.node.ns.block_on(|| async move {
         let finest = FINEST * u32::try_from(services.len() / 4).unwrap_or(1).max(1);
         let each = services.iter().map(|number| answered(pod, *number, since, finest));
         timeout(limit, join_all(each)).await
     })?;
-    let last = seen.ok().and_then(|seen| seen.iter().map(moment).max());
+    let last = answers.ok().and_then(|answers| answers.iter().map(moment).max());
     last.with_context(|| format!("{}: not all of {} services were answered within {limit:?}", pod.system.name, services.len()))
 }
 
@@ -102,12 +102,12 @@ pub(crate) fn attempt(pod: &Pod<'_>, number: u16) -> Attempt {
 /// Waits until a service is answered by this target.
 pub(crate) fn leads(stage: &Stage, pod: &Pod<'_>, number: u16, target: TargetIdentity) -> Result<()> {
     let begun = Instant::now();
-    let led = async || {
+    let answered_by_target = async || {
         while by(pod, number, begun).await != Ok(target) {
             sleep(FINEST * 10).await;
         }
     };
-    let done = stage.client.node.ns.block_on(|| async { timeout(ENOUGH, led()).await })?;
+    let done = stage.client.node.ns.block_on(|| async { timeout(ENOUGH, answered_by_target()).await })?;
     done.with_context(|| format!("{}: service {number} did not lead to {target:?} within {ENOUGH:?}", pod.system.name))
 }
 

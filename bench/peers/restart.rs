@@ -11,7 +11,7 @@ use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 const SIZES: [u16; 3] = [10, 1_000, 10_000];
 
 /// What was measured of one system at one size.
-struct Taken {
+struct Samples {
     system: System,
     starts: Vec<f64>,
 }
@@ -25,7 +25,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     // The first login makes the node and its state.
     Pod::one_of_each(stage)?.into_iter().try_for_each(Pod::end)?;
     for size in if args.quick { &SIZES[..1] } else { &SIZES } {
-        let mut all = System::ALL.map(|system| Taken { system, starts: Vec::new() });
+        let mut all = System::ALL.map(|system| Samples { system, starts: Vec::new() });
         for round in 0..args.repetitions(5) {
             for taken in in_turn(&mut all, round).into_iter().filter(|taken| taken.system.takes_part(*size)) {
                 let (pod, took) = Pod::started(stage, taken.system, *size)?;
@@ -38,8 +38,8 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
-    for Taken { system, starts } in all {
+fn report(sheet: &mut Sheet, all: &[Samples], size: u16) {
+    for Samples { system, starts } in all {
         sheet.plot(Point::of("started until all live", system.name, size), "ms", starts.clone(), None);
         if let Some(theirs) = all.iter().find(|other| Some(other.system) == system.rival()) {
             let what = format!("started until all live, {}, {size} services: ours to theirs", system.firewall);

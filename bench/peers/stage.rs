@@ -93,10 +93,10 @@ impl Stage {
 
     /// Notes which versions of the others' programs are measured.
     fn versions(&self, sheet: &mut Sheet) {
-        let told =
+        let version =
             self.tailnet.control_machine().command(&self.tailnet.control_machine().bin().join("tailscaled")).arg("--version").output();
-        let told = told.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
-        sheet.version("containerboot and tailscaled", told.unwrap_or_default());
+        let version = version.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
+        sheet.version("containerboot and tailscaled", version.unwrap_or_default());
     }
 
     /// A name for a machine that no other has.

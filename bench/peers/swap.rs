@@ -18,7 +18,7 @@ use crate::peers::probe::{attempt, leads, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::traffic::held::{EVERY, Held, meanwhile};
+use crate::traffic::held_flows::{EVERY, HeldFlow, meanwhile};
 
 /// How many services there are.
 const SIZE: u16 = 100;
@@ -75,12 +75,12 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
         let mut plot = |of: &str, unit: &str, field: Field| {
             sheet.plot(Point::of(of, pod.system.name, SIZE), unit, rounds.iter().map(field).collect(), None);
         };
-        let held = format!("of {}", sample(SIZE).len());
+        let flows = format!("of {}", sample(SIZE).len());
         plot("another target: failed connects", &format!("of {}", u64::from(RATE) * GONE.as_secs()), |round| round.failed);
         plot("another target: until the last new connection to the old one", "ms", |round| round.last_connection);
         plot("another target: until the last datagram of a flow to the old one", "ms", |round| round.last_datagram);
-        plot("taken away: connections that are reset", &held, |round| round.reset);
-        plot("taken away: connections that go on", &held, |round| round.outlived);
+        plot("taken away: connections that are reset", &flows, |round| round.reset);
+        plot("taken away: connections that go on", &flows, |round| round.outlived);
         if let Some(theirs) = pods.iter().zip(&taken).find(|(other, _)| Some(other.system) == pod.system.rival()) {
             let of = |rounds: &[Round], field: Field| rounds.iter().map(field).collect::<Vec<_>>();
             let mut compare = |what: &str, field: Field, goal| {
@@ -103,16 +103,16 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     let load = Load { timeout: PATIENCE, ..Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
     let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
     let flows = attempts.iter().flat_map(|tcp| [*tcp, Attempt { proto: Proto::Udp, ..*tcp }]).collect();
-    let (reports, held, moments) = meanwhile(&stage.client.node.ns, load, &attempts, flows, |begun| {
+    let (reports, flows, moments) = meanwhile(&stage.client.node.ns, load, &attempts, flows, |begun| {
         sleep((begun + SWAP).saturating_duration_since(Instant::now()));
         let swap = pod.shift(SIZE, turn + 1)?.duration_since(begun);
         sleep((begun + GONE).saturating_duration_since(Instant::now()));
         Ok(Moments { swap, gone: pod.shift(0, 0)?.duration_since(begun) })
     })?;
-    judge(&reports, &held, &moments, turn)
+    judge(&reports, &flows, &moments, turn)
 }
 
-fn judge(reports: &[AttemptReport], held: &[Held], moments: &Moments, turn: u16) -> Result<Round> {
+fn judge(reports: &[AttemptReport], flows: &[HeldFlow], moments: &Moments, turn: u16) -> Result<Round> {
     // What is shorter than the time between two of them cannot be told from that.
     let (connections, datagrams) = (Duration::from_secs(1) / RATE, EVERY);
     let mut round = Round { last_connection: ms(connections), last_datagram: ms(datagrams), ..Round::default() };
@@ -126,7 +126,7 @@ fn judge(reports: &[AttemptReport], held: &[Held], moments: &Moments, turn: u16)
             Err(_) => round.failed += 1.0,
         }
     }
-    for flow in held {
+    for flow in flows {
         let old = port(&flow.attempt, 0)?;
         let last = flow.answers.iter().rfind(|(_, by)| by.port == old).map_or(Duration::ZERO, |(at, _)| *at);
         let goes_on = flow.answers.last().is_some_and(|(at, _)| *at > moments.gone + OUTLIVES);

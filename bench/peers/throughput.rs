@@ -16,7 +16,7 @@ use crate::traffic::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 const SINK: u16 = 6_999;
 
 /// A way to the sink: by which system, or by plain forwarding.
-struct Way {
+struct SinkRoute {
     by: Option<System>,
     to: SocketAddr,
     tcp: Vec<Copied>,
@@ -31,7 +31,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _router = Router::start(stage);
     let sink = stage.behind.node.ns.run(|| Sink::bind(SINK))??;
     let mut pods = Pod::one_of_each(stage)?;
-    let way = |by, to| Way { by, to, tcp: Vec::new(), udp: Vec::new() };
+    let way = |by, to| SinkRoute { by, to, tcp: Vec::new(), udp: Vec::new() };
     let mut ways = vec![way(None, SocketAddr::new(stage.target, SINK))];
     for pod in &mut pods {
         pod.lead_to(SINK)?;
@@ -53,12 +53,12 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-fn report(sheet: &mut Sheet, what: &str, ways: &[Way], field: fn(&Way) -> &[Copied]) {
+fn report(sheet: &mut Sheet, what: &str, ways: &[SinkRoute], field: fn(&SinkRoute) -> &[Copied]) {
     let of =
         |by: Option<System>, figure: Figure| ways.iter().find(|way| way.by == by).map(|way| of(field(way), figure)).unwrap_or_default();
     for (plot, unit, figure) in [("through WireGuard", "Gbit/s", RATE), ("processor time", "s for each Gbit", PROCESSOR)] {
         let plot = format!("{what}: {plot}");
-        for Way { by, .. } in ways {
+        for SinkRoute { by, .. } in ways {
             let point = by.map_or_else(|| Point::limit(&plot, PLAIN), |system| Point::of(&plot, system.name, 1_u8));
             sheet.plot(point, unit, of(*by, figure), None);
         }

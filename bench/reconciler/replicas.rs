@@ -53,8 +53,8 @@ impl Replica {
     }
 
     async fn say(&self, planned: &Planned) -> Result<()> {
-        let nobody = [].into();
-        let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([self.address]), &nobody);
+        let none_withheld = [].into();
+        let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([self.address]), &none_withheld);
         let Encoded { plain, packed, .. } = encode(status, ROOM);
         let packed = packed.map_or(Value::Null, |packed| json!(ByteString(packed)));
         let patch = json!({"data": {egress::KEY: ByteString(plain), egress::KEY_COMPRESSED: packed}});

@@ -10,7 +10,7 @@ use kit::cluster::pods;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::players::{Match, OURS};
+use crate::players::{OperatorPair, OURS};
 
 /// New connections each second.
 const RATE: u32 = 200;
@@ -64,14 +64,14 @@ impl Event {
     }
 
     /// A node can only be lost to a group that has a replica on it, and not all of them.
-    pub(crate) fn prepare(self, game: &Match) {
+    pub(crate) fn prepare(self, game: &OperatorPair) {
         if self == Self::Lost {
             spread(game);
         }
     }
 
     /// Has it happen, and lets time pass; how long it took itself.
-    pub(crate) fn happen(self, game: &Match, round: usize) -> Duration {
+    pub(crate) fn happen(self, game: &OperatorPair, round: usize) -> Duration {
         let cluster = &game.stage.cluster;
         let mut begun = Instant::now();
         match self {
@@ -89,7 +89,7 @@ impl Event {
     }
 
     /// Undoes what does not pass by itself.
-    pub(crate) fn mend(self, game: &Match) {
+    pub(crate) fn mend(self, game: &OperatorPair) {
         if self == Self::Lost {
             let (cluster, node) = (&game.stage.cluster, lost(game));
             cluster.tailnet.mend(&node.machine);
@@ -99,7 +99,7 @@ impl Event {
 }
 
 /// Has every replica replaced: their operator takes away what `kubectl rollout restart` writes, a new label replaces Pods there.
-fn restart(game: &Match, round: usize) {
+fn restart(game: &OperatorPair, round: usize) {
     if *game.playing == OURS {
         game.stage.restart();
     } else {
@@ -123,12 +123,12 @@ fn parent(pid: i32) -> Option<i32> {
 }
 
 /// The node that may be lost: neither an operator nor the load is on it.
-fn lost(game: &Match) -> &Node {
+fn lost(game: &OperatorPair) -> &Node {
     game.stage.cluster.nodes.last().expect("two nodes")
 }
 
 /// Has one replica on each node, whatever the scheduler made of them.
-fn spread(game: &Match) {
+fn spread(game: &OperatorPair) {
     let cluster = &game.stage.cluster;
     let nodes = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
     if nodes[0] != nodes[1] {
@@ -142,7 +142,7 @@ fn spread(game: &Match) {
 }
 
 /// Waits until the group is all that it is to be, and both replicas lead to the target.
-pub(crate) fn settled(game: &Match) {
+pub(crate) fn settled(game: &OperatorPair) {
     game.stage.cluster.rolled_out(NAMESPACE, "statefulset/eg");
     game.stage.ready();
     game.stage.through_both_replicas();

@@ -14,7 +14,7 @@ use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, Lane, LoadSche
 use tailyard::model::flows::flow::FlowFilter;
 use tokio::sync::oneshot;
 
-use crate::traffic::met::Met;
+use crate::traffic::outcome::LoadOutcome;
 
 /// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -22,16 +22,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_mins(10);
 
 /// From where, and whereto.
-pub(crate) struct Way {
+pub(crate) struct LoadRoute {
     pub(crate) from: Namespace,
     pub(crate) to: SocketAddr,
     /// What the right target says first.
     pub(crate) greeting: &'static str,
 }
 
-impl Way {
+impl LoadRoute {
     /// Loads it with so many connections each second until this has happened; fails if one led to another target.
-    pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
+    pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, LoadOutcome)> {
         let talk = Talk::Greeting(self.greeting.as_bytes().into());
         let schedule = LoadSchedule::new(NonZeroU32::new(rate).context("not zero")?);
         let load = Load { talk, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
@@ -53,7 +53,7 @@ impl Way {
         })?;
         let wrong = [Err(AttemptFailure::WrongTarget), Err(AttemptFailure::Garbled)];
         ensure!(reports.iter().all(|report| !wrong.contains(&report.outcome)), "answered by a wrong target");
-        Ok((happened, Met::of(&reports, lasts)?))
+        Ok((happened, LoadOutcome::of(&reports, lasts)?))
     }
 
     /// Lets the node forget where these connections went: what was never answered is remembered for two minutes, and a connection from

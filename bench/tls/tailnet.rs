@@ -129,8 +129,8 @@ fn theirs(tailnet: &Tailnet, authority: &Authority, (name, to): (&str, SocketAdd
     let pair = authority.pair(name);
     fs::write(dir.join(format!("certs/{name}.crt")), &pair.chain).expect("written");
     fs::write(dir.join(format!("certs/{name}.key")), &pair.key).expect("written");
-    let known = fs::read_to_string(tailnet.dir().join("ca.crt")).expect("the authority of the lab");
-    fs::write(dir.join("roots.pem"), known + authority.pem()).expect("written");
+    let authorities = fs::read_to_string(tailnet.dir().join("ca.crt")).expect("the authority of the lab");
+    fs::write(dir.join("roots.pem"), authorities + authority.pem()).expect("written");
     let copy = format!("mkdir -p /run/ts && cp -r {} /run/ts/", path("certs"));
     assert!(machine.command(Path::new("sh")).args(["-c", &copy]).status().expect("nsenter").success());
     let tailscaled = stock::start(tailnet, &machine, &[("SSL_CERT_FILE", &path("roots.pem"))]);

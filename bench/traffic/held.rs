@@ -15,7 +15,7 @@ use tokio::time::timeout;
 pub(crate) const EVERY: Duration = Duration::from_millis(20);
 
 /// A flow, and what became of it.
-pub(crate) struct Held {
+pub(crate) struct HeldFlow {
     pub(crate) attempt: Attempt,
     /// When it asked, as an offset from the start, and who answered.
     pub(crate) answers: Vec<(Duration, TargetIdentity)>,
@@ -31,31 +31,31 @@ pub(crate) fn meanwhile<T>(
     attempts: &[Attempt],
     flows: Vec<Attempt>,
     work: impl FnOnce(Instant) -> Result<T>,
-) -> Result<(Vec<AttemptReport>, Vec<Held>, T)> {
+) -> Result<(Vec<AttemptReport>, Vec<HeldFlow>, T)> {
     let (mut reports, begun, lasts) = (Vec::new(), Instant::now(), load.lasts);
     let offer = || {
         let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
         let load = load.offer(begun, choose, |report| reports.push(*report), std::future::pending());
-        from.block_on(|| async { tokio::join!(Held::all(flows, begun, lasts), load).0 })
+        from.block_on(|| async { tokio::join!(HeldFlow::all(flows, begun, lasts), load).0 })
     };
-    let (held, done) = std::thread::scope(|scope| {
+    let (flows, done) = std::thread::scope(|scope| {
         let offering = scope.spawn(offer);
         let done = work(begun);
-        let held = offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???;
-        anyhow::Ok((held, done?))
+        let flows = offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???;
+        anyhow::Ok((flows, done?))
     })?;
-    Ok((reports, held, done))
+    Ok((reports, flows, done))
 }
 
-impl Held {
+impl HeldFlow {
     /// Holds all of them in the network namespace of the calling thread, for so long after the start.
     async fn all(flows: Vec<Attempt>, start: Instant, lasts: Duration) -> Result<Vec<Self>> {
         let mut open: JoinSet<Self> = flows.into_iter().map(|flow| Self::one(flow, start, lasts)).collect();
-        let mut held = Vec::new();
+        let mut flows = Vec::new();
         while let Some(one) = open.join_next().await {
-            held.push(one?);
+            flows.push(one?);
         }
-        Ok(held)
+        Ok(flows)
     }
 
     async fn one(attempt: Attempt, start: Instant, lasts: Duration) -> Self {
@@ -65,8 +65,8 @@ impl Held {
                 answers.push((began, by));
             }
         };
-        let left = lasts.saturating_sub(start.elapsed());
-        let ended = timeout(left, hold(attempt, &Talk::Identity, Rhythm::always(EVERY), start, note)).await;
+        let remaining = lasts.saturating_sub(start.elapsed());
+        let ended = timeout(remaining, hold(attempt, &Talk::Identity, Rhythm::always(EVERY), start, note)).await;
         Self { attempt, answers, reset: matches!(ended, Ok(Err(AttemptFailure::Reset))) }
     }
 }

@@ -10,7 +10,7 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// What came of a load.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Met {
+pub(crate) struct LoadOutcome {
     /// How many connections were sent.
     pub(crate) sent: usize,
     /// How many of them were never answered.
@@ -27,7 +27,7 @@ pub(crate) struct Met {
     pub(crate) connect: Duration,
 }
 
-impl Met {
+impl LoadOutcome {
     /// What these reports of a load of this length come to. Fails if the generator kept back more than a tenth: of what it did not send
     /// the network knows nothing.
     pub(crate) fn of(reports: &[AttemptReport], lasts: Duration) -> Result<Self> {

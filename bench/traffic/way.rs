@@ -21,7 +21,7 @@ pub(crate) const AT_ONCE: usize = 4;
 const SLICE: Duration = Duration::from_millis(500);
 
 /// A way: whom to dial, in turn, and what was measured so far.
-pub(crate) struct Way {
+pub(crate) struct Route {
     dial: Arc<Vec<SocketAddr>>,
     next: Arc<AtomicUsize>,
     /// Connections each second.
@@ -32,7 +32,7 @@ pub(crate) struct Way {
     pub(crate) worst: Vec<f64>,
 }
 
-impl Way {
+impl Route {
     /// The way to these destinations.
     pub(crate) fn new(dial: Vec<SocketAddr>) -> Self {
         let next = Arc::new(AtomicUsize::new(0));

@@ -284,16 +284,16 @@ mod tests {
             definition.pointer(&place).and_then(|names| names.as_array().cloned()).expect("an enum")
         };
         for name in names("type") {
-            let known: ProxyGroupType = serde_json::from_value(name.clone()).expect("a type");
-            assert!(!matches!(known, ProxyGroupType::Other(_)), "{name}");
+            let parsed: ProxyGroupType = serde_json::from_value(name.clone()).expect("a type");
+            assert!(!matches!(parsed, ProxyGroupType::Other(_)), "{name}");
         }
         for name in names("kubeAPIServer/properties/mode") {
-            let known: ApiServerMode = serde_json::from_value(name.clone()).expect("a mode");
-            assert!(!matches!(known, ApiServerMode::Other(_)), "{name}");
+            let parsed: ApiServerMode = serde_json::from_value(name.clone()).expect("a mode");
+            assert!(!matches!(parsed, ApiServerMode::Other(_)), "{name}");
         }
         for name in names("tailyard/properties/firewallMode") {
-            let known: Firewall = serde_json::from_value(name.clone()).expect("a firewall");
-            assert!(!matches!(known, Firewall::Other(_)), "{name}");
+            let parsed: Firewall = serde_json::from_value(name.clone()).expect("a firewall");
+            assert!(!matches!(parsed, Firewall::Other(_)), "{name}");
         }
     }
 }

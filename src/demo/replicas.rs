@@ -208,12 +208,12 @@ mod tests {
             api,
         };
         let replica = ReplicaProcess::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
-        let told = |api| {
+        let state_store = |api| {
             let command = replica.command(&launch(api));
             let secret = command.get_envs().find(|(name, _)| *name == "TS_KUBE_SECRET").and_then(|(_, value)| value?.to_str());
             (command.get_args().any(|argument| argument == OsStr::new("--state-file")), secret.map(str::to_owned))
         };
-        assert_eq!(told(None), (true, None));
-        assert_eq!(told(Some(([10, 96, 0, 1], 443).into())), (false, Some("replica-0".to_owned())));
+        assert_eq!(state_store(None), (true, None));
+        assert_eq!(state_store(Some(([10, 96, 0, 1], 443).into())), (false, Some("replica-0".to_owned())));
     }
 }

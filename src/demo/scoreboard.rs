@@ -240,17 +240,17 @@ impl Scoreboard {
     /// Judges and counts what came of an attempt of the load.
     pub fn record(&mut self, report: &AttemptReport) {
         let lane = report.attempt.lane;
-        let judged = self.judged(report);
+        let checked_report = self.checked_report(report);
         let excused = self.is_excused(lane, report.began, report.ended);
-        self.tally.record(&judged, excused);
+        self.tally.record(&checked_report, excused);
         if let Some(row) = u16::try_from(lane.service).ok().and_then(|service| self.rows.get_mut(&service)) {
             row.under_way = row.under_way.saturating_sub(1);
-            row.answered += u64::from(judged.outcome.is_ok());
+            row.answered += u64::from(checked_report.outcome.is_ok());
         }
     }
 
     /// The report, with an answer that was not right turned into a failure.
-    pub fn judged(&self, report: &AttemptReport) -> AttemptReport {
+    pub fn checked_report(&self, report: &AttemptReport) -> AttemptReport {
         let right =
             |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
         let outcome = report.outcome.and_then(|answer| if right(&answer) { Ok(answer) } else { Err(AttemptFailure::WrongTarget) });

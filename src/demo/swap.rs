@@ -82,7 +82,7 @@ async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<Targ
     let begun = Instant::now();
     for nonce in 0.. {
         let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), TIMEOUT).await;
-        match look(board).judged(&report).outcome {
+        match look(board).checked_report(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),
             // A service that is just coming or going refuses, or is answered by the target of before.

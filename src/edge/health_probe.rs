@@ -64,23 +64,23 @@ mod tests {
     async fn answering(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/healthz", listener.local_addr().expect("an address"));
-        let asked = tokio::spawn(async move {
+        let request_text = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
-            let mut asked = vec![0; 1024];
-            let length = stream.read(&mut asked).await.expect("a request");
+            let mut request_text = vec![0; 1024];
+            let length = stream.read(&mut request_text).await.expect("a request");
             stream.write_all(answer.as_bytes()).await.expect("answered");
-            String::from_utf8_lossy(&asked[..length]).into_owned()
+            String::from_utf8_lossy(&request_text[..length]).into_owned()
         });
-        (url, asked)
+        (url, request_text)
     }
 
     #[tokio::test]
     async fn the_pods_addresses_are_read_from_the_headers() {
-        let (url, asked) = answering("HTTP/1.1 200 OK\r\nPod-IPv4: 10.0.0.5\r\npod-ipv6: FD00:0::5\r\nContent-Length: 2\r\n\r\nok").await;
+        let (url, request_text) = answering("HTTP/1.1 200 OK\r\nPod-IPv4: 10.0.0.5\r\npod-ipv6: FD00:0::5\r\nContent-Length: 2\r\n\r\nok").await;
         let expected = ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into();
         assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(expected));
-        let asked = asked.await.expect("asked");
-        assert!(asked.starts_with("GET /healthz HTTP/1.1\r\n") && asked.contains("connection: close"), "{asked}");
+        let request_text = request_text.await.expect("asked");
+        assert!(request_text.starts_with("GET /healthz HTTP/1.1\r\n") && request_text.contains("connection: close"), "{request_text}");
     }
 
     #[tokio::test]

@@ -152,8 +152,8 @@ mod tests {
             (WatchChange::Listed(group(3)), false),
             (WatchChange::Complete, false),
         ] {
-            let told = format!("{change:?}");
-            assert_eq!(gathered.take(StatusPart::Groups, change), news, "{told}");
+            let label = format!("{change:?}");
+            assert_eq!(gathered.take(StatusPart::Groups, change), news, "{label}");
         }
         assert_eq!(gathered.view().groups[0].spec.replicas, Some(3));
         assert!(gathered.take(StatusPart::Groups, WatchChange::Gone(group(3))) && gathered.view().groups.is_empty());

@@ -315,9 +315,9 @@ mod tests {
     #[test]
     fn a_denial_counts_from_the_first_one_and_ends_with_an_answer() {
         let controls = ControlPlanes::new(true);
-        let asked = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
-        controls.answered("g", asked(Some("no")), at(1));
-        controls.answered("g", asked(Some("still no")), at(9));
+        let outcome = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
+        controls.answered("g", outcome(Some("no")), at(1));
+        controls.answered("g", outcome(Some("still no")), at(9));
         let denials = controls.denials("g");
         assert_eq!(denials["device n1"], ControlPlaneError { since: at(1), why: "still no".into() });
         assert!(controls.denials("h").is_empty());

@@ -14,21 +14,21 @@ use crate::runtime::queue::WorkOutcome;
 
 /// Looks at a class.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
-    let (class, judged) = {
+    let (class, validation) = {
         let cache = worker.stores.cache();
         let Some(class) = cache.class(name) else { return Ok(WorkOutcome::Done) };
         let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
-        let judged = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
-        (class, judged)
+        let validation = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
+        (class, validation)
     };
-    if let Some(status) = judged.status {
+    if let Some(status) = validation.status {
         write(worker, Resource::PROXY_CLASS, WatchRole::Class, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
-    if let Some(finalizers) = judged.finalizers {
+    if let Some(finalizers) = validation.finalizers {
         // Without the version that was read a finalizer of somebody else's could be lost.
         finalize(worker, Resource::PROXY_CLASS, WatchRole::Class, name, &finalizers).await?;
     }
-    for (reason, message) in judged.warnings {
+    for (reason, message) in validation.warnings {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
         worker.actor.notice(&Resource::PROXY_CLASS.reference("", name, class.metadata.uid.clone()), &notice).await;
     }

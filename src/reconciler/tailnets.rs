@@ -103,18 +103,18 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let unused = going && users.is_empty();
     let verdict = if unused { ControlPlaneVerdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
-    let judged = validate(&tailnet, &verdict, &users, Timestamp::now());
-    if let Some(status) = judged.status {
+    let validation = validate(&tailnet, &verdict, &users, Timestamp::now());
+    if let Some(status) = validation.status {
         write(worker, Resource::TAILNET, WatchRole::Tailnet, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
-    if let Some(finalizers) = judged.finalizers {
+    if let Some(finalizers) = validation.finalizers {
         finalize(worker, Resource::TAILNET, WatchRole::Tailnet, name, &finalizers).await?;
     }
-    if let Some((reason, message)) = judged.warning {
+    if let Some((reason, message)) = validation.warning {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
         worker.actor.notice(&Resource::TAILNET.reference("", name, tailnet.metadata.uid.clone()), &notice).await;
     }
-    if judged.ends {
+    if validation.ends {
         forget(worker, name);
         return Ok(WorkOutcome::Done);
     }

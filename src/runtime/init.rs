@@ -120,7 +120,7 @@ mod tests {
     fn a_crash_starts_the_program_again_and_what_it_decided_ends_the_container() {
         let killed = WaitStatus::Signaled(PROGRAM, Signal::SIGSEGV, false);
         let exited = |code| WaitStatus::Exited(PROGRAM, code);
-        for (end, after, asked, wanted) in [
+        for (end, after, requested, wanted) in [
             (killed, None, false, Next::Again),
             (killed, Some(STEADY), false, Next::Again),
             (exited(CRASHED.into()), None, false, Next::Again),
@@ -132,7 +132,7 @@ mod tests {
             (exited(1), None, false, Next::End(1)),
             (exited(64), None, false, Next::End(64)),
         ] {
-            assert_eq!(next(end, after, asked), wanted, "{end:?} {after:?} after a crash, asked: {asked}");
+            assert_eq!(next(end, after, requested), wanted, "{end:?} {after:?} after a crash, asked: {requested}");
         }
         assert_eq!((said(killed), said(exited(70))), ("signal SIGSEGV".to_owned(), "exit status 70".to_owned()));
     }

@@ -93,9 +93,9 @@ mod tests {
 
     /// Which of the messages pass a filter, one for each line.
     fn messages(filter: &str) -> Vec<&'static str> {
-        let known = ["applied", "detail", "failed with error"];
+        let expected = ["applied", "detail", "failed with error"];
         let text = logged(LogFormat::Text, filter);
-        text.lines().map(|line| known.into_iter().find(|message| line.contains(message)).expect("one of ours")).collect()
+        text.lines().map(|line| expected.into_iter().find(|message| line.contains(message)).expect("one of ours")).collect()
     }
 
     #[test]

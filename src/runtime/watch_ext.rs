@@ -19,9 +19,9 @@ mod tests {
 
     #[test]
     fn the_same_value_wakes_nobody() {
-        let (cell, mut seen) = watch::channel(1);
-        assert!(!put(&cell, 1) && !seen.has_changed().expect("a sender"));
+        let (cell, mut receiver) = watch::channel(1);
+        assert!(!put(&cell, 1) && !receiver.has_changed().expect("a sender"));
         assert!(put(&cell, 2));
-        assert_eq!((seen.has_changed().expect("a sender"), *seen.borrow_and_update()), (true, 2));
+        assert_eq!((receiver.has_changed().expect("a sender"), *receiver.borrow_and_update()), (true, 2));
     }
 }

@@ -97,8 +97,8 @@ fn a_certificate_that_its_secret_lost_is_put_back_and_one_that_nobody_has_is_ord
         first.until("stored", |state| named(state, WEB).note == OrderNote::default()).await;
         let restored = async |times| {
             first.until("put back", |state| state.restored == times && named(state, WEB).fault.is_none()).await;
-            let held = async || stage.cluster.secrets().get(WEB).await.expect("a Secret").data.expect("values");
-            assert_eq!(held().await["tls.crt"].0, *pair.chain);
+            let secret_data = async || stage.cluster.secrets().get(WEB).await.expect("a Secret").data.expect("values");
+            assert_eq!(secret_data().await["tls.crt"].0, *pair.chain);
             assert_eq!(first.certs.pairs.borrow().get(WEB), Some(&pair), "and it was served all the time");
         };
         stage.cluster.delete_secret(WEB).await;
@@ -141,7 +141,7 @@ fn a_certificate_is_renewed_when_the_server_suggests_it() {
         stage.pebble.suggest_now(&stage.tailnet, &pair.chain);
         let again = stage.replica(0).await;
         let mut pairs = again.certs.pairs.clone();
-        let renewed = async { pairs.wait_for(|pairs| pairs.get(WEB).is_some_and(|held| *held != pair)).await.map(drop) };
+        let renewed = async { pairs.wait_for(|pairs| pairs.get(WEB).is_some_and(|current| *current != pair)).await.map(drop) };
         tokio::time::timeout(kit::machine::DEADLINE, renewed).await.expect("renewed").expect("a running replica");
         assert_eq!(stage.pebble.issued(), 2);
     });
@@ -154,9 +154,9 @@ fn a_server_that_wants_a_pause_gets_it_from_every_replica() {
         let front = Front::start(&stage.pebble.directory(), 7200).await;
         let first = stage.replica_at(0, &[WEB], &front.directory()).await;
         first.until("refused", |state| named(state, WEB).note.failures == 1).await;
-        let told = note(&stage, WEB).await;
-        assert_eq!((told.reason.as_str(), told.by.as_str()), ("RateLimited", ""));
-        let pause = told.not_before.expect("a time").duration_since(Timestamp::now());
+        let order_note = note(&stage, WEB).await;
+        assert_eq!((order_note.reason.as_str(), order_note.by.as_str()), ("RateLimited", ""));
+        let pause = order_note.not_before.expect("a time").duration_since(Timestamp::now());
         assert!(pause > SignedDuration::from_mins(110), "{pause:?}");
         drop(first);
         // The next one to order has a server that would take the order, and does not ask it.
@@ -229,12 +229,12 @@ fn a_server_that_goes_in_the_middle_of_an_order_costs_that_order_and_nothing_mor
     stage_with(&[WEB], manner, async |mut stage| {
         stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");
         let first = stage.replica_at(0, &[WEB], &stage.pebble.directory()).await;
-        let asked = async {
+        let ordered = async {
             while !stage.pebble.log().contains("POST /order-plz") {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(kit::machine::DEADLINE, asked).await.expect("an order");
+        tokio::time::timeout(kit::machine::DEADLINE, ordered).await.expect("an order");
         stage.pebble.stop();
         first.until("it cannot be asked", |state| named(state, WEB).note.failures >= 1).await;
         assert_eq!(first.certs.state.borrow().orders.get("issued"), None);

@@ -152,8 +152,8 @@ async fn faults_are_told_apart() {
     let hasty = ControlClient::new(slow).expect("a client");
     hosted.fail([Fault::Slow(Duration::from_secs(5))]);
     assert_eq!(hasty.probe().await.expect_err("slow").reason(), "Deadline");
-    let nobody = ControlClient::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
-    assert_eq!(nobody.probe().await.expect_err("nobody").reason(), "Unreachable");
+    let unreachable_client = ControlClient::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
+    assert_eq!(unreachable_client.probe().await.expect_err("nobody").reason(), "Unreachable");
 }
 
 #[tokio::test]

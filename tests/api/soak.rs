@@ -47,8 +47,8 @@ fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
 fn nothing_is_lost_and_nothing_grows() {
     let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
     thread::scope(|scope| {
-        let (told, api) = oneshot::channel();
-        scope.spawn(|| api::run(&topology, told));
+        let (api_sender, api) = oneshot::channel();
+        scope.spawn(|| api::run(&topology, api_sender));
         soak(&topology, &api.blocking_recv().expect("an API server"));
     });
 }

@@ -71,20 +71,20 @@ fn a_service_of_the_kernel_is_advertised_once_it_is_mapped_and_taken_back_before
     assert_eq!(two.advertised(), names(&["svc:db"]));
 
     // One leaves under load. Nobody new is let in before the address moves, and who is in may end: so none is cut.
-    let (mut asked, mut failed) = (0, Vec::new());
+    let (mut attempts, mut failed) = (0, Vec::new());
     thread::scope(|scope| {
         let leaving = scope.spawn(|| one.leave());
-        while !leaving.is_finished() || asked < 50 {
-            asked += 1;
+        while !leaving.is_finished() || attempts < 50 {
+            attempts += 1;
             if let Err(fault) = client.node.ask_tcp(at, PATIENCE) {
-                failed.push((asked, fault));
+                failed.push((attempts, fault));
             }
         }
         let took = leaving.join().expect("no panic");
-        println!("left within {took:?}, {asked} connections meanwhile, failed: {failed:?}");
+        println!("left within {took:?}, {attempts} connections meanwhile, failed: {failed:?}");
         assert!(took < Duration::from_secs(15), "{took:?}");
     });
-    assert!(failed.is_empty(), "{failed:?} of {asked}:\n{}", one.output());
+    assert!(failed.is_empty(), "{failed:?} of {attempts}:\n{}", one.output());
     assert!(one.output().contains("rejecting new connections"), "{}", one.output());
     assert!(one.output().contains("no service is routed to this replica any more"), "{}", one.output());
     assert!(one.state(DISCO_MUTED_SINCE).is_some(), "its successor knows since when peers heard nothing");
@@ -119,8 +119,8 @@ fn a_replica_that_is_killed_while_it_lets_nobody_in_lets_in_again_and_knows_whom
     one.wait_ready();
     eventually("an answer through the service", DEADLINE, || client.node.ask_tcp(at, TRY).ok());
 
-    let spoken = |one: &Member| one.state(RECENT_PEERS).is_some_and(|peers| peers.contains(&own));
-    one.killed_once("nobody new being let in", |one| one.shut() == Some(true) && spoken(one));
+    let has_recent_peer = |one: &Member| one.state(RECENT_PEERS).is_some_and(|peers| peers.contains(&own));
+    one.killed_once("nobody new being let in", |one| one.shut() == Some(true) && has_recent_peer(one));
     assert!(client.node.ask_tcp(at, TRY).is_err());
     one.run();
     one.wait_ready();
@@ -291,14 +291,14 @@ fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unaske
     service(&tailnet, "svc:old");
     let (client, _client) = tailnet.node("client");
     let web = |host: &str| json!({format!("{host}.tail-lab.ts.net:443"): {"Handlers": {"/": {"Proxy": "http://10.0.0.1:80/"}}}});
-    let left = json!({"Services": {
+    let leftover = json!({"Services": {
         "svc:web": {"TCP": {"443": {"HTTPS": true}}, "Web": web("web")},
         "svc:old": {"TCP": {"443": {"HTTPS": true}}, "Web": web("old")},
     }});
     let ours = json!({"Services": {"svc:web": {"TCP": {"443": {"TCPForward": "127.0.0.1:9443", "ProxyProtocol": 2}}}}});
     let member = Member::start_with(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
         let tailscaled = stock::start(&tailnet, machine, &[]);
-        stock::serve(machine, &left, &["svc:web", "svc:old"]);
+        stock::serve(machine, &leftover, &["svc:web", "svc:old"]);
         tailscaled.leave();
         // Its config names nothing: what is served is advertised because of this.
         vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
@@ -308,8 +308,8 @@ fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unaske
     assert_eq!(greeting.name, "one");
     member.wait_ready();
     assert_eq!(member.advertised(), names(&["svc:web"]));
-    let held: serde_json::Value = serde_json::from_str(&member.machine.tailscale(&["serve", "status", "--json"])).expect("a config");
-    assert_eq!(held["Services"], ours["Services"], "nothing is left of what was there");
+    let applied: serde_json::Value = serde_json::from_str(&member.machine.tailscale(&["serve", "status", "--json"])).expect("a config");
+    assert_eq!(applied["Services"], ours["Services"], "nothing is left of what was there");
     // The Tailscale operator reads it from the state.
     let status: serde_json::Value = serde_json::from_str(&member.machine.tailscale(&["status", "--json"])).expect("a status");
     let endpoint = status["CertDomains"][0].as_str().unwrap_or("no-https").to_owned();
@@ -385,8 +385,8 @@ fn on_headscale_replicas_share_an_address_as_a_route_and_take_turns() {
     approve("two");
     two.wait_ready();
     let begin = Instant::now();
-    let left = one.leave();
+    let duration = one.leave();
     answered("an answer through the other");
-    assert!(left < DEADLINE, "{left:?}");
-    println!("left within {left:?}, answered by the other {:?} after the signal", begin.elapsed());
+    assert!(duration < DEADLINE, "{duration:?}");
+    println!("left within {duration:?}, answered by the other {:?} after the signal", begin.elapsed());
 }

@@ -52,9 +52,9 @@ fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
         assert_eq!(name, "db");
         // A name leads to either family.
         let six = to.parse().ok().map(|to: IpAddr| to.is_ipv6());
-        let seen: SocketAddr = peer.parse().expect("an address");
-        assert!(replicas.contains(&seen.ip()), "the target sees a replica's own address, not {seen}");
-        assert!(six.is_none_or(|six| seen.is_ipv6() == six), "{seen} by {to}");
+        let source: SocketAddr = peer.parse().expect("an address");
+        assert!(replicas.contains(&source.ip()), "the target sees a replica's own address, not {source}");
+        assert!(six.is_none_or(|six| source.is_ipv6() == six), "{source} by {to}");
     }
     println!("answers of both families: {:?}", begin.elapsed());
 
@@ -77,6 +77,6 @@ fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
     whole::wait_gone(cluster, "eg");
     whole::uninstall(cluster);
     // Helm waits for the Deployment, not for its Pods.
-    let left = || whole::everything_of_ours(cluster);
-    eventually("nothing of ours is left", DEADLINE, || Some(left()).filter(Vec::is_empty));
+    let remaining = || whole::everything_of_ours(cluster);
+    eventually("nothing of ours is left", DEADLINE, || Some(remaining()).filter(Vec::is_empty));
 }

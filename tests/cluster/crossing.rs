@@ -24,7 +24,7 @@ fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted
     let begin = Instant::now();
     sides.publisher.apply(&[published()]);
     sides.user.apply(&[egress(&sides)]);
-    sides.answered();
+    sides.wait_for_answer();
     println!("first answer: {:?} after both Services were there", begin.elapsed());
     sides.user.wait(&["--for=condition=TailscaleEgressSvcReady", "service/orders"]);
 
@@ -35,10 +35,10 @@ fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted
     sides.publisher.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/in"]);
     sides.publisher.rolled_out(NAMESPACE, "statefulset/in");
     let took = begin.elapsed();
-    let told = load.end();
-    println!("the publishing group restarted within {took:?}: {told}");
+    let report = load.end();
+    println!("the publishing group restarted within {took:?}: {report}");
     // A service's address is at one replica at a time: who is in the middle of connecting when it moves is cut.
-    told.lost_little("a restart of the publishing group");
+    report.assert_few_failures("a restart of the publishing group");
 }
 
 #[test]
@@ -51,33 +51,33 @@ fn a_name_of_two_clusters_is_answered_over_https_until_the_last_one_leaves() {
 
     let begin = Instant::now();
     shop.publish(0);
-    shop.asker.answered("https", SHOP, first);
+    shop.client.wait_for_answer("https", SHOP, first);
     println!("first answer over HTTPS: {:?} after the Ingress was there", begin.elapsed());
     assert_eq!((shop.owners().len(), shop.pebble.issued()), (1, 1), "a cluster, and its certificate");
     let begin = Instant::now();
     shop.publish(1);
     println!("the other cluster has joined within {:?}", begin.elapsed());
     assert_eq!((shop.owners().len(), shop.pebble.issued()), (2, 2), "another one, and a certificate of its own");
-    assert_eq!(shop.asker.get("https", SHOP).as_deref(), Ok(first), "an address stays where it is");
+    assert_eq!(shop.client.get("https", SHOP).as_deref(), Ok(first), "an address stays where it is");
 
     // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
-    let load = shop.asker.begin((SHOP, 443), EITHER, "10", "10s");
+    let load = shop.client.begin((SHOP, 443), EITHER, "10", "10s");
     let begin = Instant::now();
     shop.close(0);
     println!("the group that it led to has left within {:?}", begin.elapsed());
     chart::wait_gone(&sides.publisher, GROUP);
-    shop.asker.answered("https", SHOP, second);
-    let told = load.end();
-    println!("meanwhile: {told}");
-    told.lost_little("the loss of one of two clusters");
+    shop.client.wait_for_answer("https", SHOP, second);
+    let report = load.end();
+    println!("meanwhile: {report}");
+    report.assert_few_failures("the loss of one of two clusters");
     assert_eq!(shop.owners().len(), 1, "the other one's it is still");
     shop.unpublish(0);
     assert_eq!(shop.owners().len(), 1, "whose group is gone has no part in it any more");
-    assert_eq!(shop.asker.get("https", SHOP).as_deref(), Ok(second));
+    assert_eq!(shop.client.get("https", SHOP).as_deref(), Ok(second));
 
     shop.unpublish(1);
     assert_eq!(shop.owners(), Vec::<String>::new(), "the last one takes it away");
-    assert!(shop.asker.get("https", SHOP).is_err());
+    assert!(shop.client.get("https", SHOP).is_err());
     assert_eq!(shop.pebble.issued(), 2, "nothing was ordered anew");
     shop.close(1);
 }

@@ -24,19 +24,19 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     let stage = Stage::set();
     let begin = Instant::now();
     stage.publish();
-    stage.user.answered("https", "web", ANSWER);
+    stage.user.wait_for_answer("https", "web", ANSWER);
     println!("from Ingress applied to the first byte over HTTPS: {:?}", begin.elapsed());
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
-    stage.user.answered("http", "plain", ANSWER);
-    stage.user.answered("http", "outside", ANSWER);
+    stage.user.wait_for_answer("http", "plain", ANSWER);
+    stage.user.wait_for_answer("http", "outside", ANSWER);
 
-    let asked = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
-    let loads = asked.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));
+    let targets = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
+    let loads = targets.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));
     stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
     stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
-    for (what, told) in loads.map(|(what, load)| (what, load.end())) {
-        println!("a rolling restart, {what}: {told}");
-        assert!(told.answered() > 0 && told.failed() + told.unsent() == 0, "{what}: {told}\n{}", stage.said());
+    for (what, report) in loads.map(|(what, load)| (what, load.end())) {
+        println!("a rolling restart, {what}: {report}");
+        assert!(report.answered() > 0 && report.failed() + report.unsent() == 0, "{what}: {report}\n{}", stage.said());
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 

@@ -84,8 +84,8 @@ fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
     let first = agent.running();
     let wanted: Vec<String> = peer.tailnet_addresses().iter().map(ToString::to_string).collect();
     eventually("the peer by its name", DEADLINE, || {
-        let known = agent.netmap()["peers"]["peer.tail.lab"].clone();
-        (known.as_array()?.len() == wanted.len()).then_some(())
+        let addresses = agent.netmap()["peers"]["peer.tail.lab"].clone();
+        (addresses.as_array()?.len() == wanted.len()).then_some(())
     });
     let own = agent.netmap()["node"]["addresses"].clone();
 

@@ -96,8 +96,8 @@ fn connections_that_end_or_hang_are_told() {
             })
         };
         drop(asking());
-        let kept = asking();
-        (kept, silent)
+        let open = asking();
+        (open, silent)
     });
     let (output, lines) = run(&node, &[TO, "--rate", "1", "--duration", "3s", "--active", "1", "--interval", "10ms"]);
     assert_eq!(output.status.code(), Some(1));
@@ -149,9 +149,9 @@ fn answer_over_tls(node: &Node, name: &str, pair: Pair, answer: &'static str) {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
                     let Ok(mut stream) = acceptor.accept(stream).await else { return };
-                    let mut asked = [0; 1024];
-                    let size = stream.read(&mut asked).await.unwrap_or_default();
-                    assert!(asked[..size].starts_with(b"GET / HTTP/1.1\r\n"), "it asks");
+                    let mut request = [0; 1024];
+                    let size = stream.read(&mut request).await.unwrap_or_default();
+                    assert!(request[..size].starts_with(b"GET / HTTP/1.1\r\n"), "it asks");
                     let _ = stream.write_all(answer.as_bytes()).await;
                     let _ = stream.shutdown().await;
                 });

@@ -59,8 +59,8 @@ impl Unpacked {
             run("tar", &["-C", &text(&unpacked.root()), "-xf", &path]);
             blobs += 1;
         }
-        let kept = fs::read_dir(unpacked.place.path().join("blobs/sha256")).expect("a directory").count();
-        assert_eq!(kept, blobs, "nothing else is in the layout");
+        let blob_count = fs::read_dir(unpacked.place.path().join("blobs/sha256")).expect("a directory").count();
+        assert_eq!(blob_count, blobs, "nothing else is in the layout");
         unpacked
     }
 

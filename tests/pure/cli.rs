@@ -101,16 +101,16 @@ fn strict_fails_where_a_service_is_rejected() {
 
 #[test]
 fn each_cause_of_a_failure_is_printed_once() {
-    let told = |mut command: Command| String::from_utf8(command.output().expect("the compiled binary").stderr).expect("text");
+    let stderr = |mut command: Command| String::from_utf8(command.output().expect("the compiled binary").stderr).expect("text");
     let mut status = Command::new(kit::tailyard());
     status.arg("status").env("KUBECONFIG", "/nonexistent");
-    let status = told(status);
+    let status = stderr(status);
     assert_eq!((status.matches("No such file").count(), status.matches("kubeconfig").count()), (1, 1), "{status}");
     let torn = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(torn.path(), "{\"a\":").expect("written");
     let mut plan = Command::new(kit::tailyard());
     plan.arg("plan").arg(torn.path());
-    let plan = told(plan);
+    let plan = stderr(plan);
     assert_eq!(plan.matches("EOF while parsing").count(), 1, "{plan}");
 }
 
@@ -119,7 +119,7 @@ fn files_that_cannot_be_used_are_named() {
     for (args, word) in [(["absent.json"], "absent.json"), (["rules.nft"], "not a JSON object")] {
         let output = plan(&args);
         assert_eq!(output.status.code(), Some(1));
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(told.contains(word), "{args:?}: {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains(word), "{args:?}: {stderr}");
     }
 }

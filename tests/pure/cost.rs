@@ -16,7 +16,7 @@ use tailyard::model::firewall::ruleset::diff;
 use tailyard::model::plan::Planned;
 use tailyard::reconciler::cache::{ClusterCache, WatchRole};
 
-use kit::passes::Rest;
+use kit::passes::IdleGroup;
 use kit::world;
 
 const FEW: u32 = 10;
@@ -99,7 +99,7 @@ struct Passed {
 }
 
 fn passed(services: u32) -> Passed {
-    let mut group = Rest::of(services as usize).expect("a group");
+    let mut group = IdleGroup::of(services as usize).expect("a group");
     let (rest, _) = counted(|| group.pass());
     group.retarget(7).expect("a Service");
     let (change, mut pass) = counted(|| group.pass());

@@ -81,8 +81,8 @@ impl Kept {
     }
 
     async fn reports(&mut self, failure: LookupFailure) {
-        let seen = self.report.wait_for(|report| report.names.values().any(|status| status.failure == Some(failure)));
-        drop(timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{failure} was never reported")).expect("running"));
+        let reported = self.report.wait_for(|report| report.names.values().any(|status| status.failure == Some(failure)));
+        drop(timeout(DEADLINE, reported).await.unwrap_or_else(|_| panic!("{failure} was never reported")).expect("running"));
     }
 }
 
@@ -207,17 +207,17 @@ fn an_answer_is_asked_for_again_when_its_ttl_ends() {
     lab(async |lab| {
         lab.dns.set("short.test", 1, &["10.0.0.1"]).await;
         lab.dns.set("long.test", 600, &["10.0.1.1"]).await;
-        let mut kept = lab.keep(&["short.test", "long.test"], 4);
+        let mut resolver = lab.keep(&["short.test", "long.test"], 4);
         let before = Instant::now();
-        kept.until("both names", |names| names.len() == 2).await;
+        resolver.until("both names", |names| names.len() == 2).await;
         lab.dns.set("short.test", 1, &["10.0.0.2", "10.0.0.3"]).await;
         lab.dns.set("long.test", 600, &["10.0.1.2"]).await;
-        kept.until("the new addresses", |names| names["short.test"] == ips(&["10.0.0.2", "10.0.0.3"])).await;
+        resolver.until("the new addresses", |names| names["short.test"] == ips(&["10.0.0.2", "10.0.0.3"])).await;
         assert!(before.elapsed() >= Duration::from_secs(5), "not before the floor of 5 s");
         assert_eq!((lab.dns.queries("short.test"), lab.dns.queries("long.test")), (4, 2));
-        kept.wanted.send_replace(set(&["long.test"]));
-        kept.until("the name's end", |names| *names == BTreeMap::from([("long.test".to_owned(), ips(&["10.0.1.1"]))])).await;
-        kept.stopper.stop();
+        resolver.wanted.send_replace(set(&["long.test"]));
+        resolver.until("the name's end", |names| *names == BTreeMap::from([("long.test".to_owned(), ips(&["10.0.1.1"]))])).await;
+        resolver.stopper.stop();
     });
 }
 
@@ -225,20 +225,20 @@ fn an_answer_is_asked_for_again_when_its_ttl_ends() {
 fn the_last_good_answer_outlives_every_failure() {
     lab(async |lab| {
         lab.dns.set("db.test", 1, &["10.0.0.1"]).await;
-        let mut kept = lab.keep(&["db.test"], 4);
-        kept.until("the first answer", |names| names.contains_key("db.test")).await;
+        let mut resolver = lab.keep(&["db.test"], 4);
+        resolver.until("the first answer", |names| names.contains_key("db.test")).await;
         // Each retry comes at most twice the last delay later, so this order keeps the test short.
         lab.dns.fault("db.test", Some(Fault::ServFail));
-        kept.reports(LookupFailure::Server).await;
+        resolver.reports(LookupFailure::Server).await;
         lab.dns.fault("db.test", None);
         lab.dns.clear("db.test").await;
-        kept.reports(LookupFailure::NoName).await;
+        resolver.reports(LookupFailure::NoName).await;
         lab.dns.set("db.test", 1, &[]).await;
-        kept.reports(LookupFailure::Empty).await;
+        resolver.reports(LookupFailure::Empty).await;
         lab.dns.fault("db.test", Some(Fault::Silent));
-        kept.reports(LookupFailure::Timeout).await;
-        assert_eq!(kept.names.borrow()["db.test"], ips(&["10.0.0.1"]));
-        let report = Arc::clone(&kept.report.borrow());
+        resolver.reports(LookupFailure::Timeout).await;
+        assert_eq!(resolver.names.borrow()["db.test"], ips(&["10.0.0.1"]));
+        let report = Arc::clone(&resolver.report.borrow());
         let status = report.names.values().next().expect("one name");
         assert!(status.answered.is_some_and(|answered| answered.elapsed() > Duration::from_secs(4)), "its age grows: {status:?}");
         assert!(
@@ -258,8 +258,8 @@ fn five_hundred_names_are_asked_for_a_few_at_a_time() {
         }
         lab.dns.latency(Duration::from_millis(10));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut kept = lab.keep(&names, 8);
-        kept.until("all names", |names| names.len() == 500).await;
+        let mut resolver = lab.keep(&names, 8);
+        resolver.until("all names", |names| names.len() == 500).await;
         let most = lab.dns.most_at_once();
         assert!((2..=16).contains(&most), "8 names of two families at a time, not {most} queries");
         assert!(names.iter().all(|name| lab.dns.queries(name) == 2), "each name is asked for once in each family");

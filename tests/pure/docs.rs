@@ -95,18 +95,18 @@ struct Findings {
 
 impl Findings {
     /// Checks the tests that the entry `title` names in a line.
-    fn check_tests(&mut self, line: usize, title: &str, tests: &str, known: &BTreeSet<String>) {
+    fn check_tests(&mut self, line: usize, title: &str, tests: &str, existing: &BTreeSet<String>) {
         if tests == NOT_TESTED {
             self.untested.push(title.to_owned());
             return;
         }
-        let unknown = tests.split(", ").filter(|test| !known.contains(*test));
+        let unknown = tests.split(", ").filter(|test| !existing.contains(*test));
         self.errors.extend(unknown.map(|test| format!("line {line}: {test} is not a test")));
     }
 }
 
 /// Checks the rows of the tables whose last column is `test` or `tests`.
-fn check_tables(document: &str, known: &BTreeSet<String>) -> Findings {
+fn check_tables(document: &str, existing: &BTreeSet<String>) -> Findings {
     let mut findings = Findings::default();
     let mut has_tests = false;
     for (number, line) in (1..).zip(document.lines()).filter(|(_, line)| line.starts_with('|') && !line.starts_with("|---")) {
@@ -120,13 +120,13 @@ fn check_tables(document: &str, known: &BTreeSet<String>) -> Findings {
         if cells.iter().any(|cell| cell.is_empty()) {
             findings.errors.push(format!("line {number}: a cell is empty"));
         }
-        findings.check_tests(number, cells[0], tests, known);
+        findings.check_tests(number, cells[0], tests, existing);
     }
     findings
 }
 
 /// Checks that each `### ` heading has the lines of [`FIELDS`] in their order and no others.
-fn check_headings(document: &str, known: &BTreeSet<String>) -> Findings {
+fn check_headings(document: &str, existing: &BTreeSet<String>) -> Findings {
     let mut findings = Findings::default();
     let lines: Vec<(usize, &str)> = (1..).zip(document.lines()).filter(|(_, line)| !line.is_empty()).collect();
     for (index, (number, line)) in lines.iter().enumerate() {
@@ -134,7 +134,7 @@ fn check_headings(document: &str, known: &BTreeSet<String>) -> Findings {
         let body: Vec<(usize, &str)> = lines[index + 1..].iter().copied().take_while(|(_, line)| !line.starts_with('#')).collect();
         let values: Vec<&str> = FIELDS.iter().zip(&body).map_while(|(name, (_, line))| field_value(line, name)).collect();
         if body.len() == FIELDS.len() && values.len() == FIELDS.len() {
-            findings.check_tests(body[3].0, title, values[3], known);
+            findings.check_tests(body[3].0, title, values[3], existing);
         } else {
             findings.errors.push(format!("line {number}: {title:?} does not have the lines {}, each with a value", FIELDS.join(", ")));
         }
@@ -156,9 +156,9 @@ fn each_row_and_heading_names_existing_tests() {
     for program in ["pure", "machine", "api", "cluster", "package"] {
         add_tests(&root.join("tests").join(program), "", &mut tests);
     }
-    let known = tests.into_iter().map(|test| format!("`{test}`")).chain(scenarios()).collect();
+    let existing = tests.into_iter().map(|test| format!("`{test}`")).chain(scenarios()).collect();
     for (document, check, allowed) in DOCUMENTS {
-        let Findings { errors, untested } = check(&read(document), &known);
+        let Findings { errors, untested } = check(&read(document), &existing);
         assert!(errors.is_empty(), "{document}:\n{}", errors.join("\n"));
         let same = untested.len() == allowed.len() && untested.iter().zip(allowed).all(|(entry, start)| entry.starts_with(start));
         assert!(same, "{document}: untested entries: {untested:?}, expected {allowed:?}");

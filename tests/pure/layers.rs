@@ -202,9 +202,9 @@ fn cyclic_folders(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<Strin
     }
     // A folder that names none of those that are left is on no cycle.
     loop {
-        let left: BTreeSet<_> = arrows.keys().cloned().collect();
+        let remaining: BTreeSet<_> = arrows.keys().cloned().collect();
         let before = arrows.len();
-        arrows.retain(|_, others| others.iter().any(|other| left.contains(other)));
+        arrows.retain(|_, others| others.iter().any(|other| remaining.contains(other)));
         if arrows.len() == before {
             return arrows;
         }

@@ -53,10 +53,10 @@ fn document_and_plots_equal_the_generated_ones() {
 
 #[test]
 fn each_result_belongs_to_a_benchmark() {
-    let known: BTreeSet<_> = benchmarks().into_iter().collect();
+    let existing: BTreeSet<_> = benchmarks().into_iter().collect();
     for entry in fs::read_dir(root().join("bench/results")).expect("results") {
         let path = entry.expect("an entry").path();
-        assert!(known.contains(&*path.file_stem().expect("a name").to_string_lossy()), "{}", path.display());
+        assert!(existing.contains(&*path.file_stem().expect("a name").to_string_lossy()), "{}", path.display());
     }
 }
 

@@ -89,7 +89,7 @@ impl Source {
 
 /// The text without inline test modules.
 fn without_tests(text: &str) -> String {
-    let mut kept = String::new();
+    let mut code_lines = String::new();
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         let opens = |next: &&str| next.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub(super) ").starts_with("mod ");
@@ -103,10 +103,10 @@ fn without_tests(text: &str) -> String {
             }
             continue;
         }
-        kept.push_str(line);
-        kept.push('\n');
+        code_lines.push_str(line);
+        code_lines.push('\n');
     }
-    kept
+    code_lines
 }
 
 /// The text with comments and literals blanked out, and the literals.

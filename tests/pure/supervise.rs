@@ -33,7 +33,7 @@ struct Lab {
     dir: tempfile::TempDir,
     daemon: DaemonHandle,
     keys: watch::Sender<Option<Secret>>,
-    kept: watch::Sender<StateBackup>,
+    backups: watch::Sender<StateBackup>,
     /// Whether the Secret cannot be had.
     away: Arc<AtomicBool>,
     writes: mpsc::Receiver<StateRequest>,
@@ -95,17 +95,17 @@ impl Lab {
     }
 
     /// Starts with what an earlier container left, and with or without the Secret.
-    fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, left: StateBackup, away: bool) -> Self {
-        let (keys, seen) = watch::channel(None);
+    fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, backup: StateBackup, away: bool) -> Self {
+        let (keys, keys_receiver) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
-        let (kept, copied) = watch::channel(left);
+        let (backups, copied) = watch::channel(backup);
         let (stopper, stop) = tasks::stop();
         let away = Arc::new(AtomicBool::new(away));
-        let asked = Arc::clone(&away);
-        let reach: Reach = Arc::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst))));
-        let inputs = DaemonInputs { keys: seen, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
+        let is_away = Arc::clone(&away);
+        let reach: Reach = Arc::new(move || Box::pin(ready(!is_away.load(Ordering::SeqCst))));
+        let inputs = DaemonInputs { keys: keys_receiver, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
         let (daemon, task) = daemon(settings, inputs, stop);
-        Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
+        Self { dir, daemon, keys, backups, away, writes, stopper, task: tokio::spawn(task) }
     }
 
     /// A daemon that runs.
@@ -431,8 +431,8 @@ async fn two_steps_log_in_without_a_secret_on_the_command_line() {
     fs::write(dir.path().join("goodkey"), "tskey-x").expect("written");
     let lab = Lab::start(dir, settings);
     lab.phase(DaemonPhase::Running).await;
-    let told = lab.call("PATCH prefs").await;
-    assert!(told.contains(r#""Hostname":"gw","HostnameSet":true"#) && told.contains(r#""WantRunning":true"#), "{told}");
+    let prefs = lab.call("PATCH prefs").await;
+    assert!(prefs.contains(r#""Hostname":"gw","HostnameSet":true"#) && prefs.contains(r#""WantRunning":true"#), "{prefs}");
     lab.call("POST start {\"AuthKey\":\"tskey-x\"}").await;
     assert!(!lab.lines("starts")[0].contains("tskey-x"));
 }

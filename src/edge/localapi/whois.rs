@@ -34,10 +34,10 @@ mod tests {
         let listener = UnixListener::bind(&socket).expect("a socket");
         let daemon = async {
             let (mut stream, _) = listener.accept().await.expect("a connection");
-            let mut asked = vec![0; 1024];
-            let length = stream.read(&mut asked).await.expect("a request");
+            let mut request = vec![0; 1024];
+            let length = stream.read(&mut request).await.expect("a request");
             stream.write_all(answer.as_bytes()).await.expect("answered");
-            String::from_utf8_lossy(&asked[..length]).lines().next().unwrap_or_default().to_owned()
+            String::from_utf8_lossy(&request[..length]).lines().next().unwrap_or_default().to_owned()
         };
         let api = LocalApi::new(&socket);
         tokio::join!(daemon, api.whois("[fd7a::9]:51234".parse().expect("an address")))
@@ -46,9 +46,9 @@ mod tests {
     #[tokio::test]
     async fn people_are_told_and_strangers_are_nobody() {
         let text = "HTTP/1.1 200 OK\r\nContent-Length: 53\r\n\r\n{\"Node\":{},\"UserProfile\":{\"LoginName\":\"a@b.example\"}}";
-        let (asked, told) = ask(text).await;
-        assert_eq!(asked, "GET /localapi/v0/whois?addr=%5Bfd7a::9%5D:51234&proto=tcp HTTP/1.1");
-        assert_eq!(told.expect("an answer").expect("somebody").user_profile.login_name, "a@b.example");
+        let (request, identity) = ask(text).await;
+        assert_eq!(request, "GET /localapi/v0/whois?addr=%5Bfd7a::9%5D:51234&proto=tcp HTTP/1.1");
+        assert_eq!(identity.expect("an answer").expect("somebody").user_profile.login_name, "a@b.example");
         assert_eq!(ask("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await.1.expect("an answer"), None);
         assert_eq!(ask("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n").await.1.expect_err("refused").reason(), "Refused");
     }

@@ -126,7 +126,7 @@ mod tests {
             set(&mut conditions, &DesiredCondition { kind, ..wanted(ConditionStatus::True, "A") }, at(1));
         }
         set(&mut conditions, &wanted(ConditionStatus::False, "B"), at(2));
-        let kinds = |conditions: &[Condition]| conditions.iter().map(|held| held.type_.clone()).collect::<Vec<_>>();
+        let kinds = |conditions: &[Condition]| conditions.iter().map(|each| each.type_.clone()).collect::<Vec<_>>();
         assert_eq!(kinds(&conditions), ["Other", "Ready", "Third"]);
         assert!(remove(&mut conditions, "Ready") && !remove(&mut conditions, "Ready"));
         assert_eq!(kinds(&conditions), ["Other", "Third"]);

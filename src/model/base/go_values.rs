@@ -155,8 +155,8 @@ mod tests {
             ("--accept-dns=maybe", vec!["--accept-dns=maybe"], None),
             ("--accept-dns-not", vec!["--accept-dns-not"], None),
         ];
-        for (args, kept, said) in cases {
-            assert_eq!(accept_dns(args), (kept.into_iter().map(str::to_owned).collect(), said), "{args}");
+        for (args, remaining, said) in cases {
+            assert_eq!(accept_dns(args), (remaining.into_iter().map(str::to_owned).collect(), said), "{args}");
         }
     }
 }

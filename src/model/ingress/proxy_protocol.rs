@@ -119,8 +119,8 @@ mod tests {
         #[test]
         fn what_is_written_is_read(client: (IpAddr, u16), server: (IpAddr, u16)) {
             let (client, server) = (SocketAddr::from(client), SocketAddr::from(server));
-            let told = read(&header(client, server)).expect("a header").expect("an address");
-            prop_assert_eq!((told.ip(), told.port()), (client.ip().to_canonical(), client.port()));
+            let source = read(&header(client, server)).expect("a header").expect("an address");
+            prop_assert_eq!((source.ip(), source.port()), (client.ip().to_canonical(), client.port()));
         }
     }
 

@@ -185,12 +185,12 @@ fn a_name_outside_the_cluster_leads_to_all_of_its_addresses_and_is_followed() {
     let unknown = Planned::new(&world);
     assert_eq!((reasons(&unknown, "svc:db"), unknown.ruleset.from_tailnet.len()), (vec!["NoAnswer"], 0));
     world.names = Arc::new([("db.example.com".to_owned(), [ip("192.0.2.1"), ip("192.0.2.2")].into())].into());
-    let known = unknown.next(&world);
-    assert_eq!(known.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.1"), ip("192.0.2.2")].into()));
-    assert_eq!(known.ruleset.from_tailnet.get(&ip("fd7a::99")), Some(&SortedSet::default()), "a family without an address refuses");
-    assert_eq!(reasons(&known, "svc:db"), Vec::<&str>::new());
+    let resolved = unknown.next(&world);
+    assert_eq!(resolved.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.1"), ip("192.0.2.2")].into()));
+    assert_eq!(resolved.ruleset.from_tailnet.get(&ip("fd7a::99")), Some(&SortedSet::default()), "a family without an address refuses");
+    assert_eq!(reasons(&resolved, "svc:db"), Vec::<&str>::new());
     world.names = Arc::new([("db.example.com".to_owned(), [ip("192.0.2.3")].into())].into());
-    assert_eq!(known.next(&world).ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.3")].into()));
+    assert_eq!(resolved.next(&world).ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.3")].into()));
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn forbidden_answers_of_dns_are_dropped_at_each_answer() {
 #[test]
 fn the_cluster_comes_to_what_the_node_serves_by_the_pods_addresses() {
     let planned = Planned::new(&World { via_ingress: true, ..world("") });
-    let led: Vec<_> = planned.ruleset.from_cluster.iter().map(|(pod, to)| (*pod, to[0])).collect();
-    assert_eq!(led, [(ip("10.0.0.5"), ip("100.64.0.1")), (ip("fd00::5"), ip("fd7a::1"))]);
+    let mapped: Vec<_> = planned.ruleset.from_cluster.iter().map(|(pod, to)| (*pod, to[0])).collect();
+    assert_eq!(mapped, [(ip("10.0.0.5"), ip("100.64.0.1")), (ip("fd00::5"), ip("fd7a::1"))]);
 }
 
 #[test]

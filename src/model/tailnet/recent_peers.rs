@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn peers_with_a_handshake_of_late_are_remembered_wherever_the_clock_stands() {
-        let told = status(&[
+        let status = status(&[
             ("100.64.0.1", "2026-05-01T12:09:00.123456789Z"),
             ("100.64.0.2", "2026-05-01T14:06:00+02:00"),
             ("100.64.0.3", "2026-05-01T12:04:00Z"),
@@ -69,7 +69,7 @@ mod tests {
             ("nowhere", "2026-05-01T12:09:00Z"),
         ]);
         let expected: BTreeSet<IpAddr> = [[100, 64, 0, 1].into(), [100, 64, 0, 2].into()].into();
-        assert_eq!(of_late(&told, now()), expected);
+        assert_eq!(of_late(&status, now()), expected);
         assert_eq!(read(&write(&expected)), expected);
         assert_eq!(String::from_utf8_lossy(&write(&expected)), r#"["100.64.0.1","100.64.0.2"]"#);
     }
@@ -78,9 +78,9 @@ mod tests {
     fn of_too_many_the_newest_are_remembered() {
         let peers: Vec<_> = (0..100).map(|i| (format!("100.64.1.{i}"), format!("2026-05-01T12:08:{:02}.{i:02}Z", i / 2))).collect();
         let peers: Vec<_> = peers.iter().map(|(ip, at)| (ip.as_str(), at.as_str())).collect();
-        let spoken = of_late(&status(&peers), now());
-        assert_eq!(spoken.len(), MAX_PEERS);
-        assert_eq!(spoken.first(), Some(&[100, 64, 1, 36].into()));
+        let newest = of_late(&status(&peers), now());
+        assert_eq!(newest.len(), MAX_PEERS);
+        assert_eq!(newest.first(), Some(&[100, 64, 1, 36].into()));
     }
 
     #[test]

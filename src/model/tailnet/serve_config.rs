@@ -250,14 +250,14 @@ mod tests {
 
     #[test]
     fn what_tailscaled_serves_by_itself_is_passed_on() {
-        let told = r#"{"TCP":{"443":{"HTTPS":true}},"Web":{"${TS_CERT_DOMAIN}:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}},
+        let tailscaled_config = r#"{"TCP":{"443":{"HTTPS":true}},"Web":{"${TS_CERT_DOMAIN}:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}},
             "Services":{"svc:tcp":{"TCP":{"22":{"TCPForward":"10.0.0.1:22"}}},"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"w:443":{"Handlers":{}}}}}}"#;
-        let told: ServeConfig = serde_json::from_str(told).expect("a config");
+        let tailscaled_config: ServeConfig = serde_json::from_str(tailscaled_config).expect("a config");
         let mut config = ServeConfig::default();
-        pass(&mut config, &told, None);
+        pass(&mut config, &tailscaled_config, None);
         assert_eq!(config.services.keys().collect::<Vec<_>>(), ["svc:tcp"]);
         assert_eq!(config.tcp.len(), 0);
-        pass(&mut config, &told, Some(&"one.x.ts.net".to_owned()));
+        pass(&mut config, &tailscaled_config, Some(&"one.x.ts.net".to_owned()));
         assert_eq!(config.web.keys().collect::<Vec<_>>(), ["one.x.ts.net:443"]);
         assert_eq!(config.tcp.len(), 1);
     }

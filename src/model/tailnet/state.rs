@@ -144,10 +144,10 @@ mod tests {
         #[test]
         fn what_is_outstanding_once_applied_leaves_nothing(
             wanted in changes(),
-            known in changes(),
+            existing in changes(),
         ) {
-            let todo = outstanding(&wanted, &known);
-            let mut after = known;
+            let todo = outstanding(&wanted, &existing);
+            let mut after = existing;
             after.extend(todo);
             prop_assert!(outstanding(&wanted, &after).is_empty());
         }

@@ -76,13 +76,13 @@ struct PendingChanges {
     /// Rulesets since then.
     past: RulesetHistory,
     now: Applied,
-    judged: bool,
+    audited: bool,
 }
 
 impl PendingChanges {
     /// From the current ruleset.
-    fn of(now: Applied, judged: bool) -> Self {
-        Self { past: RulesetHistory::of(&now.rules, now.netmap.as_deref()), now, judged }
+    fn of(now: Applied, audited: bool) -> Self {
+        Self { past: RulesetHistory::of(&now.rules, now.netmap.as_deref()), now, audited }
     }
 
     fn add(&mut self, now: Applied) {
@@ -98,7 +98,7 @@ impl PendingChanges {
     /// Whether all flows are compared with the current ruleset, including draining ones: after an address has left the tailnet, and at the
     /// start.
     fn is_audit(&self) -> bool {
-        !self.judged || self.now.netmap.as_ref().is_some_and(|netmap| self.past.has_lost(netmap))
+        !self.audited || self.now.netmap.as_ref().is_some_and(|netmap| self.past.has_lost(netmap))
     }
 
     /// Flows that must end, with actions.

@@ -351,9 +351,9 @@ async fn get(address: SocketAddr, path: &str) -> u16 {
 #[tokio::test(start_paused = true)]
 async fn the_status_tells_totals_and_what_is_in_the_way() {
     let lab = lab();
-    let told =
+    let status_page =
         async || -> ReplicaStatus { serde_json::from_str(&body(status::page(Arc::clone(&lab.sources)).await).await).expect("a status") };
-    let before = told().await;
+    let before = status_page().await;
     assert!(before.blockers.iter().any(|blocker| blocker.starts_with("netmap: ")), "{before:?}");
     assert_eq!(
         (before.flows, before.peers),
@@ -361,11 +361,11 @@ async fn the_status_tells_totals_and_what_is_in_the_way() {
         "a table that does not answer is not waited for"
     );
     lab.ready();
-    let after = told().await;
+    let after = status_page().await;
     assert_eq!((after.blockers, after.last_error, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
     lab.programmed.send_modify(|state| {
         let fault = crate::proxy::forwarding::ruleset_sync::SyncFault { reason: "Refused", message: "service default-db".into() };
         state.fault = Some((fault, Instant::now()));
     });
-    assert_eq!(told().await.last_error.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");
+    assert_eq!(status_page().await.last_error.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");
 }

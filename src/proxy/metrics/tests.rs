@@ -110,14 +110,14 @@ async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
     let metrics = Metrics::new().expect("families");
     let broken = planned(CONFIG, None);
     metrics.planned(&broken, Instant::now());
-    let mended = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.2""#), Some(&broken));
+    let repaired = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.2""#), Some(&broken));
     tokio::time::advance(Duration::from_mins(1)).await;
-    metrics.planned(&mended, Instant::now());
+    metrics.planned(&repaired, Instant::now());
     tokio::time::advance(Duration::from_secs(30)).await;
-    let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&mended)), ..snapshot(Instant::now()) }, None);
+    let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&repaired)), ..snapshot(Instant::now()) }, None);
     assert!(has(&page, r#"tailyard_service_last_error_timestamp_seconds{proxied_service="gone",reason="Unresolved"} 970"#), "{page}");
     assert!(!page.contains("tailyard_service_rejected{"), "{page}");
-    let removed = planned(r#"{"other":{"ports":[]}}"#, Some(&mended));
+    let removed = planned(r#"{"other":{"ports":[]}}"#, Some(&repaired));
     metrics.planned(&removed, Instant::now());
     let page = metrics.page(&Snapshot { planned: Some(removed), ..snapshot(Instant::now()) }, None);
     assert!(!page.contains("gone"), "{page}");

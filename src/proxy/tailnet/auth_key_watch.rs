@@ -90,11 +90,11 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), Bytes::from_static(value.as_bytes()))).collect()
     }
 
-    async fn told(events: Vec<ObjectEvent>) -> Option<String> {
-        let (keys, mut seen) = watch::channel(None);
+    async fn key_after(events: Vec<ObjectEvent>) -> Option<String> {
+        let (keys, mut receiver) = watch::channel(None);
         tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys, None));
-        while timeout(Duration::from_secs(1), seen.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
-        seen.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
+        while timeout(Duration::from_secs(1), receiver.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
+        receiver.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
     }
 
     #[tokio::test(start_paused = true)]
@@ -103,7 +103,7 @@ mod tests {
             ("cap-95.hujson", r#"{"Version":"alpha0","AuthKey":"old"}"#),
             ("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"} // of today"#),
         ]);
-        assert_eq!(told(vec![ObjectEvent::Current(both)]).await.as_deref(), Some("new"));
+        assert_eq!(key_after(vec![ObjectEvent::Current(both)]).await.as_deref(), Some("new"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -118,7 +118,7 @@ mod tests {
             ObjectEvent::Current(broken),
             ObjectEvent::Current(Values::new()),
         ];
-        assert_eq!(told(events).await.as_deref(), Some("k"));
+        assert_eq!(key_after(events).await.as_deref(), Some("k"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -145,6 +145,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_key_nothing_is_told() {
-        assert_eq!(told(vec![ObjectEvent::Live, ObjectEvent::Current(values(&[("other", "{}")])), ObjectEvent::Gone]).await, None);
+        assert_eq!(key_after(vec![ObjectEvent::Live, ObjectEvent::Current(values(&[("other", "{}")])), ObjectEvent::Gone]).await, None);
     }
 }

@@ -153,9 +153,9 @@ mod tests {
     struct Bench {
         daemon: watch::Sender<DaemonState>,
         planned: watch::Sender<Option<Arc<Planned>>>,
-        left: watch::Sender<Option<PredecessorPeers>>,
+        predecessor_sender: watch::Sender<Option<PredecessorPeers>>,
         state: watch::Receiver<WarmupProgress>,
-        asked: Arc<Mutex<Vec<(IpAddr, PingKind)>>>,
+        pings: Arc<Mutex<Vec<(IpAddr, PingKind)>>>,
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -166,18 +166,18 @@ mod tests {
     fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
         let (daemon, daemon_seen) = watch::channel(DaemonState::default());
         let (planned, planned_seen) = watch::channel(None);
-        let (left, left_seen) = watch::channel(Some(PredecessorPeers::default()));
-        let (state, seen) = watch::channel(WarmupProgress::default());
-        let asked = Arc::<Mutex<Vec<(IpAddr, PingKind)>>>::default();
-        let log = Arc::clone(&asked);
+        let (predecessor_sender, predecessor_receiver) = watch::channel(Some(PredecessorPeers::default()));
+        let (state, receiver) = watch::channel(WarmupProgress::default());
+        let pings = Arc::<Mutex<Vec<(IpAddr, PingKind)>>>::default();
+        let log = Arc::clone(&pings);
         let ask: ReachabilityCheck = Arc::new(move |ip, ping, _| {
             let mut log = log.lock().expect("not poisoned");
-            let before = log.iter().filter(|(asked, _)| *asked == ip).count();
+            let before = log.iter().filter(|(pings, _)| *pings == ip).count();
             log.push((ip, ping));
             Box::pin(std::future::ready(answers(ip, before)))
         });
-        tokio::spawn(run(ask, daemon_seen, planned_seen, left_seen, state));
-        Bench { daemon, planned, left, state: seen, asked }
+        tokio::spawn(run(ask, daemon_seen, planned_seen, predecessor_receiver, state));
+        Bench { daemon, planned, predecessor_sender, state: receiver, pings }
     }
 
     impl Bench {
@@ -215,9 +215,9 @@ mod tests {
             TIMEOUT + PredecessorPeers::default().settle(),
             "what does not answer is asked again, all at once"
         );
-        let asked = bench.asked.lock().expect("not poisoned").clone();
+        let pings = bench.pings.lock().expect("not poisoned").clone();
         for ip in [ip(2), ip(3)] {
-            let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
+            let of: Vec<_> = pings.iter().filter(|(pings, _)| *pings == ip).map(|(_, ping)| *ping).collect();
             assert_eq!(of, [PingKind::Disco, PingKind::Disco, PingKind::Tsmp]);
         }
     }
@@ -225,7 +225,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn where_a_predecessor_was_the_tunnel_is_asked_at_once() {
         let mut bench = bench(|_, before| before != 0);
-        bench.left.send_replace(Some(PredecessorPeers { here: true, ..PredecessorPeers::default() }));
+        bench.predecessor_sender.send_replace(Some(PredecessorPeers { here: true, ..PredecessorPeers::default() }));
         bench.plan();
         bench.running(0);
         assert_eq!(bench.tried(0).await, TIMEOUT);
@@ -234,25 +234,25 @@ mod tests {
         again.running(1);
         assert_eq!(again.tried(1).await, TIMEOUT, "a daemon that was started again is where it was");
         for bench in [bench, again] {
-            assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == PingKind::Tsmp));
+            assert!(bench.pings.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == PingKind::Tsmp));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
         let mut bench = bench(|_, _| true);
-        bench.left.send_replace(None);
+        bench.predecessor_sender.send_replace(None);
         bench.plan();
         bench.running(0);
         advance(LIMIT * 2).await;
         assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "who they are is not known yet");
         bench
-            .left
+            .predecessor_sender
             .send_replace(Some(PredecessorPeers { addresses: [[100, 64, 0, 9].into(), ip(3)].into(), ..PredecessorPeers::default() }));
         bench.tried(0).await;
-        let asked = bench.asked.lock().expect("not poisoned").clone();
-        assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");
-        assert!(asked.iter().all(|(asked, _)| *asked != ip(9)), "nobody answers for it any more");
+        let pings = bench.pings.lock().expect("not poisoned").clone();
+        assert_eq!(pings.iter().filter(|(pings, _)| *pings == ip(3)).count(), 2, "a target that was spoken with is asked like others");
+        assert!(pings.iter().all(|(pings, _)| *pings != ip(9)), "nobody answers for it any more");
     }
 
     #[tokio::test(start_paused = true)]
@@ -262,7 +262,7 @@ mod tests {
         bench.starting();
         assert!(bench.tried(0).await > LIMIT, "however long it takes");
         assert!(bench.state.borrow().open);
-        let mut bench = self::bench(|asked, _| asked == ip(2));
+        let mut bench = self::bench(|pings, _| pings == ip(2));
         bench.plan();
         bench.starting();
         advance(LIMIT * 2).await;
@@ -274,7 +274,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_target_that_does_not_answer_is_waited_for_no_longer_than_the_bound() {
-        let mut bench = bench(|asked, _| asked == ip(2));
+        let mut bench = bench(|pings, _| pings == ip(2));
         bench.running(0);
         bench.plan();
         bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");

@@ -65,14 +65,14 @@ mod tests {
             assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_err(), "{code}");
         }
         assert!(setbacks.aside(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
-        let (told, ended) = setbacks.end();
-        assert_eq!(told.len(), 3, "somebody else's write is worth no Event: {told:?}");
+        let (events, ended) = setbacks.end();
+        assert_eq!(events.len(), 3, "somebody else's write is worth no Event: {events:?}");
         assert_eq!(ended.expect_err("the first").reason(), "Forbidden");
     }
 
     #[test]
     fn nothing_befell_anybody() {
-        let (told, ended) = PartialErrors::default().end();
-        assert!(told.is_empty() && ended.is_ok());
+        let (events, ended) = PartialErrors::default().end();
+        assert!(events.is_empty() && ended.is_ok());
     }
 }

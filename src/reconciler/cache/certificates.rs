@@ -20,14 +20,14 @@ use crate::model::ingress::certificate::Pair;
 impl ClusterCache {
     /// The Secrets that the Ingresses of a group name, as far as they are there.
     pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, UserCertificate> {
-        let judged = self.named_secrets(group).map(|(name, metadata, version)| {
+        let validated = self.named_secrets(group).map(|(name, metadata, version)| {
             let labelled =
                 metadata.labels.as_ref().is_some_and(|labels| labels.get(names::OWN_CERTIFICATE).is_some_and(|may| may == "true"));
             let read = self.certificates.get(name).filter(|(of, _)| *of >= version).map(|(_, own)| own.clone());
             let own = if labelled { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
             (name.clone(), own)
         });
-        judged.collect()
+        validated.collect()
     }
 
     /// Of them those that only some namespaces may name: which.

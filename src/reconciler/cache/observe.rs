@@ -37,7 +37,7 @@ impl ClusterCache {
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
-        let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
+        let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.class_state(name));
         let namespaces = if group.as_deref().is_some_and(has_tenants) { self.indices.namespaces.clone() } else { OrdMap::new() };
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
@@ -161,7 +161,7 @@ impl ClusterCache {
     }
 
     /// What is recorded of a class, and still holds for what it says now.
-    fn judged(&self, name: &str) -> Class {
+    fn class_state(&self, name: &str) -> Class {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),

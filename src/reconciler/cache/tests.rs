@@ -147,9 +147,9 @@ fn what_is_deleted_is_gone_unless_something_keeps_it() {
     assert!(world.version(&object).is_some(), "another of that name was meant");
     assert_eq!(groups_of(&world.deleted(&object, Some("c"))), ["g"], "what waited for its end goes on");
     assert!(world.version(&object).is_none());
-    let mut kept = child("c", 9, "s", "g");
-    kept["metadata"]["finalizers"] = json!(["f"]);
-    world.put(WatchRole::Owned(Kind::Service), kept);
+    let mut finalized = child("c", 9, "s", "g");
+    finalized["metadata"]["finalizers"] = json!(["f"]);
+    world.put(WatchRole::Owned(Kind::Service), finalized);
     world.deleted(&object, Some("c"));
     assert!(world.version(&object).is_some());
 }

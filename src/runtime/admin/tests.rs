@@ -27,9 +27,9 @@ async fn start(routes: Routes, limits: Limits) -> Running {
 async fn say(address: SocketAddr, bytes: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.write_all(bytes.as_bytes()).await.expect("sent");
-    let mut told = Vec::new();
-    timeout(Duration::from_secs(10), stream.read_to_end(&mut told)).await.expect("an end").expect("read");
-    String::from_utf8(told).expect("text")
+    let mut response = Vec::new();
+    timeout(Duration::from_secs(10), stream.read_to_end(&mut response)).await.expect("an end").expect("read");
+    String::from_utf8(response).expect("text")
 }
 
 fn routes() -> Routes {
@@ -67,30 +67,30 @@ async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
 #[tokio::test]
 async fn known_paths_answer_and_others_do_not() {
     let server = start(routes(), Limits::default()).await;
-    let told = say(server.address, "GET /hello?you HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert!(told.starts_with("HTTP/1.1 200 OK") && told.ends_with("\r\n\r\nhello you"), "{told}");
-    let told = say(server.address, "GET /other HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert!(told.starts_with("HTTP/1.1 404"), "{told}");
-    let told = say(server.address, "DELETE /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert!(told.starts_with("HTTP/1.1 405") && told.contains("allow: GET, HEAD"), "{told}");
+    let response = say(server.address, "GET /hello?you HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(response.starts_with("HTTP/1.1 200 OK") && response.ends_with("\r\n\r\nhello you"), "{response}");
+    let response = say(server.address, "GET /other HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(response.starts_with("HTTP/1.1 404"), "{response}");
+    let response = say(server.address, "DELETE /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(response.starts_with("HTTP/1.1 405") && response.contains("allow: GET, HEAD"), "{response}");
 }
 
 #[tokio::test]
 async fn bodies_are_refused_unread() {
     let server = start(routes(), Limits::default()).await;
-    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\nab").await;
-    assert!(told.starts_with("HTTP/1.1 413"), "{told}");
+    let response = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\nab").await;
+    assert!(response.starts_with("HTTP/1.1 413"), "{response}");
 }
 
 #[tokio::test]
 async fn a_client_that_never_asks_is_let_go() {
     let limits = Limits { header: Duration::from_millis(50), ..Limits::default() };
     let server = start(routes(), limits).await;
-    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost:").await;
-    assert!(!told.contains("200"), "{told}");
+    let response = say(server.address, "GET /hello HTTP/1.1\r\nHost:").await;
+    assert!(!response.contains("200"), "{response}");
     // A kept connection that does not ask again ends the same way.
-    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+    let response = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
 }
 
 #[tokio::test]
@@ -188,11 +188,11 @@ async fn open_requests_finish_when_the_server_ends() {
         }
     });
     let server = start(routes, Limits::default()).await;
-    let asked = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
+    let request = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
     inside.notified().await;
     server.stop.send(()).expect("running");
     go.notify_one();
-    assert!(asked.await.expect("asked").ends_with("done"));
+    assert!(request.await.expect("asked").ends_with("done"));
     server.done.await.expect("served");
     assert!(TcpStream::connect(server.address).await.is_err(), "still listening");
 }
@@ -207,14 +207,14 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
         std::future::pending()
     });
     let server = start(routes, Limits { drain, ..Limits::default() }).await;
-    let asked = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
+    let request = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
     inside.notified().await;
     let before = Instant::now();
     server.stop.send(()).expect("running");
     // The request itself never ends: that the server does is what cuts it off.
     timeout(Duration::from_secs(30), server.done).await.expect("an end").expect("served");
     assert!(before.elapsed() >= drain, "not before its time: {:?}", before.elapsed());
-    assert_eq!(asked.await.expect("asked"), "", "closed without an answer");
+    assert_eq!(request.await.expect("asked"), "", "closed without an answer");
 }
 
 #[tokio::test]

@@ -158,17 +158,17 @@ proptest! {
         let mut order = QueueOrder::new();
         let mut now = Instant::now();
         let mut running = BTreeSet::new();
-        let mut wished: BTreeMap<u8, bool> = BTreeMap::new();
+        let mut requested: BTreeMap<u8, bool> = BTreeMap::new();
         for step in steps {
             match step {
                 Step::Add(key, after) => {
                     order.add(key, now + Duration::from_secs(after));
-                    wished.insert(key, true);
+                    requested.insert(key, true);
                 }
                 Step::Take => {
                     if let Some(key) = order.take(now) {
                         prop_assert!(running.insert(key), "{key} twice");
-                        wished.insert(key, false);
+                        requested.insert(key, false);
                     }
                 }
                 Step::End(which, ended) => {
@@ -184,10 +184,10 @@ proptest! {
         }
         now += Duration::from_hours(24);
         while let Some(key) = order.take(now) {
-            wished.insert(key, false);
+            requested.insert(key, false);
             order.end(&key, now, WorkOutcome::Done, &|_| Duration::ZERO);
         }
-        prop_assert!(wished.values().all(|wish| !wish), "{wished:?}");
+        prop_assert!(requested.values().all(|wish| !wish), "{requested:?}");
         prop_assert_eq!(order.depth(now), Depth::default());
     }
 }

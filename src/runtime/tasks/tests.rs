@@ -100,13 +100,13 @@ async fn task_that_blocks_its_thread_stops_beating_and_others_beat_on() {
     });
     let heartbeats = tasks.heartbeats();
     let limit = Duration::from_secs(3);
-    let seen = timeout(Duration::from_secs(20), async {
+    let stalled = timeout(Duration::from_secs(20), async {
         while heartbeats.stalled(limit).is_empty() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         heartbeats.stalled(limit)
     });
-    assert_eq!(seen.await.expect("noticed"), ["blocked"]);
+    assert_eq!(stalled.await.expect("noticed"), ["blocked"]);
     drop(release);
     assert!(matches!(tasks.run(GRACE).await, Err(TaskError::Ended { name: "blocked" })));
     assert_eq!(heartbeats.stalled(Duration::ZERO), [""; 0], "tasks that have ended are forgotten");

@@ -24,11 +24,11 @@ fn slice(name: &str, address: &str) -> EndpointSlice {
 }
 
 /// Waits until these answer.
-async fn answers(known: &mut watch::Receiver<Arc<UpstreamEndpoints>>, expected: &[&str]) {
+async fn answers(upstreams: &mut watch::Receiver<Arc<UpstreamEndpoints>>, expected: &[&str]) {
     let port = ServicePort { namespace: NAMESPACE.into(), service: "web".into(), port: "http".into() };
-    let wait = known.wait_for(|known| {
-        let endpoints = known.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
-        known.faults.is_empty() && endpoints.iter().map(|endpoint| endpoint.address.to_string()).eq(expected.iter().copied())
+    let wait = upstreams.wait_for(|upstreams| {
+        let endpoints = upstreams.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
+        upstreams.faults.is_empty() && endpoints.iter().map(|endpoint| endpoint.address.to_string()).eq(expected.iter().copied())
     });
     drop(timeout(DEADLINE, wait).await.unwrap_or_else(|_| panic!("{expected:?} do not answer")).expect("followed"));
 }
@@ -42,22 +42,22 @@ fn endpoints_are_followed_as_soon_as_that_is_allowed() {
         let routes =
             json!({"svc:web": {"hosts": {"web": {}}, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": backend}]}});
         let sites = read(Some(routes.to_string().as_bytes()), None).expect("readable").sites;
-        let (sites, seen) = watch::channel(Arc::new(sites));
-        let (told, mut known) = watch::channel(Arc::default());
-        let following = tokio::spawn(follow(cluster.pod().await, seen, told));
-        let refused = known.wait_for(|known| known.faults.get(NAMESPACE) == Some(&"Forbidden"));
+        let (sites, sites_receiver) = watch::channel(Arc::new(sites));
+        let (endpoints_sender, mut upstreams) = watch::channel(Arc::default());
+        let following = tokio::spawn(follow(cluster.pod().await, sites_receiver, endpoints_sender));
+        let refused = upstreams.wait_for(|upstreams| upstreams.faults.get(NAMESPACE) == Some(&"Forbidden"));
         drop(timeout(DEADLINE, refused).await.expect("told in time").expect("followed"));
         cluster.allow_in("discovery.k8s.io", "endpointslices", &[], &["get", "list", "watch"]).await;
-        answers(&mut known, &["10.0.0.1:8080"]).await;
+        answers(&mut upstreams, &["10.0.0.1:8080"]).await;
         slices.create(&PostParams::default(), &slice("web-2", "10.0.0.2")).await.expect("made");
-        answers(&mut known, &["10.0.0.1:8080", "10.0.0.2:8080"]).await;
+        answers(&mut upstreams, &["10.0.0.1:8080", "10.0.0.2:8080"]).await;
         let unready = json!({"endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": false}}]});
         slices.patch("web-1", &PatchParams::default(), &Patch::Merge(unready)).await.expect("changed");
-        answers(&mut known, &["10.0.0.2:8080"]).await;
+        answers(&mut upstreams, &["10.0.0.2:8080"]).await;
         slices.delete("web-2", &DeleteParams::default()).await.expect("deleted");
-        answers(&mut known, &[]).await;
+        answers(&mut upstreams, &[]).await;
         sites.send_replace(Arc::default());
-        let forgotten = known.wait_for(|known| **known == UpstreamEndpoints::default());
+        let forgotten = upstreams.wait_for(|upstreams| **upstreams == UpstreamEndpoints::default());
         drop(timeout(DEADLINE, forgotten).await.expect("forgotten in time").expect("followed"));
         following.abort();
     });

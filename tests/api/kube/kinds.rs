@@ -30,9 +30,9 @@ async fn install(cluster: &Cluster, definitions: [Value; 3]) {
             conditions.map(|condition| (condition.type_, condition.status)).collect::<Vec<_>>()
         };
         let holds = |name: &str| (name.to_owned(), "True".to_owned());
-        let seen = eventually_async("an established kind", DEADLINE, conditions, |seen| seen.contains(&holds("Established"))).await;
-        assert!(seen.contains(&holds("NamesAccepted")), "{name}: {seen:?}");
-        assert!(!seen.iter().any(|(kind, _)| kind.contains("NonStructural")), "{name}: {seen:?}");
+        let conditions = eventually_async("an established kind", DEADLINE, conditions, |conditions| conditions.contains(&holds("Established"))).await;
+        assert!(conditions.contains(&holds("NamesAccepted")), "{name}: {conditions:?}");
+        assert!(!conditions.iter().any(|(kind, _)| kind.contains("NonStructural")), "{name}: {conditions:?}");
         assert!(generation.is_some(), "{name}");
     }
     for kind in ["ProxyClass", "ProxyGroup", "Tailnet"] {

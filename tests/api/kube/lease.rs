@@ -79,11 +79,11 @@ fn renewal_keeps_when_the_lease_was_acquired_and_what_others_wrote_on_it() {
         let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
         let label = Patch::Merge(json!({"metadata": {"labels": {"team": "net"}}}));
         let before = api.patch(NAME, &PatchParams::default(), &label).await.expect("labelled").spec.expect("a spec");
-        let held = async || api.get(NAME).await.expect("a Lease");
-        let renewed = |held: &Object| held.spec.as_ref().is_some_and(|spec| spec.renew_time > before.renew_time);
-        let held = eventually_async("a renewal", DEADLINE, held, renewed).await;
-        assert_eq!(held.spec.expect("a spec").acquire_time, before.acquire_time);
-        assert_eq!(held.metadata.labels.expect("labels")["team"], "net");
+        let lease = async || api.get(NAME).await.expect("a Lease");
+        let renewed = |lease: &Object| lease.spec.as_ref().is_some_and(|spec| spec.renew_time > before.renew_time);
+        let lease = eventually_async("a renewal", DEADLINE, lease, renewed).await;
+        assert_eq!(lease.spec.expect("a spec").acquire_time, before.acquire_time);
+        assert_eq!(lease.metadata.labels.expect("labels")["team"], "net");
         assert!(first.leads());
     });
 }

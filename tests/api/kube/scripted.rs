@@ -27,7 +27,7 @@ struct Answer {
     status: u16,
     body: String,
     /// Whether the connection stays open after the body, as a watch does.
-    held: bool,
+    held_open: bool,
 }
 
 /// An API server that gives these answers, one after the other, and then closes every connection at once.
@@ -38,11 +38,11 @@ struct Script {
 }
 
 fn answer(status: u16, body: impl Into<String>) -> Answer {
-    Answer { status, body: body.into(), held: false }
+    Answer { status, body: body.into(), held_open: false }
 }
 
-fn held(body: impl Into<String>) -> Answer {
-    Answer { held: true, ..answer(200, body) }
+fn held_open(body: impl Into<String>) -> Answer {
+    Answer { held_open: true, ..answer(200, body) }
 }
 
 fn object(version: u32) -> String {
@@ -80,10 +80,10 @@ async fn serve(answers: Vec<Answer>) -> Script {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let requests = Arc::<Mutex<Vec<String>>>::default();
-    let (seen, answers) = (Arc::clone(&requests), Arc::new(Mutex::new(VecDeque::from(answers))));
+    let (request_log, answers) = (Arc::clone(&requests), Arc::new(Mutex::new(VecDeque::from(answers))));
     tokio::spawn(async move {
         while let Ok((mut connection, _)) = listener.accept().await {
-            let (seen, answers) = (Arc::clone(&seen), Arc::clone(&answers));
+            let (request_log, answers) = (Arc::clone(&request_log), Arc::clone(&answers));
             tokio::spawn(async move {
                 let mut head = Vec::new();
                 while !head.windows(4).any(|end| end == b"\r\n\r\n") && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
@@ -94,11 +94,11 @@ async fn serve(answers: Vec<Answer>) -> Script {
                 let body = text.find("\r\n\r\n").map_or(0, |end| end + 4) + length.unwrap_or_default();
                 while head.len() < body && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
                 let line = text.lines().next().unwrap_or_default().to_owned();
-                seen.lock().expect("requests").push(line);
-                let Some(Answer { status, body, held }) = answers.lock().expect("answers").pop_front() else { return };
+                request_log.lock().expect("requests").push(line);
+                let Some(Answer { status, body, held_open }) = answers.lock().expect("answers").pop_front() else { return };
                 let head = format!("HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n");
                 let sent = connection.write_all((head + &body).as_bytes()).await;
-                if sent.is_ok() && held {
+                if sent.is_ok() && held_open {
                     std::future::pending::<()>().await;
                 }
             });
@@ -115,9 +115,9 @@ async fn serve(answers: Vec<Answer>) -> Script {
 }
 
 impl Script {
-    fn watch(&self) -> Told {
+    fn watch(&self) -> WatchEvents {
         let retry = Backoff::new(PAUSE, Duration::from_secs(2), 0.0).expect("bounds");
-        Told(self.client.watch_config_map("ts", "eg", retry).boxed())
+        WatchEvents(self.client.watch_config_map("ts", "eg", retry).boxed())
     }
 
     fn requests(&self) -> Vec<String> {
@@ -126,9 +126,9 @@ impl Script {
 }
 
 /// What a watch tells, as text.
-struct Told(BoxStream<'static, ObjectEvent>);
+struct WatchEvents(BoxStream<'static, ObjectEvent>);
 
-impl Told {
+impl WatchEvents {
     async fn next(&mut self) -> String {
         match timeout(DEADLINE, self.0.next()).await.expect("in time").expect("it never ends") {
             ObjectEvent::Current(values) => String::from_utf8(values["egress-services"].to_vec()).expect("text"),
@@ -147,7 +147,7 @@ impl Told {
 
 #[test]
 fn a_forgotten_version_is_no_fault_and_is_listed_anew() {
-    let answers = vec![list(1), held(expired()), list(5), held(event("MODIFIED", &object(6)))];
+    let answers = vec![list(1), held_open(expired()), list(5), held_open(event("MODIFIED", &object(6)))];
     script(answers, async |script| {
         script.watch().is(&["v1", "live", "v5", "live", "v6"]).await;
         let versions: Vec<_> =
@@ -159,7 +159,7 @@ fn a_forgotten_version_is_no_fault_and_is_listed_anew() {
 
 #[test]
 fn a_server_that_forgets_everything_at_once_is_not_run_down() {
-    let answers = (1..=3).flat_map(|version| [list(version), held(expired())]).chain([list(4)]).collect();
+    let answers = (1..=3).flat_map(|version| [list(version), held_open(expired())]).chain([list(4)]).collect();
     script(answers, async |script| {
         let begin = Instant::now();
         script.watch().is(&["v1", "live", "v2", "live", "v3", "live", "v4"]).await;
@@ -169,7 +169,7 @@ fn a_server_that_forgets_everything_at_once_is_not_run_down() {
 
 #[test]
 fn a_watch_that_ends_goes_on_from_where_it_was() {
-    let answers = vec![list(1), answer(200, event("MODIFIED", &object(3))), held(event("DELETED", &object(4)))];
+    let answers = vec![list(1), answer(200, event("MODIFIED", &object(3))), held_open(event("DELETED", &object(4)))];
     script(answers, async |script| {
         script.watch().is(&["v1", "live", "v3", "live", "gone"]).await;
         assert!(script.requests().last().is_some_and(|line| line.contains("resourceVersion=3")), "{:?}", script.requests());
@@ -178,7 +178,7 @@ fn a_watch_that_ends_goes_on_from_where_it_was() {
 
 #[test]
 fn an_event_that_cannot_be_read_loses_the_watch_and_nothing_else() {
-    let answers = vec![list(1), held("{\"type\":\"MODIFIED\",\"object\":7}\n"), list(2), held(String::new())];
+    let answers = vec![list(1), held_open("{\"type\":\"MODIFIED\",\"object\":7}\n"), list(2), held_open(String::new())];
     script(answers, async |script| script.watch().is(&["v1", "live", "lost: Malformed", "v2", "live"]).await);
 }
 
@@ -198,8 +198,8 @@ fn a_kind_is_listed_in_pages_and_its_watch_resumes_after_a_fault() {
         answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{metadata},"items":[{items}]}}"#))
     };
     let fault = event("ERROR", r#"{"apiVersion":"v1","kind":"Status","status":"Failure","code":500,"message":"no"}"#);
-    let watch = held(event("MODIFIED", &object(3)) + &fault);
-    script(vec![page(1, "more"), page(2, ""), watch, held(event("DELETED", &object(4)))], async |script| {
+    let watch = held_open(event("MODIFIED", &object(3)) + &fault);
+    script(vec![page(1, "more"), page(2, ""), watch, held_open(event("DELETED", &object(4)))], async |script| {
         let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, names_only: false };
         let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
         let version = |object: &serde_json::Value| object["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
@@ -248,7 +248,7 @@ fn equal_events_count_up_and_other_texts_are_other_events() {
 
 #[test]
 fn a_server_that_never_answers_is_given_up_in_time() {
-    let answers = vec![Answer { status: 200, body: String::new(), held: true }];
+    let answers = vec![Answer { status: 200, body: String::new(), held_open: true }];
     script(answers, async |script| {
         let begin = Instant::now();
         let error = StateSecret::new(script.client.clone(), "eg-0").get().await.expect_err("no answer");

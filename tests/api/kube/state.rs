@@ -49,8 +49,8 @@ fn object(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 fn only_changes_are_written_and_other_keys_stay() {
     cluster(async |cluster| {
         may_write(&cluster).await;
-        let left = [("egress-services", "{\"old\":1}"), ("device_id", "n0"), ("_machinekey", "m"), ("https_endpoint", "x")];
-        cluster.make_secret(NAME, &left).await;
+        let before = [("egress-services", "{\"old\":1}"), ("device_id", "n0"), ("_machinekey", "m"), ("https_endpoint", "x")];
+        cluster.make_secret(NAME, &before).await;
         let ledger = report(&cluster).await;
         written(&ledger).await;
         let begun = object(&[("_machinekey", "m"), ("device_id", "n0"), ("pod_uid", "u-1"), ("tailscale_capver", "138")]);
@@ -206,8 +206,8 @@ fn the_handshake_for_a_new_key_ends_with_another_device() {
         assert!(look().await.contains(&"reissue_authkey".to_owned()));
         ledger.forget_identity();
         written(&ledger).await;
-        let left = eventually_async("forgotten", DEADLINE, look, |keys| !keys.contains(&"device_id".to_owned())).await;
-        assert_eq!(left, ["pod_uid", "tailscale_capver"]);
+        let remaining = eventually_async("forgotten", DEADLINE, look, |keys| !keys.contains(&"device_id".to_owned())).await;
+        assert_eq!(remaining, ["pod_uid", "tailscale_capver"]);
         assert!(consistent(&cluster.secret(NAME).await.0.into_iter().map(|(key, value)| (key, value.into_bytes().into())).collect()));
     });
 }

@@ -44,12 +44,12 @@ fn ports_stay_through_changes_of_the_service_and_of_the_reconciler() {
         let checked = checked.expect("a port for the health check");
         assert_eq!((&checked["port"], &checked["targetPort"]), (&json!(9003), &json!(9002)), "9002 is the user's now");
         stage.served("s", "g", 1).await;
-        let (ports, told) = (ports, stage.told("g").await);
+        let (ports, entries) = (ports, stage.egress_config("g").await);
         first.kill();
         let second = stage.reconciler("two", 9101);
         second.leads(true).await;
         stage.quiet(&second).await;
-        assert_eq!(stage.told("g").await, told, "the next leader tells the same");
+        assert_eq!(stage.egress_config("g").await, entries, "the next leader tells the same");
         let child = stage.here::<Service>().get(&name).await.expect("a child");
         assert_eq!(json!(child.spec.and_then(|spec| spec.ports)), ports);
     });
@@ -82,14 +82,14 @@ fn an_entry_that_was_lost_from_the_config_is_back() {
         stage.ready_group().await;
         stage.service("s", "g").await;
         stage.served("s", "g", 1).await;
-        let told = stage.told("g").await;
+        let entries = stage.egress_config("g").await;
         let api = stage.here::<ConfigMap>();
         let empty = json!({"binaryData": {"egress-services": ByteString(b"{}".to_vec())}});
         api.patch("g-egress-config", &PatchParams::default(), &Patch::Merge(empty)).await.expect("changed");
-        eventually_async("the entry is back as it was", DEADLINE, async || stage.told("g").await, |now| *now == told).await;
+        eventually_async("the entry is back as it was", DEADLINE, async || stage.egress_config("g").await, |now| *now == entries).await;
         let gone = json!({"binaryData": {"egress-services": null}});
         api.patch("g-egress-config", &PatchParams::default(), &Patch::Merge(gone)).await.expect("changed");
-        eventually_async("and the key", DEADLINE, async || stage.told("g").await, |now| *now == told).await;
+        eventually_async("and the key", DEADLINE, async || stage.egress_config("g").await, |now| *now == entries).await;
         assert!(stage.condition("s", "TailscaleEgressSvcReady").await.starts_with("True"), "the Service noticed nothing");
     });
 }
@@ -108,7 +108,7 @@ fn services_whose_names_run_together_have_an_entry_each() {
             let api = Api::<Service>::namespaced(stage.client.clone(), namespace);
             api.patch(name, &PatchParams::apply("user"), &Patch::Apply(&object)).await.expect("made");
         }
-        let entries = async || stage.told("g").await.as_object().cloned().unwrap_or_default();
+        let entries = async || stage.egress_config("g").await.as_object().cloned().unwrap_or_default();
         let entries = eventually_async("two entries", DEADLINE, entries, |entries| entries.len() == 2).await;
         let of = |what: &str| entries.values().map(|entry| entry.pointer(what).cloned().unwrap_or_default()).collect::<Vec<_>>();
         let (ports, targets) = (of("/ports/0/matchPort"), of("/tailnetTarget/ip"));
@@ -149,7 +149,7 @@ fn a_failed_key_is_replaced_once_whoever_leads() {
         second.leads(true).await;
         stage.quiet(&second).await;
         assert_eq!(minted().await, before + 1, "the replica has not looked yet; the next leader sees that it was helped");
-        let held = stage.here::<Secret>().get("g-0").await.expect("a Secret").data.unwrap_or_default();
-        assert!(held.contains_key("reissue_authkey"), "only the replica takes its wish back");
+        let secret_data = stage.here::<Secret>().get("g-0").await.expect("a Secret").data.unwrap_or_default();
+        assert!(secret_data.contains_key("reissue_authkey"), "only the replica takes its wish back");
     });
 }

@@ -40,14 +40,14 @@ fn a_group_is_made_mended_and_left_alone() {
         stage.group("g", 2).await;
         whole(&stage).await;
         stage.join("g", 2).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True ProxyGroupReady")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True ProxyGroupReady")).await;
         // Ten are looked at ten times as fast.
         let idle = (0..9).map(|ordinal| format!("idle{ordinal}"));
         for group in idle.clone() {
             stage.group(&group, 0).await;
         }
         for group in idle {
-            eventually_async("judged", DEADLINE, async || stage.ready(&group).await, |told| !told.is_empty()).await;
+            eventually_async("judged", DEADLINE, async || stage.ready(&group).await, |reported| !reported.is_empty()).await;
         }
         let begin = stage.quiet(&running).await;
         let writes = stage.cluster.writes();
@@ -127,10 +127,10 @@ fn what_is_somebody_elses_is_not_overwritten() {
         api.patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&object)).await.expect("made");
         let _running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
-        let told = async || stage.ready("g").await;
-        eventually_async("it is said", DEADLINE, told, |told| told.contains("ServiceAccount ts/g is in the way")).await;
-        let held = api.get("g").await.expect("there");
-        assert_eq!((held.labels().len(), held.owner_references().len()), (1, 0), "{held:?}");
+        let reported = async || stage.ready("g").await;
+        eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way")).await;
+        let current = api.get("g").await.expect("there");
+        assert_eq!((current.labels().len(), current.owner_references().len()), (1, 0), "{current:?}");
         stage.delete(&api, "g").await;
         eventually_async(
             "with the way free it is made",
@@ -150,25 +150,25 @@ fn classes_and_tailnets_are_judged() {
         let apply = PatchParams::apply("user").force();
         let classes = stage.all::<ProxyClass>();
         classes.patch("c", &apply, &Patch::Apply(class(json!({"-bad": "x"})))).await.expect("made");
-        let told = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
-        eventually_async("what is wrong is said", DEADLINE, told, |told| {
-            told.contains("ProxyClassInvalid") && told.contains("no valid key")
+        let reported = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
+        eventually_async("what is wrong is said", DEADLINE, reported, |reported| {
+            reported.contains("ProxyClassInvalid") && reported.contains("no valid key")
         })
         .await;
         classes.patch("c", &apply, &Patch::Apply(class(json!({"good": "x"})))).await.expect("changed");
-        eventually_async("it is valid", DEADLINE, told, |told| told.contains("ProxyClassValid")).await;
+        eventually_async("it is valid", DEADLINE, reported, |reported| reported.contains("ProxyClassValid")).await;
 
         let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"},
             "spec": {"loginUrl": stage.hosted.url(), "credentials": {"secretName": "creds"}}});
         let tailnets = stage.all::<Tailnet>();
         tailnets.patch("t", &apply, &Patch::Apply(&object)).await.expect("made");
-        let told = async || json!(tailnets.get("t").await.ok().and_then(|tailnet| tailnet.status)).to_string();
-        eventually_async("the Secret is missed", DEADLINE, told, |told| told.contains("InvalidSecret") && told.contains("ts/creds")).await;
+        let reported = async || json!(tailnets.get("t").await.ok().and_then(|tailnet| tailnet.status)).to_string();
+        eventually_async("the Secret is missed", DEADLINE, reported, |reported| reported.contains("InvalidSecret") && reported.contains("ts/creds")).await;
         let (id, secret) = kit::hosted::CLIENT;
         stage.cluster.make_secret("creds", &[("client_id", id), ("client_secret", secret)]).await;
         let nudge = Patch::Merge(json!({"metadata": {"annotations": {"look": "again"}}}));
         tailnets.patch("t", &PatchParams::default(), &nudge).await.expect("changed");
-        eventually_async("it works", DEADLINE, told, |told| told.contains("TailnetValid")).await;
+        eventually_async("it works", DEADLINE, reported, |reported| reported.contains("TailnetValid")).await;
         stage.delete(&classes, "c").await;
         stage.gone(&classes, "c").await;
         stage.delete(&tailnets, "t").await;

@@ -28,13 +28,13 @@ fn definitions_may_come_after_the_reconciler() {
         stage.define_all().await;
         stage.group("g", 1).await;
         stage.join("g", 1).await;
-        eventually_async("it goes on by itself", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("it goes on by itself", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         eventually_async("ready", DEADLINE, page, |page| page.contains("200 OK")).await;
         let class = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {}});
         let classes = stage.all::<ProxyClass>();
         classes.patch("c", &PatchParams::apply("user"), &Patch::Apply(&class)).await.expect("made");
-        let told = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
-        eventually_async("classes too", DEADLINE, told, |told| told.contains("ProxyClassValid")).await;
+        let reported = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
+        eventually_async("classes too", DEADLINE, reported, |reported| reported.contains("ProxyClassValid")).await;
     });
 }
 
@@ -55,15 +55,15 @@ fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
         let running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         let whole = without(&stage, "poddisruptionbudgets").await;
         stage.group("late", 1).await;
-        let told = async || stage.ready("late").await;
-        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("ProxyGroupCreationFailed")).await;
+        let reported = async || stage.ready("late").await;
+        let refused = eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupCreationFailed")).await;
         let rule = r#"{apiGroups: ["policy"], resources: ["poddisruptionbudgets"]"#;
         assert!(refused.contains(rule), "{refused}");
         let events = async || stage.events("late").await;
-        eventually_async("and told", DEADLINE, events, |told| told.iter().any(|told| told.contains(rule))).await;
+        eventually_async("and told", DEADLINE, events, |reported| reported.iter().any(|event| event.contains(rule))).await;
         eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("add the rule")).await;
         assert!(running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Forbidden\"") > 0, "and counted");
         stage.service("s", "g").await;
@@ -75,7 +75,7 @@ fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
         let made = async || stage.here::<PodDisruptionBudget>().get_opt("late").await.ok().flatten();
         eventually_async("with the rule it is made", DEADLINE, made, Option::is_some).await;
         stage.join("late", 1).await;
-        eventually_async("and well", DEADLINE, told, |told| told.starts_with("True")).await;
+        eventually_async("and well", DEADLINE, reported, |reported| reported.starts_with("True")).await;
     });
 }
 
@@ -86,9 +86,9 @@ fn a_token_that_may_not_be_made_is_said_by_the_tailnet() {
         let _running = stage.reconciler("one", 9100);
         stage.cluster.make_secret("creds", &[("client_id", "c"), ("audience", "a")]).await;
         stage.tailnet("t").await;
-        let told = async || stage.tailnet_says("t").await;
+        let reported = async || stage.tailnet_says("t").await;
         let rule = r#"resources: ["serviceaccounts/token"], resourceNames: ["tailyard-reconciler"], verbs: ["create"]"#;
-        eventually_async("it is said", DEADLINE, told, |told| told.starts_with("False InvalidOAuth") && told.contains(rule)).await;
+        eventually_async("it is said", DEADLINE, reported, |reported| reported.starts_with("False InvalidOAuth") && reported.contains(rule)).await;
     });
 }
 
@@ -104,8 +104,8 @@ fn events_that_are_not_allowed_are_done_without() {
         let foreign = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "g"}});
         stage.here::<ServiceAccount>().patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&foreign)).await.expect("made");
         stage.group("g", 1).await;
-        let told = async || stage.ready("g").await;
-        eventually_async("the condition says it", DEADLINE, told, |told| told.contains("ServiceAccount ts/g is in the way")).await;
+        let reported = async || stage.ready("g").await;
+        eventually_async("the condition says it", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way")).await;
         let log = async || running.log();
         eventually_async("what is missing is logged", DEADLINE, log, |log| {
             log.contains("cannot write an Event") && log.contains("events.k8s.io")
@@ -113,9 +113,9 @@ fn events_that_are_not_allowed_are_done_without() {
         .await;
         stage.delete(&stage.here::<ServiceAccount>(), "g").await;
         stage.join("g", 1).await;
-        eventually_async("the group is made", DEADLINE, told, |told| told.starts_with("True")).await;
+        eventually_async("the group is made", DEADLINE, reported, |reported| reported.starts_with("True")).await;
         stage.credential("secret", "wrong");
-        eventually_async("something else to tell", DEADLINE, told, |told| told.contains("ProxyGroupTailnetUnavailable")).await;
+        eventually_async("something else to tell", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
         assert_eq!(running.log().matches("cannot write an Event").count(), 1, "said once");
         let services = Api::<Service>::namespaced(stage.client.clone(), "watched");
         let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "bad",
@@ -123,7 +123,7 @@ fn events_that_are_not_allowed_are_done_without() {
             "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"port": 80}]}});
         services.patch("bad", &PatchParams::apply("user"), &Patch::Apply(&object)).await.expect("made");
         let events = async || stage.events("bad").await;
-        eventually_async("Services are told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("INVALIDSERVICE"))).await;
+        eventually_async("Services are told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("INVALIDSERVICE"))).await;
     });
 }
 
@@ -163,9 +163,9 @@ fn a_node_port_that_somebody_has_is_passed_over() {
         stage.join("g", 1).await;
         let config = async || stage.cluster.secret("g-0-config").await.0.into_values().collect::<String>();
         eventually_async("it is advertised", DEADLINE, config, |config| config.contains("203.0.113.7:31002")).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
-        let told = stage.events("g").await;
-        assert!(told.iter().all(|told| !told.starts_with("ProxyGroupCreationFailed")), "nobody is told of it: {told:?}");
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
+        let reported = stage.events("g").await;
+        assert!(reported.iter().all(|reported| !reported.starts_with("ProxyGroupCreationFailed")), "nobody is told of it: {reported:?}");
         assert_eq!(stage.users().get("dns").await.expect("untouched").spec.and_then(|spec| spec.ports?.first()?.node_port), Some(31001));
     });
 }
@@ -175,8 +175,8 @@ fn when_no_node_port_can_be_had_the_group_says_so() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         static_endpoints(&stage, json!([{"port": 20000, "endPort": 20002}])).await;
-        let told = async || stage.ready("g").await;
-        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("service-node-port-range")).await;
+        let reported = async || stage.ready("g").await;
+        let refused = eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("service-node-port-range")).await;
         assert!(refused.starts_with("False ProxyGroupCreationFailed"), "{refused}");
         assert_eq!(node_port(&stage).await, None);
     });
@@ -193,11 +193,11 @@ fn a_name_that_leads_nowhere_any_more_is_told() {
         let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null}}});
         stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
         let events = async || stage.events("s").await;
-        let told =
-            eventually_async("it is told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("EgressReleased"))).await;
+        let reported =
+            eventually_async("it is told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("EgressReleased"))).await;
         assert!(
-            told.iter().any(|told| told.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && told.contains("leads nowhere")),
-            "{told:?}"
+            reported.iter().any(|event| event.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && event.contains("leads nowhere")),
+            "{reported:?}"
         );
         assert_eq!(stage.condition("s", "TailscaleEgressSvcReady").await, "", "nothing claims that it is served");
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
@@ -216,8 +216,8 @@ fn a_group_of_a_type_that_is_not_served_is_left_alone() {
         eventually_async("it is counted", DEADLINE, counted, |count| *count == 1).await;
         eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("leaving it to the Tailscale operator")).await;
         stage.quiet(&running).await;
-        let held = groups.get("in").await.expect("there");
-        assert_eq!((held.metadata.finalizers, held.status.map(|status| status.conditions.len())), (None, None));
+        let current = groups.get("in").await.expect("there");
+        assert_eq!((current.metadata.finalizers, current.status.map(|status| status.conditions.len())), (None, None));
         assert_eq!(stage.cluster.count("patch", "proxygroups"), 0);
         assert_eq!(running.log().matches("leaving it to the Tailscale operator").count(), 1, "logged once");
         stage.delete(&groups, "in").await;

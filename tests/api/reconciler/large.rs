@@ -28,12 +28,12 @@ fn a_config_that_does_not_fit_is_written_compressed_and_read_by_a_replica() {
         let _running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
         stage.group_of("g", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10_000, "end": 60_000}}})).await;
         stage.join("g", 2).await;
-        let held = async || stage.config("g").await.len();
+        let entry_count = async || stage.config("g").await.len();
         for number in 0..SERVICES {
             make(&stage, number).await;
             // A few at a time: hundreds of ports are some work for the API server.
             if number % 5 == 4 {
-                eventually_async("the config holds them", DEADLINE, held, |services| *services > number).await;
+                eventually_async("the config holds them", DEADLINE, entry_count, |services| *services > number).await;
             }
         }
         let keys = stage.keys("g").await;

@@ -16,7 +16,7 @@ fn one_of_two_writes_and_the_other_takes_over() {
         second.leads(false).await;
         stage.group("g", 1).await;
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         assert_eq!(second.metric("tailyard_api_writes_total"), 0, "one writer");
         assert!(first.metric("tailyard_api_writes_total") > 0);
         first.kill();
@@ -35,7 +35,7 @@ fn an_api_server_that_comes_back_finds_the_work_going_on() {
         running.leads(true).await;
         stage.group("g", 1).await;
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         stage.cluster.kill_server();
         running.leads(false).await;
         stage.cluster.start_server().await;

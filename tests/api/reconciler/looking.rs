@@ -30,9 +30,9 @@ async fn page(ip: &str) {
     let listener = TcpListener::bind((ip, 9002)).await.expect("the page's port");
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            let mut asked = [0; 4096];
-            let read = stream.read(&mut asked).await.unwrap_or(0);
-            let found = String::from_utf8_lossy(&asked[..read]).starts_with("GET /status ");
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).await.unwrap_or(0);
+            let found = String::from_utf8_lossy(&request[..read]).starts_with("GET /status ");
             let body = json!({"version": "9.9.9", "flows": 42, "peers": {"direct": 1, "relayed": 2}}).to_string();
             let status = if found { "200 OK" } else { "404 Not Found" };
             let head = format!(
@@ -80,9 +80,9 @@ fn the_status_shows_groups_replicas_and_services() {
             "nobody answers for g-1: {text}"
         );
         let (_, wide, _) = run(&stage, "admin", &["status", "g", "-o", "json"]).await;
-        let told: Value = serde_json::from_str(&wide).expect("JSON");
-        assert_eq!((&told["replicas"][0]["version"], &told["replicas"][1]["flows"]), (&json!("9.9.9"), &Value::Null));
-        assert_eq!((&told["replicas"][0]["tailnetName"], &told["services"][0]["ready"]), (&json!("g-0.tail-lab.ts.net"), &json!(2)));
+        let printed: Value = serde_json::from_str(&wide).expect("JSON");
+        assert_eq!((&printed["replicas"][0]["version"], &printed["replicas"][1]["flows"]), (&json!("9.9.9"), &Value::Null));
+        assert_eq!((&printed["replicas"][0]["tailnetName"], &printed["services"][0]["ready"]), (&json!("g-0.tail-lab.ts.net"), &json!(2)));
         assert_eq!(run(&stage, "admin", &["status", "h"]).await.0, Some(1), "there is no such group");
         watches(&stage).await;
         reconciler.kill();
@@ -172,8 +172,8 @@ type Found = (Option<i32>, Vec<(String, String)>);
 async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
     let (code, text, error) = run(stage, user, &["doctor", "-o", "json"]).await;
     let checks: Vec<Value> = serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text} {error}"));
-    let told = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
-    let found = checks.iter().filter(|check| check["name"] == name).map(|check| (told(check, "finding"), told(check, "what")));
+    let field = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
+    let found = checks.iter().filter(|check| check["name"] == name).map(|check| (field(check, "finding"), field(check, "what")));
     (code, found.collect())
 }
 
@@ -194,8 +194,8 @@ fn the_doctor_finds_what_is_wrong_with_a_cluster() {
             "does not run",
             "no address of the cluster",
         ];
-        for told in well {
-            assert!(text.contains(told), "{told} in {text}");
+        for printed in well {
+            assert!(text.contains(printed), "{printed} in {text}");
         }
         let own = finds(&stage, "reconciler", "permissions").await;
         assert!(
@@ -222,8 +222,8 @@ fn the_doctor_finds_what_is_wrong_with_a_cluster() {
         let denied = |found: &Found| found.1.iter().any(|(finding, what)| finding == "bad" && lacks(what));
         eventually_async("the missing right is found", DEADLINE, async || finds(&stage, "admin", "permissions").await, denied).await;
         reconciler.kill();
-        let left = finds(&stage, "admin", "reconciler").await;
-        assert_eq!(left.1[0].0, "bad", "nobody leads any more: {left:?}");
+        let remaining = finds(&stage, "admin", "reconciler").await;
+        assert_eq!(remaining.1[0].0, "bad", "nobody leads any more: {remaining:?}");
         let (code, text, _) = run(&stage, "pod", &["doctor"]).await;
         assert!(code == Some(0) && !text.contains("BAD"), "what may not be looked at is not bad: {text}");
         assert!(text.contains("ask for the right to create subjectaccessreviews.authorization.k8s.io"), "{text}");

@@ -18,10 +18,10 @@ fn a_name_moves_to_another_group_without_a_gap() {
         stage.certify("app.tail-lab.ts.net").await;
         stage.serves("app", "old").await;
         stage.annotate("app", json!({"tailscale.com/proxy-group": "new"})).await;
-        stage.told_both("new", &["svc:app"]).await;
-        stage.told_both("old", &["svc:app"]).await;
+        stage.wait_advertised("new", &["svc:app"]).await;
+        stage.wait_advertised("old", &["svc:app"]).await;
         stage.serves("app", "new").await;
-        stage.told_both("old", &[]).await;
+        stage.wait_advertised("old", &[]).await;
         stage.advertise("old", 2).await;
         eventually_async(
             "the old one forgets it",
@@ -33,7 +33,7 @@ fn a_name_moves_to_another_group_without_a_gap() {
         assert_eq!(stage.owners("svc:app").len(), 1);
         let secret = stage.cluster.secret("app.tail-lab.ts.net").await.0;
         assert_eq!(secret["tls.crt"], "a chain");
-        stage.told_both("new", &["svc:app"]).await;
+        stage.wait_advertised("new", &["svc:app"]).await;
     });
 }
 
@@ -52,17 +52,17 @@ fn clusters_share_a_name_and_leave_it_one_by_one() {
         assert_ne!(both[0], both[1]);
         for stage in [&one, &two] {
             stage.certify("app.tail-lab.ts.net").await;
-            stage.told_both("g", &["svc:app"]).await;
+            stage.wait_advertised("g", &["svc:app"]).await;
             stage.serves("app", "g").await;
         }
         one.delete(&one.ingresses(), "app").await;
-        one.told_both("g", &[]).await;
+        one.wait_advertised("g", &[]).await;
         one.advertise("g", 2).await;
         one.gone(&one.ingresses(), "app").await;
         assert_eq!(one.owners("svc:app").len(), 1, "the other one has it still");
-        two.told_both("g", &["svc:app"]).await;
+        two.wait_advertised("g", &["svc:app"]).await;
         two.delete(&two.ingresses(), "app").await;
-        two.told_both("g", &[]).await;
+        two.wait_advertised("g", &[]).await;
         two.advertise("g", 2).await;
         two.gone(&two.ingresses(), "app").await;
         assert!(one.hosted.vips().is_empty());
@@ -80,9 +80,9 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         let running = stage.reconciler_with("one", 9100, &["--cluster-id", "here"]);
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "app").await;
-        let told = async || stage.events("app").await;
-        eventually_async("the conflict is told", DEADLINE, told, |told| {
-            told.iter().any(|told| told.contains("Another cluster has Tailscale Service svc:app"))
+        let reported = async || stage.events("app").await;
+        eventually_async("the conflict is told", DEADLINE, reported, |reported| {
+            reported.iter().any(|event| event.contains("Another cluster has Tailscale Service svc:app"))
         })
         .await;
         assert_eq!(stage.owners("svc:app"), ["them"]);
@@ -90,14 +90,14 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         let shares = Patch::Merge(json!({"spec": {"tailyard": {"tenants": tenants}}}));
         stage.all::<ProxyGroup>().patch("g", &PatchParams::default(), &shares).await.expect("changed");
         eventually_async("it is joined", DEADLINE, async || stage.owners("svc:app"), |owners| *owners == ["them", "here"]).await;
-        stage.told_both("g", &["svc:app"]).await;
+        stage.wait_advertised("g", &["svc:app"]).await;
 
         let foreign = json!({"name": "svc:mine", "addrs": ["100.99.0.201"], "ports": ["tcp:22"], "tags": ["tag:k8s"]});
         stage.hosted.add_vip("svc:mine", &foreign);
         stage.ingress("mine", "g", "mine").await;
-        let told = async || stage.events("mine").await;
+        let reported = async || stage.events("mine").await;
         // The list of before does not have it: it is found when it is to be made.
-        eventually_async("it is somebody's", DEADLINE, told, |told| told.iter().any(|told| told.contains("was not made by a cluster")))
+        eventually_async("it is somebody's", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("was not made by a cluster")))
             .await;
         assert_eq!(stage.hosted.vips()["svc:mine"], foreign);
         stage.annotate("mine", json!({"tailyard.io/adopt-services": "mine"})).await;
@@ -108,12 +108,12 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         stage.all::<ProxyGroup>().patch("g", &PatchParams::default(), &adopt).await.expect("changed");
         eventually_async("it is taken over", DEADLINE, async || stage.owners("svc:mine"), |owners| *owners == ["here"]).await;
         assert_eq!(stage.hosted.vips()["svc:mine"]["ports"], json!(["tcp:443"]));
-        stage.told_both("g", &["svc:app", "svc:mine"]).await;
+        stage.wait_advertised("g", &["svc:app", "svc:mine"]).await;
         stage.delete(&stage.ingresses(), "mine").await;
-        stage.told_both("g", &["svc:app"]).await;
+        stage.wait_advertised("g", &["svc:app"]).await;
         stage.advertise("g", 2).await;
         stage.gone(&stage.ingresses(), "mine").await;
-        let left = stage.hosted.vips();
-        assert!(left["svc:mine"]["annotations"].as_object().is_none_or(serde_json::Map::is_empty), "it is given back: {left:?}");
+        let remaining = stage.hosted.vips();
+        assert!(remaining["svc:mine"]["annotations"].as_object().is_none_or(serde_json::Map::is_empty), "it is given back: {remaining:?}");
     });
 }

@@ -19,26 +19,26 @@ fn the_reconcilers_own_credentials_may_be_wrong_or_missing_and_are_read_anew() {
         stage.credential("secret", "wrong");
         let running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
-        let told = async || stage.ready("g").await;
-        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("ProxyGroupTailnetUnavailable")).await;
+        let reported = async || stage.ready("g").await;
+        let refused = eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
         assert!(refused.contains("own control plane") && refused.contains("scopes"), "{refused}");
         let events = async || stage.events("g").await;
-        eventually_async("and told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("ProxyGroupTailnetUnavailable")))
+        eventually_async("and told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("ProxyGroupTailnetUnavailable")))
             .await;
         let metric = async || running.get("/metrics").contains("tailyard_control_plane_ready{tailnet=\"_default\"} 0");
         until_async("and counted", DEADLINE, metric).await;
         stage.credential("secret", CLIENT.1);
-        eventually_async("without a restart it works", DEADLINE, told, |told| told.contains("ProxyGroupCreating")).await;
+        eventually_async("without a restart it works", DEADLINE, reported, |reported| reported.contains("ProxyGroupCreating")).await;
         assert_eq!(running.metric("tailyard_control_plane_ready{tailnet=\"_default\"}"), 1);
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, told, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, reported, |reported| reported.starts_with("True")).await;
         stage.no_credential("secret");
-        eventually_async("a file that went is said", DEADLINE, told, |told| {
-            told.contains("does not exist; is the Secret of the credentials mounted?")
+        eventually_async("a file that went is said", DEADLINE, reported, |reported| {
+            reported.contains("does not exist; is the Secret of the credentials mounted?")
         })
         .await;
         stage.credential("secret", CLIENT.1);
-        eventually_async("and one that came", DEADLINE, told, |told| told.starts_with("True")).await;
+        eventually_async("and one that came", DEADLINE, reported, |reported| reported.starts_with("True")).await;
     });
 }
 
@@ -48,15 +48,15 @@ fn a_new_leader_says_nothing_of_control_planes_that_it_has_not_asked() {
         let first = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         let running = stage.quiet(&first).await;
         assert!(running > 0);
         first.kill();
         let writes = stage.cluster.count("patch", "proxygroups");
         let second = stage.reconciler("two", 9101);
         second.leads(true).await;
-        let asked = async || second.metric("tailyard_control_plane_ready{tailnet=\"_default\"}");
-        eventually_async("it has asked", DEADLINE, asked, |works| *works == 1).await;
+        let ready_metric = async || second.metric("tailyard_control_plane_ready{tailnet=\"_default\"}");
+        eventually_async("it has asked", DEADLINE, ready_metric, |works| *works == 1).await;
         stage.quiet(&second).await;
         assert_eq!(stage.cluster.count("patch", "proxygroups"), writes, "nothing about the group changed");
     });
@@ -67,17 +67,17 @@ fn a_tailnet_follows_its_secret_at_once() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.tailnet("t").await;
-        let told = async || stage.tailnet_says("t").await;
-        eventually_async("the Secret is missed", DEADLINE, told, |told| told.contains("InvalidSecret") && told.contains("ts/creds")).await;
+        let reported = async || stage.tailnet_says("t").await;
+        eventually_async("the Secret is missed", DEADLINE, reported, |reported| reported.contains("InvalidSecret") && reported.contains("ts/creds")).await;
         // Each of these would take half a minute or a whole one if nothing but time had it looked at.
         let begin = std::time::Instant::now();
         for _ in 0..3 {
             stage.credentials("wrong").await;
-            eventually_async("it is refused", DEADLINE, told, |told| told.starts_with("False InvalidOAuth")).await;
+            eventually_async("it is refused", DEADLINE, reported, |reported| reported.starts_with("False InvalidOAuth")).await;
             stage.cluster.patch_secret("creds", &[("client_secret", CLIENT.1)]).await;
-            eventually_async("it works", DEADLINE, told, |told| told.starts_with("True TailnetValid")).await;
+            eventually_async("it works", DEADLINE, reported, |reported| reported.starts_with("True TailnetValid")).await;
             stage.cluster.delete_secret("creds").await;
-            eventually_async("it is missed", DEADLINE, told, |told| told.starts_with("False InvalidSecret")).await;
+            eventually_async("it is missed", DEADLINE, reported, |reported| reported.starts_with("False InvalidSecret")).await;
         }
         assert!(begin.elapsed().as_secs() < 120, "{:?}", begin.elapsed());
     });
@@ -92,8 +92,8 @@ fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
         eventually_async("the set", DEADLINE, async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten(), Option::is_some)
             .await;
         stage.pod("g", 0).await;
-        let told = async || stage.ready("g").await;
-        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("ProxyGroupCreationFailed")).await;
+        let reported = async || stage.ready("g").await;
+        let refused = eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupCreationFailed")).await;
         assert!(refused.contains("make an auth key") && refused.contains("not permitted"), "{refused}");
         let tries = stage.hosted.calls("POST /api/v2/tailnet/-/keys");
         let more = async || stage.hosted.calls("POST /api/v2/tailnet/-/keys");
@@ -106,7 +106,7 @@ fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
         stage.hosted.deny_nothing();
         stage.poke().await;
         stage.join("g", 1).await;
-        eventually_async("and it is well", DEADLINE, told, |told| told.starts_with("True")).await;
+        eventually_async("and it is well", DEADLINE, reported, |reported| reported.starts_with("True")).await;
     });
 }
 
@@ -121,25 +121,25 @@ fn credentials_and_class_may_go_before_the_group_that_needs_them() {
         classes.patch("c", &PatchParams::apply("user"), &Patch::Apply(&class)).await.expect("made");
         stage.group_with("g", json!({"type": "egress", "replicas": 1, "tailnet": "t", "proxyClass": "c"})).await;
         stage.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         let finalized = async || tailnets.get("t").await.ok().and_then(|tailnet| tailnet.metadata.finalizers).unwrap_or_default();
-        eventually_async("it is held", DEADLINE, finalized, |held| !held.is_empty()).await;
+        eventually_async("it is held", DEADLINE, finalized, |finalizers| !finalizers.is_empty()).await;
         stage.delete(&classes, "c").await;
         stage.delete(&tailnets, "t").await;
         eventually_async(
             "it says for whom it stays",
             DEADLINE,
             async || stage.tailnet_says("t").await,
-            |told| told.contains("ProxyGroups are gone"),
+            |reported| reported.contains("ProxyGroups are gone"),
         )
         .await;
         stage.cluster.delete_secret("creds").await;
-        eventually_async("no credentials", DEADLINE, async || stage.tailnet_says("t").await, |told| told.contains("InvalidSecret")).await;
+        eventually_async("no credentials", DEADLINE, async || stage.tailnet_says("t").await, |reported| reported.contains("InvalidSecret")).await;
         stage.delete(&groups, "g").await;
         stage.gone(&stage.here::<StatefulSet>(), "g").await;
         stage.pod_goes("g-0").await;
-        let told = async || stage.ready("g").await;
-        let waits = eventually_async("it says what it waits for", DEADLINE, told, |told| told.contains("waits for that")).await;
+        let reported = async || stage.ready("g").await;
+        let waits = eventually_async("it says what it waits for", DEADLINE, reported, |reported| reported.contains("waits for that")).await;
         assert!(waits.contains("ProxyGroupTailnetUnavailable") && waits.contains("ts/creds"), "{waits}");
         assert!(stage.hosted.devices().contains("ng0"));
         stage.credentials(CLIENT.1).await;

@@ -34,8 +34,8 @@ fn an_ingress_is_published_and_let_go() {
         let handlers = &serve["Services"]["svc:my-app"]["Web"][format!("{dns}:443")]["Handlers"];
         assert!(handlers["/"]["Proxy"].as_str().is_some_and(|url| url.starts_with("http://10.") && url.ends_with(":80/")), "{serve}");
 
-        let told = async || (stage.named("g-0").await, stage.named("g-1").await);
-        eventually_async("the replicas are told", DEADLINE, told, |(one, two)| one == two && *one == ["svc:my-app"]).await;
+        let reported = async || (stage.named("g-0").await, stage.named("g-1").await);
+        eventually_async("the replicas are told", DEADLINE, reported, |(one, two)| one == two && *one == ["svc:my-app"]).await;
         let vip = stage.hosted.vips()["svc:my-app"].clone();
         assert_eq!((&vip["ports"], &vip["tags"]), (&json!(["tcp:443"]), &json!(["tag:k8s"])));
         let owners = vip["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
@@ -54,13 +54,13 @@ fn an_ingress_is_published_and_let_go() {
         stage.advertise("g", 2).await;
         let reached = async || stage.reached("app").await;
         let wanted = json!([{"hostname": dns, "ports": [{"port": 443, "protocol": "TCP"}]}]);
-        eventually_async("it says where it is reached", DEADLINE, reached, |told| told["ingress"] == wanted).await;
+        eventually_async("it says where it is reached", DEADLINE, reached, |reported| reported["ingress"] == wanted).await;
         stage.quiet(&running).await;
-        let held = stage.here::<Secret>().get(&dns).await.expect("its Secret").data.expect("data");
-        assert_eq!(held["tls.crt"].0, b"a chain", "what the replicas write stays");
+        let found = stage.here::<Secret>().get(&dns).await.expect("its Secret").data.expect("data");
+        assert_eq!(found["tls.crt"].0, b"a chain", "what the replicas write stays");
 
         stage.delete(&stage.ingresses(), "app").await;
-        eventually_async("the replicas are told to stop", DEADLINE, told, |(one, two)| one.is_empty() && two.is_empty()).await;
+        eventually_async("the replicas are told to stop", DEADLINE, reported, |(one, two)| one.is_empty() && two.is_empty()).await;
         assert!(stage.hosted.vips().contains_key("svc:my-app"), "they still advertise it");
         assert!(stage.published("g", "tailyard-routes.json").await["svc:my-app"].is_object());
         stage.advertise("g", 2).await;
@@ -110,44 +110,44 @@ fn a_service_is_published_whole_while_somebody_is_behind_it() {
             (&json!(["do-not-validate"]), &vip["addrs"][0])
         );
         assert_eq!(stage.published("g", "serve-config.json").await["Services"]["svc:database"], json!({"Tun": true}));
-        let told = async |kind: &str| stage.condition("db", kind).await;
+        let reported = async |kind: &str| stage.condition("db", kind).await;
         eventually_async(
             "nobody is behind it",
             DEADLINE,
-            async || told("TailscaleIngressSvcConfigured").await,
-            |told| told.starts_with("False IngressSvcNoBackendsConfigured 0/2"),
+            async || reported("TailscaleIngressSvcConfigured").await,
+            |reported| reported.starts_with("False IngressSvcNoBackendsConfigured 0/2"),
         )
         .await;
-        stage.told_both("g", &[]).await;
+        stage.wait_advertised("g", &[]).await;
         stage.endpoint("db", true).await;
-        stage.told_both("g", &["svc:database"]).await;
+        stage.wait_advertised("g", &["svc:database"]).await;
         stage.advertise("g", 1).await;
-        let configured = async || told("TailscaleIngressSvcConfigured").await;
-        eventually_async("one advertises it", DEADLINE, configured, |told| {
-            told.starts_with("True IngressSvcConfigured 1/2 proxy backends")
+        let configured = async || reported("TailscaleIngressSvcConfigured").await;
+        eventually_async("one advertises it", DEADLINE, configured, |reported| {
+            reported.starts_with("True IngressSvcConfigured 1/2 proxy backends")
         })
         .await;
         stage.balanced("lb", "g").await;
         stage.endpoint("lb", true).await;
-        stage.told_both("g", &["svc:database", "svc:default-lb"]).await;
+        stage.wait_advertised("g", &["svc:database", "svc:default-lb"]).await;
         stage.advertise("g", 2).await;
         let status = async || json!(stage.users().get("lb").await.expect("there").status.and_then(|status| status.load_balancer));
         let ip = stage.hosted.vips()["svc:default-lb"]["addrs"][0].clone();
         let wanted = json!([{"hostname": format!("default-lb.{DOMAIN}"), "ip": ip, "ipMode": "VIP"}]);
         eventually_async("it says where it is reached", DEADLINE, status, |status| status["ingress"] == wanted).await;
         stage.delete(&stage.users(), "lb").await;
-        stage.told_both("g", &["svc:database"]).await;
+        stage.wait_advertised("g", &["svc:database"]).await;
         stage.advertise("g", 2).await;
         stage.gone(&stage.users(), "lb").await;
         stage.endpoint("db", false).await;
-        stage.told_both("g", &[]).await;
+        stage.wait_advertised("g", &[]).await;
         stage.advertise("g", 2).await;
         stage.quiet(&running).await;
 
         let unmarked = Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/expose": null}}}));
         stage.users().patch("db", &PatchParams::default(), &unmarked).await.expect("changed");
         let finalizers = async || stage.users().get("db").await.expect("there").metadata.finalizers;
-        eventually_async("it is let go", DEADLINE, finalizers, |held| held.as_ref().is_none_or(Vec::is_empty)).await;
+        eventually_async("it is let go", DEADLINE, finalizers, |found| found.as_ref().is_none_or(Vec::is_empty)).await;
         assert!(stage.hosted.vips().is_empty());
         assert_eq!(stage.condition("db", "TailscaleIngressSvcConfigured").await, "");
         stage.quiet(&running).await;
@@ -165,7 +165,7 @@ fn many_are_published_by_few_calls_and_writes() {
             stage.ingress(name, "g", name).await;
         }
         let wanted: Vec<_> = names.iter().map(|name| format!("svc:{name}")).collect();
-        stage.told_both("g", &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        stage.wait_advertised("g", &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await;
         stage.advertise("g", 2).await;
         stage.quiet(&running).await;
         let calls = || stage.hosted.calls("GET /api/v2/tailnet/-/vip-services") + stage.hosted.calls("PUT /api/v2/tailnet/-/vip-services");
@@ -193,16 +193,16 @@ fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
         let patch = Patch::Merge(json!({"spec": {"tls": tls}}));
         stage.ingresses().patch("app", &PatchParams::default(), &patch).await.expect("changed");
         stage.cluster.make_secret("www", &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
-        let told = async || stage.events("app").await;
-        eventually_async("what is missing", DEADLINE, told, |told| {
-            told.iter().any(|told| told.contains("label tailyard.io/allow-ingress-tls=true"))
+        let reported = async || stage.events("app").await;
+        eventually_async("what is missing", DEADLINE, reported, |reported| {
+            reported.iter().any(|event| event.contains("label tailyard.io/allow-ingress-tls=true"))
         })
         .await;
         let labelled = Patch::Merge(json!({"metadata": {"labels": {"tailyard.io/allow-ingress-tls": "true"}}}));
         stage.here::<Secret>().patch("www", &PatchParams::default(), &labelled).await.expect("labelled");
         let hosts = async || stage.published("g", "tailyard-routes.json").await["svc:app"]["hosts"]["www.example.com"].clone();
         eventually_async("it is served", DEADLINE, hosts, |host| *host == json!({"secret": "www"})).await;
-        eventually_async("what is in it was read", DEADLINE, told, |told| told.iter().any(|told| told.contains("ts/www cannot be used")))
+        eventually_async("what is in it was read", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("ts/www cannot be used")))
             .await;
         let rules = async || json!(stage.here::<Role>().get("g").await.expect("there").rules).to_string();
         eventually_async("the Pods may read it", DEADLINE, rules, |rules| rules.contains(r#""g-0-config","www"]"#)).await;
@@ -227,9 +227,9 @@ fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
             .cluster
             .patch_secret("g-0", &[("tailyard-funnel-errors.json", r#"{"svc:app":"the tailnet does not let this node be"}"#)])
             .await;
-        let told = async || stage.events("app").await;
+        let reported = async || stage.events("app").await;
         let wanted = "PartiallyAdvertised It is not reached from the internet (Funnel), as the tailnet does not let this node be.";
-        eventually_async("why it is not reached", DEADLINE, told, |told| told.iter().any(|told| told == wanted)).await;
+        eventually_async("why it is not reached", DEADLINE, reported, |reported| reported.iter().any(|reported| reported == wanted)).await;
         let published = async || stage.says("g", "TailyardServicesAdvertised").await;
         eventually_async("the group says who", DEADLINE, published, |said| {
             said.contains("1 of 2") && said.contains("default/app (PartiallyAdvertised)")
@@ -265,7 +265,7 @@ fn a_groups_pods_read_where_its_backends_are_and_nowhere_else() {
         stage.serves("app", "g").await;
         stage.quiet(&running).await;
         stage.delete(&stage.ingresses(), "app").await;
-        stage.told_both("g", &[]).await;
+        stage.wait_advertised("g", &[]).await;
         assert!(reads("g", USERS).await, "it still serves it");
         stage.advertise("g", 2).await;
         stage.gone(&stage.ingresses(), "app").await;
@@ -282,22 +282,22 @@ fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
         stage.ingress("good", "g", "good").await;
         stage.ingress("turns", "g", "turns").await;
         stage.ingress("other", "g", "good").await;
-        stage.told_both("g", &["svc:good", "svc:turns"]).await;
+        stage.wait_advertised("g", &["svc:good", "svc:turns"]).await;
         let taken = async || stage.events("other").await;
-        eventually_async("whose the name is", DEADLINE, taken, |told| {
-            told.iter().any(|told| told.starts_with("NameConflict Ingress default/good has the name good already"))
+        eventually_async("whose the name is", DEADLINE, taken, |reported| {
+            reported.iter().any(|event| event.starts_with("NameConflict Ingress default/good has the name good already"))
         })
         .await;
         let wrong =
             Patch::Merge(json!({"spec": {"defaultBackend": {"service": {"name": "missing", "port": {"name": null, "number": 80}}}}}));
         stage.ingresses().patch("turns", &PatchParams::default(), &wrong).await.expect("changed");
         let invalid = async || stage.events("turns").await;
-        eventually_async("what is wrong", DEADLINE, invalid, |told| {
-            told.iter().any(|told| told.starts_with("InvalidIngressConfiguration") && told.contains("default/missing does not exist"))
+        eventually_async("what is wrong", DEADLINE, invalid, |reported| {
+            reported.iter().any(|event| event.starts_with("InvalidIngressConfiguration") && event.contains("default/missing does not exist"))
         })
         .await;
         stage.ingress("third", "g", "third").await;
-        stage.told_both("g", &["svc:good", "svc:third", "svc:turns"]).await;
+        stage.wait_advertised("g", &["svc:good", "svc:third", "svc:turns"]).await;
         assert_eq!(
             stage.published("g", "tailyard-routes.json").await["svc:turns"]["routes"][0]["backend"]["service"],
             "web",

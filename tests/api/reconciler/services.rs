@@ -15,7 +15,7 @@ use kit::wait::{eventually_async, until_async};
 async fn ready(stage: &Stage, group: &str) {
     stage.group(group, 2).await;
     stage.join(group, 2).await;
-    eventually_async("ready", DEADLINE, async || stage.ready(group).await, |told| told.starts_with("True")).await;
+    eventually_async("ready", DEADLINE, async || stage.ready(group).await, |reported| reported.starts_with("True")).await;
 }
 
 async fn start(stage: &Stage) -> Running {
@@ -99,9 +99,9 @@ fn a_group_goes_before_its_services_and_wedges_nothing() {
         stage.delete(&stage.all::<ProxyGroup>(), "g").await;
         pods_go(&stage, "g").await;
         stage.gone(&stage.all::<ProxyGroup>(), "g").await;
-        let told = async || stage.condition("s", "TailscaleEgressSvcValid").await;
-        eventually_async("it is said", DEADLINE, told, |told| {
-            told.starts_with("Unknown ProxyGroupNotReady") && told.contains("does not exist")
+        let reported = async || stage.condition("s", "TailscaleEgressSvcValid").await;
+        eventually_async("it is said", DEADLINE, reported, |reported| {
+            reported.starts_with("Unknown ProxyGroupNotReady") && reported.contains("does not exist")
         })
         .await;
         stage.delete(&stage.users(), "s").await;
@@ -181,8 +181,8 @@ fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
         stage.served("good", "g", 2).await;
         let refused = async || running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Invalid\"");
         eventually_async("it is counted", DEADLINE, refused, |count| *count > 0).await;
-        let told = async || stage.events("bad").await;
-        eventually_async("it is said", DEADLINE, told, |told| told.iter().any(|told| told.contains("it is not to be touched"))).await;
+        let reported = async || stage.events("bad").await;
+        eventually_async("it is said", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("it is not to be touched"))).await;
         assert!(stage.ready("g").await.starts_with("True"), "the group is well");
     });
 }

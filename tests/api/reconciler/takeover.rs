@@ -26,9 +26,9 @@ where
     let parameters = PostParams { field_manager: Some(THEIRS.to_owned()), ..PostParams::default() };
     match api.get_opt(&object.name_any()).await.expect("an answer") {
         None => api.create(&parameters, &object).await.expect("created"),
-        Some(held) => {
-            object.meta_mut().resource_version = held.resource_version();
-            api.replace(&held.name_any(), &parameters, &object).await.expect("replaced")
+        Some(existing) => {
+            object.meta_mut().resource_version = existing.resource_version();
+            api.replace(&existing.name_any(), &parameters, &object).await.expect("replaced")
         }
     }
 }
@@ -72,9 +72,9 @@ async fn theirs(stage: &Stage, uid: &str) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("g-0-config", uid, &json!({"tailscale.com/secret-type": "config"})),
         "stringData": {"cap-106.hujson": config, "cap-95.hujson": "{}"}});
     write(&stage.here::<Secret>(), &secret).await;
-    let held = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("g-0", uid, &json!({"tailscale.com/secret-type": "state"})),
+    let existing = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata("g-0", uid, &json!({"tailscale.com/secret-type": "state"})),
         "stringData": {"device_id": "ng0", "_machinekey": "theirs"}});
-    write(&stage.here::<Secret>(), &held).await;
+    write(&stage.here::<Secret>(), &existing).await;
     let entry = json!({"default-s": {"healthCheckEndpoint": "", "tailnetTarget": {"ip": "100.64.0.9", "fqdn": ""},
         "ports": [{"protocol": "TCP", "matchPort": 10432, "targetPort": 80}]}});
     let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("g-egress-config", uid, &json!({})), "data": {"left": "over"},
@@ -113,7 +113,7 @@ fn what_the_tailscale_operator_wrote_is_taken_over_whole_and_given_back() {
         let running = stage.reconciler("one", 9100);
         stage.join("g", 1).await;
         stage.served("s", "g", 1).await;
-        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
 
         let set = stage.here::<StatefulSet>().get("g").await.expect("a set");
         let pod = json!(set.spec)["template"]["spec"].clone();

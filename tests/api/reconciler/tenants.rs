@@ -19,8 +19,8 @@ fn labels_of_a_namespace_decide_who_may_use_a_group() {
         stage.all::<ProxyGroup>().patch("g", &PatchParams::default(), &spec).await.expect("changed");
         stage.ingress("app", "g", "app").await;
         let says = async |name: &str, what: &str| {
-            let told = async || stage.events(name).await;
-            eventually_async(what, DEADLINE, told, |told| told.iter().any(|told| told.contains(what))).await;
+            let reported = async || stage.events(name).await;
+            eventually_async(what, DEADLINE, reported, |reported| reported.iter().any(|event| event.contains(what))).await;
         };
         says("app", &format!("Namespace {USERS} may not use it in ProxyGroup g")).await;
         stage.quiet(&running).await;
@@ -30,14 +30,14 @@ fn labels_of_a_namespace_decide_who_may_use_a_group() {
             stage.all::<Namespace>().patch(USERS, &PatchParams::default(), &labels).await.expect("changed");
         };
         label("shop").await;
-        stage.told_both("g", &["svc:app"]).await;
+        stage.wait_advertised("g", &["svc:app"]).await;
         stage.ingress("payroll", "g", "payroll").await;
         says("payroll", "may not use the name payroll").await;
         label("hr").await;
         stage.ingress("app-two", "g", "app-two").await;
         says("app-two", "may not use it").await;
         stage.quiet(&running).await;
-        stage.told_both("g", &["svc:app"]).await;
+        stage.wait_advertised("g", &["svc:app"]).await;
         assert_eq!(stage.hosted.vips().keys().collect::<Vec<_>>(), ["svc:app"], "what is served stays, and nothing is added");
 
         let wrong = Patch::Merge(json!({"spec": {"tailyard": {"tenants": [{"namespaceSelector": {}, "names": ["*-a"]}]}}}));

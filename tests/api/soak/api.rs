@@ -36,14 +36,14 @@ enum Order {
 }
 
 /// Runs the API server in the client's namespace, with ways to it for the replicas; says how to give it orders once it serves.
-pub(crate) fn run(topology: &Topology, told: oneshot::Sender<Api>) {
+pub(crate) fn run(topology: &Topology, reply: oneshot::Sender<Api>) {
     cluster_in(&topology.client, async |cluster| {
         let address: SocketAddr = cluster.url().trim_start_matches("https://").parse().expect("an address");
         lead(topology, address.ip());
         grant(&cluster).await;
         let (orders, taken) = mpsc::unbounded_channel();
         let account = cluster.service_account();
-        told.send(Api { orders, address, account }).expect("somebody waits for it");
+        reply.send(Api { orders, address, account }).expect("somebody waits for it");
         serve(cluster, taken).await;
     });
 }
@@ -77,12 +77,12 @@ async fn serve(mut cluster: Cluster, mut orders: mpsc::UnboundedReceiver<Order>)
                 // Who waited may be gone.
                 let _ = done.send(());
             }
-            Order::States(told) => {
+            Order::States(reply) => {
                 let mut states = Vec::new();
                 for number in 0..usize::from(REPLICAS) {
                     states.push(cluster.secret(&Launch::name(number)).await.0);
                 }
-                let _ = told.send(states);
+                let _ = reply.send(states);
             }
         }
     }
@@ -113,8 +113,8 @@ impl Api {
 
     /// What the state Secrets hold, replica by replica.
     pub(crate) async fn states(&self) -> Vec<State> {
-        let (told, states) = oneshot::channel();
-        self.orders.send(Order::States(told)).expect("an API server");
+        let (reply, states) = oneshot::channel();
+        self.orders.send(Order::States(reply)).expect("an API server");
         states.await.expect("an API server")
     }
 }

@@ -49,9 +49,9 @@ pub(crate) fn thirds(samples: &[Sample]) -> Option<[(f64, f64); 2]> {
 /// What grew of a process that lived all the time, in words.
 pub(crate) fn grown(samples: &[Sample]) -> Vec<String> {
     let Some([memory, descriptors]) = thirds(samples) else { return vec!["nothing was measured".to_owned()] };
-    let told = |grows: bool, what: &str, (from, to): (f64, f64)| grows.then(|| format!("{what} grew from {from} to {to}"));
-    let memory = told(memory.1 > memory.0 * RATIO + SLACK, "resident memory in kB", memory);
-    let descriptors = told(descriptors.1 > descriptors.0 + DESCRIPTORS, "open file descriptors", descriptors);
+    let growth = |grows: bool, what: &str, (from, to): (f64, f64)| grows.then(|| format!("{what} grew from {from} to {to}"));
+    let memory = growth(memory.1 > memory.0 * RATIO + SLACK, "resident memory in kB", memory);
+    let descriptors = growth(descriptors.1 > descriptors.0 + DESCRIPTORS, "open file descriptors", descriptors);
     memory.into_iter().chain(descriptors).collect()
 }
 

@@ -19,16 +19,16 @@ pub(crate) fn is_current(board: &Scoreboard, replica: u8, state: &State) -> bool
     let Some(member) = board.members.get(usize::from(replica)) else { return false };
     let own = format!("n{}", FIRST_REPLICA + replica);
     let Some(status) = state.get(KEY).and_then(|text| serde_json::from_str::<EgressStatus>(text).ok()) else { return false };
-    let kept = KEPT.iter().all(|(key, value)| state.get(*key).is_some_and(|found| found == value));
-    kept && state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && told(status) == wanted(board)
+    let preserved = KEPT.iter().all(|(key, value)| state.get(*key).is_some_and(|found| found == value));
+    preserved && state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && status_entries(status) == wanted(board)
 }
 
-fn told(status: EgressStatus) -> BTreeMap<String, Led> {
+fn status_entries(status: EgressStatus) -> BTreeMap<String, Led> {
     let services = status.services.unwrap_or_default().into_iter();
-    let led = services.map(|(name, service)| {
+    let entries = services.map(|(name, service)| {
         (name, (service.tailnet_target_ips.unwrap_or_default().into_iter().collect(), service.ports.into_iter().collect()))
     });
-    led.collect()
+    entries.collect()
 }
 
 fn wanted(board: &Scoreboard) -> BTreeMap<String, Led> {

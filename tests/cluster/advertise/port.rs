@@ -46,7 +46,7 @@ impl Client<'_> {
     }
 
     fn once(&self, port: u16) -> io::Result<String> {
-        let asked = self.node.ns.run(|| {
+        let connected = self.node.ns.run(|| {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.set_reuse_address(true)?;
             socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).into())?;
@@ -59,7 +59,7 @@ impl Client<'_> {
             let _ = stream.read(&mut [0]);
             Ok(answer)
         });
-        asked.expect("in its namespace")
+        connected.expect("in its namespace")
     }
 
     fn session(&self) -> ClientConnection {

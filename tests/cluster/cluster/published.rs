@@ -38,9 +38,9 @@ pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
 }
 
 fn answer(guest: &Machine) -> Option<()> {
-    let mut told = String::new();
-    guest.node.connect(SocketAddr::from((ADDRESS, PORT)), PATIENCE).ok()?.read_to_string(&mut told).ok()?;
-    (told.trim() == ANSWER).then_some(())
+    let mut text = String::new();
+    guest.node.connect(SocketAddr::from((ADDRESS, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
+    (text.trim() == ANSWER).then_some(())
 }
 
 fn group() -> Value {

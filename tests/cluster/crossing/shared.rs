@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::crossing::sides::Sides;
 use kit::cluster::{Cluster, site};
 use kit::pebble::{Manner, Pebble};
-use kit::tailnet_client::Asker;
+use kit::tailnet_client::TailnetClient;
 
 /// The name of the site, of its Ingress and in the tailnet.
 pub(crate) const SHOP: &str = "shop";
@@ -20,7 +20,7 @@ pub(crate) const EITHER: &str = "hello-from-";
 pub(crate) struct Shop<'a> {
     clusters: [&'a Cluster; 2],
     /// Somebody in the tailnet, of no cluster.
-    pub(crate) asker: Asker,
+    pub(crate) client: TailnetClient,
     /// The ACME server of both.
     pub(crate) pebble: Pebble,
 }
@@ -39,12 +39,12 @@ impl<'a> Shop<'a> {
             cluster.apply(&[site::class(&pebble.directory()), group]);
             cluster.apply(&site::backends(SHOP, answer));
         }
-        let asker = Asker::join(tailnet);
+        let client = TailnetClient::join(tailnet);
         for cluster in clusters {
             cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
             cluster.wait(&["--for=condition=Available", &format!("deployment/{SHOP}")]);
         }
-        Self { clusters, asker, pebble }
+        Self { clusters, client, pebble }
     }
 
     /// Has a side publish it, by the same Ingress on both; waits until that says where it is reached.
@@ -67,7 +67,7 @@ impl<'a> Shop<'a> {
 
     /// The clusters that own the Tailscale Service, as it says itself; none if it is not there.
     pub(crate) fn owners(&self) -> Vec<String> {
-        let service = self.asker.services().into_iter().find(|service| service["name"] == format!("svc:{SHOP}")).unwrap_or_default();
+        let service = self.client.services().into_iter().find(|service| service["name"] == format!("svc:{SHOP}")).unwrap_or_default();
         let text = service["annotations"]["tailscale.com/owner-references"].as_str().unwrap_or("{}");
         let owners: Value = serde_json::from_str(text).expect("JSON");
         let ids = owners["ownerRefs"].as_array().into_iter().flatten();

@@ -43,7 +43,7 @@ impl Sides {
     }
 
     /// Waits until a Pod of the user is answered by one of the publisher.
-    pub(crate) fn answered(&self) {
+    pub(crate) fn wait_for_answer(&self) {
         let name = "orders.default.svc.cluster.local";
         let ask = || self.user.try_in_pod("client", &["timeout", "10", "nc", name, &PORT.to_string()]);
         eventually("an answer from the other cluster", DEADLINE, || ask().filter(|answer| answer.trim() == ANSWER));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use kit::cluster::load::{Load, Told};
+use kit::cluster::load::{Load, LoadReport};
 use kit::operators::{PORT, Stage};
 
 /// New connections each second.
@@ -56,15 +56,15 @@ impl<'a> Acts<'a> {
 
     /// Ends the load. Fails if it met what may not be.
     pub(crate) fn end(self) {
-        let told = self.load.end();
-        println!("all of it: {told}");
+        let report = self.load.end();
+        println!("all of it: {report}");
         let ends = self.past.iter().skip(1).map(|act| act.begun).chain([SystemTime::now()]);
-        let spans: Vec<(&Act, Met)> = self.past.iter().zip(ends).map(|(act, end)| (act, Met::within(&told, act.begun, end))).collect();
+        let spans: Vec<(&Act, LoadOutcome)> = self.past.iter().zip(ends).map(|(act, end)| (act, LoadOutcome::within(&report, act.begun, end))).collect();
         for (act, met) in &spans {
             println!("{}: {:?}, {} answered, {} failed by second {:?}", act.what, act.took, met.answered, met.failed(), met.seconds);
         }
-        told.measured("the load");
-        assert_eq!(Met::within(&told, SystemTime::UNIX_EPOCH, self.past[0].begun).failed(), 0, "before anything happened");
+        report.measured("the load");
+        assert_eq!(LoadOutcome::within(&report, SystemTime::UNIX_EPOCH, self.past[0].begun).failed(), 0, "before anything happened");
         for (act, met) in spans {
             let most = match act.may {
                 May::LoseNothing => 0,
@@ -76,19 +76,19 @@ impl<'a> Acts<'a> {
 }
 
 /// What a load met from one moment to another.
-struct Met {
+struct LoadOutcome {
     answered: u64,
     /// How many failed of those that were due in a second of the load.
     seconds: BTreeMap<u64, usize>,
 }
 
-impl Met {
-    fn within(told: &Told, from: SystemTime, to: SystemTime) -> Self {
+impl LoadOutcome {
+    fn within(report: &LoadReport, from: SystemTime, to: SystemTime) -> Self {
         let mut seconds = BTreeMap::new();
-        for due in told.failures().into_iter().filter(|due| (from..to).contains(due)) {
-            *seconds.entry(told.since_begun(due).as_secs()).or_default() += 1;
+        for due in report.failures().into_iter().filter(|due| (from..to).contains(due)) {
+            *seconds.entry(report.since_begun(due).as_secs()).or_default() += 1;
         }
-        Self { answered: told.answered_by(to) - told.answered_by(from), seconds }
+        Self { answered: report.answered_by(to) - report.answered_by(from), seconds }
     }
 
     fn failed(&self) -> usize {

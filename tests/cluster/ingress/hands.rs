@@ -16,18 +16,18 @@ pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
     assert_eq!(stage.pebble.issued(), 1, "by our image");
     stage.cluster.load(&stock(stage));
     serve_by(stage, STOCK);
-    stage.user.answered("https", "web", ANSWER);
+    stage.user.wait_for_answer("https", "web", ANSWER);
     assert_eq!(stage.pebble.issued(), 1, "the other image serves what ours ordered");
 
     stage.cluster.apply(&site::backends("api", ANSWER));
     stage.cluster.apply(&[site::ingress("api", GROUP)]);
-    stage.user.answered("https", "api", ANSWER);
+    stage.user.wait_for_answer("https", "api", ANSWER);
     assert_eq!(stage.pebble.issued(), 2, "by the other image\n{}", stage.said());
     let ordered = certificates(stage);
 
     serve_by(stage, TAILYARD);
     for site in ["api", "web"] {
-        stage.user.answered("https", site, ANSWER);
+        stage.user.wait_for_answer("https", site, ANSWER);
     }
     assert_eq!((stage.pebble.issued(), certificates(stage)), (2, ordered), "our image serves what the other ordered");
 }

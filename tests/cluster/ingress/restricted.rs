@@ -28,7 +28,7 @@ pub(crate) fn a_site_is_served_without_any_right(stage: &Stage) {
             "metadata": {"name": NAME, "namespace": "default", "annotations": {"tailscale.com/proxy-group": NAME}},
             "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": [NAME]}], "defaultBackend": backend}}),
     ]);
-    stage.user.answered("https", NAME, ANSWER);
+    stage.user.wait_for_answer("https", NAME, ANSWER);
     cluster.kubectl(&["delete", &format!("ingress/{NAME}"), "--timeout=120s"]);
     cluster.kubectl(&["delete", &format!("proxygroup/{NAME}"), "--timeout=120s"]);
     chart::wait_gone(cluster, NAME);

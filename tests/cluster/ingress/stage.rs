@@ -10,7 +10,7 @@ use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::site::{self, GREETS};
 use kit::pebble::{Manner, Pebble};
 use kit::tailnet::Control;
-use kit::tailnet_client::Asker;
+use kit::tailnet_client::TailnetClient;
 
 /// The group.
 pub(crate) const GROUP: &str = "in";
@@ -24,7 +24,7 @@ pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) pebble: Pebble,
     front: Front,
-    pub(crate) user: Asker,
+    pub(crate) user: TailnetClient,
 }
 
 impl Stage {
@@ -33,7 +33,7 @@ impl Stage {
         let cluster = Cluster::start_with(NODES, Control::Hosted);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
         let front = Front::start(&cluster.tailnet);
-        let user = Asker::join(&cluster.tailnet);
+        let user = TailnetClient::join(&cluster.tailnet);
         let stage = Self { cluster, pebble, front, user };
         stage.cluster.load_tailyard(Path::new(kit::tailyard()));
         chart::install(&stage.cluster, &[]);

@@ -42,10 +42,10 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Some(netmap) = fold.snapshot().netmap {
         for name in netmap.peers.keys().chain(netmap.records.keys()) {
-            let known = netmap.peers.get(name).into_iter().chain(netmap.records.get(name)).flatten();
-            let known: BTreeSet<_> = known.copied().collect();
+            let addresses = netmap.peers.get(name).into_iter().chain(netmap.records.get(name)).flatten();
+            let addresses: BTreeSet<_> = addresses.copied().collect();
             let spelled = via6(name).map(IpAddr::from);
-            assert!(netmap.resolve(name).iter().all(|ip| known.contains(ip) || Some(*ip) == spelled));
+            assert!(netmap.resolve(name).iter().all(|ip| addresses.contains(ip) || Some(*ip) == spelled));
         }
     }
 });

@@ -20,8 +20,8 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(service) = serde_json::from_slice::<VipService>(data) {
         let owner = ServiceOwner { id: "here".to_owned(), ..ServiceOwner::default() };
-        let asked =
+        let answered =
             DesiredVipService { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
-        let _ = (verify_owner(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
+        let _ = (verify_owner(Some(&service), &answered, &owner, false), release(Some(&service), &owner));
     }
 });

@@ -12,11 +12,11 @@ fuzz_target!(|data: &[u8]| {
     let (netmap, _) = NetMap::from_file(&file);
     for name in netmap.peers.keys().chain(netmap.records.keys()) {
         // A peer goes before a service of the same name.
-        let known: BTreeSet<IpAddr> = netmap.peers.get(name).or_else(|| netmap.records.get(name)).cloned().unwrap_or_default();
+        let addresses: BTreeSet<IpAddr> = netmap.peers.get(name).or_else(|| netmap.records.get(name)).cloned().unwrap_or_default();
         let spelled = via6(name).map(IpAddr::from);
         let found = netmap.resolve(name);
-        assert!(found.iter().all(|ip| known.contains(ip) || Some(*ip) == spelled));
+        assert!(found.iter().all(|ip| addresses.contains(ip) || Some(*ip) == spelled));
         // Every name of a file has its node's routes in it.
-        assert!(known.is_subset(&found));
+        assert!(addresses.is_subset(&found));
     }
 });

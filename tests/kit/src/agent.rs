@@ -30,7 +30,7 @@ pub struct Agent {
 
 /// What the agent last said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct AgentState {
     pub phase: String,
     pub pid: String,
     pub restarts: u64,
@@ -51,25 +51,25 @@ impl Agent {
         Self { dir, process }
     }
 
-    pub fn said(&self) -> Said {
+    pub fn status(&self) -> AgentState {
         let text = fs::read_to_string(self.dir.join("state")).unwrap_or_default();
         let mut words = text.splitn(4, ' ').map(str::to_owned);
         let mut next = || words.next().unwrap_or_default();
-        Said { phase: next(), pid: next(), restarts: next().parse().unwrap_or_default(), login: next().trim().to_owned() }
+        AgentState { phase: next(), pid: next(), restarts: next().parse().unwrap_or_default(), login: next().trim().to_owned() }
     }
 
     /// Waits until it has said something of this kind; returns it and how long that took.
-    pub fn until(&self, what: &str, wanted: impl Fn(&Said) -> bool) -> (Said, Duration) {
+    pub fn until(&self, what: &str, wanted: impl Fn(&AgentState) -> bool) -> (AgentState, Duration) {
         let begin = Instant::now();
-        let said = eventually(&format!("{what}; it says {:?}", self.said()), DEADLINE, || Some(self.said()).filter(&wanted));
-        (said, begin.elapsed())
+        let agent_state = eventually(&format!("{what}; it says {:?}", self.status()), DEADLINE, || Some(self.status()).filter(&wanted));
+        (agent_state, begin.elapsed())
     }
 
     /// Whether it says something of this kind within a time.
-    pub fn soon(&self, within: Duration, wanted: impl Fn(&Said) -> bool) -> Option<()> {
+    pub fn soon(&self, within: Duration, wanted: impl Fn(&AgentState) -> bool) -> Option<()> {
         let end = Instant::now() + within;
         while Instant::now() < end {
-            if wanted(&self.said()) {
+            if wanted(&self.status()) {
                 return Some(());
             }
             std::thread::park_timeout(Duration::from_millis(5));
@@ -77,8 +77,8 @@ impl Agent {
         None
     }
 
-    pub fn running(&self) -> Said {
-        self.until("running", |said| said.phase == "Running").0
+    pub fn running(&self) -> AgentState {
+        self.until("running", |agent_state| agent_state.phase == "Running").0
     }
 
     /// The netmap as JSON.
@@ -131,8 +131,8 @@ pub async fn run() {
     let out = dir.clone();
     let writer = tokio::spawn(async move {
         loop {
-            let seen = state.borrow_and_update().clone();
-            let line = format!("{} {} {} {}", seen.phase, seen.pid.unwrap_or_default(), seen.restarts, seen.login);
+            let latest = state.borrow_and_update().clone();
+            let line = format!("{} {} {} {}", latest.phase, latest.pid.unwrap_or_default(), latest.restarts, latest.login);
             replace(&out.join("state"), line.as_bytes());
             let map = serde_json::to_vec(&*netmap.borrow_and_update()).expect("JSON");
             replace(&out.join("netmap"), &map);

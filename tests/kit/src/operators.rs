@@ -54,8 +54,8 @@ impl Stage {
 
     /// Takes over from their operator, by the commands of docs/upgrade.md.
     pub fn take_over(&self) {
-        let told = self.shell(&documented("kubectl get secret"));
-        let id = told.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {told:?}"));
+        let printed = self.shell(&documented("kubectl get secret"));
+        let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
         self.shell(&documented("kubectl scale"));
         self.shell(&documented("kubectl wait"));
@@ -156,8 +156,8 @@ impl Stage {
         let deployment = format!("deployment/{deployment}");
         self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, "--replicas=0"]);
         eventually("its end", DEADLINE, || {
-            let left = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.status.replicas}"]);
-            matches!(left.as_str(), "" | "0").then_some(())
+            let remaining = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.status.replicas}"]);
+            matches!(remaining.as_str(), "" | "0").then_some(())
         });
     }
 
@@ -233,7 +233,7 @@ impl Stage {
     /// Asks by the Service's name until each replica has led to the target; nobody else does.
     pub fn through_both_replicas(&self) {
         let replicas = self.replicas();
-        let mut seen = BTreeSet::new();
+        let mut sources = BTreeSet::new();
         eventually("answers through both replicas", DEADLINE, || {
             let ask = ["timeout", "10", "nc", "db.default.svc.cluster.local", &PORT.to_string()];
             let answer = self.cluster.try_in_pod("client", &ask).filter(|answer| !answer.is_empty())?;
@@ -242,8 +242,8 @@ impl Stage {
             assert_eq!(name, "db");
             assert!(replicas.contains(&peer.ip()), "the target sees {peer}, which is none of {replicas:?}");
             let owner = ["eg-0", "eg-1"].into_iter().find(|name| self.cluster.tailnet.addresses_of(name).contains(&peer.ip()));
-            seen.extend(owner);
-            (seen.len() == 2).then_some(())
+            sources.extend(owner);
+            (sources.len() == 2).then_some(())
         });
     }
 }

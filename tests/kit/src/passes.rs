@@ -18,12 +18,12 @@ use tailyard::model::controller::proxygroup::{
 use tailyard::model::controller::tenancy::DefaultTenancy;
 
 /// A group at rest, and what is remembered of it.
-pub struct Rest {
+pub struct IdleGroup {
     observed: Observed,
     memory: Memory,
 }
 
-impl Rest {
+impl IdleGroup {
     /// A group of so many Services, all of them ready.
     pub fn of(size: usize) -> Result<Self> {
         let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"matchPortRange": {"start": 10_000, "end": 39_999}}});
@@ -57,8 +57,8 @@ impl Rest {
 
     /// The Service of this number leads elsewhere.
     pub fn retarget(&mut self, number: usize) -> Result<()> {
-        let held = self.observed.services.get_mut(&key(number)).context("a Service")?;
-        let annotations = Arc::make_mut(held).metadata.annotations.as_mut().context("annotations")?;
+        let service = self.observed.services.get_mut(&key(number)).context("a Service")?;
+        let annotations = Arc::make_mut(service).metadata.annotations.as_mut().context("annotations")?;
         annotations.insert("tailscale.com/tailnet-ip".to_owned(), format!("100.65.{}.{}", number / 250 % 250, number % 250));
         Ok(())
     }
@@ -67,8 +67,8 @@ impl Rest {
     pub fn apply_plan(&mut self, pass: GroupPlan) -> Result<()> {
         self.observed.owned.extend(pass.apply.into_iter().map(|manifest| (manifest.object, Arc::new(manifest.value))));
         for ObjectUpdate { namespace, name, finalizers, external_name, conditions, .. } in pass.services {
-            let held = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;
-            let service = Arc::make_mut(held);
+            let service = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;
+            let service = Arc::make_mut(service);
             service.metadata.finalizers = finalizers.or(service.metadata.finalizers.take());
             if let (Some(spec), Some(name)) = (&mut service.spec, external_name) {
                 spec.external_name = Some(name);

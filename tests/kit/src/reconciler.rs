@@ -294,7 +294,7 @@ impl Stage {
             self.acknowledge(group, replicas).await;
             self.condition(service, "TailscaleEgressSvcReady").await
         };
-        eventually_async("the Service is served", DEADLINE, look, |told| told.starts_with("True ReadyToRouteTraffic")).await;
+        eventually_async("the Service is served", DEADLINE, look, |condition| condition.starts_with("True ReadyToRouteTraffic")).await;
         eventually_async("by that group", DEADLINE, async || self.child(service).await, |child| child.iter().any(|(_, of)| of == group))
             .await;
     }
@@ -303,8 +303,8 @@ impl Stage {
     pub async fn condition(&self, service: &str, kind: &str) -> String {
         let status = self.users().get_opt(service).await.ok().flatten().and_then(|service| service.status);
         let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
-        let told = conditions.into_iter().find(|condition| condition.type_ == kind);
-        told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
+        let condition = conditions.into_iter().find(|condition| condition.type_ == kind);
+        condition.map_or(String::new(), |condition| format!("{} {} {}", condition.status, condition.reason, condition.message))
     }
 
     /// Whether a group says that it is ready.
@@ -315,8 +315,8 @@ impl Stage {
     /// What a group says.
     pub async fn says(&self, group: &str, kind: &str) -> String {
         let status = self.all::<ProxyGroup>().get_opt(group).await.ok().flatten().and_then(|group| group.status);
-        let told = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == kind);
-        told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
+        let condition = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == kind);
+        condition.map_or(String::new(), |condition| format!("{} {} {}", condition.status, condition.reason, condition.message))
     }
 
     /// The children of a user's Service: name and group.

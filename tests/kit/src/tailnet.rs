@@ -309,8 +309,8 @@ impl Drop for Tailnet {
         drop(self.control.take());
         if thread::panicking() {
             print_ends(self.dir());
-            let kept = self.dir.take().map(tempfile::TempDir::keep);
-            eprintln!("logs of the tailnet are kept in {}", kept.unwrap_or_default().display());
+            let kept_dir = self.dir.take().map(tempfile::TempDir::keep);
+            eprintln!("logs of the tailnet are kept in {}", kept_dir.unwrap_or_default().display());
         }
     }
 }

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::cluster::DEADLINE;
-use crate::cluster::load::Told;
+use crate::cluster::load::LoadReport;
 use crate::machine::{Machine, Process};
 use crate::tailnet::Tailnet;
 use crate::wait::eventually;
@@ -18,7 +18,7 @@ use crate::wait::eventually;
 const HTTPS: u16 = 443;
 
 /// That somebody, on a machine of his own.
-pub struct Asker {
+pub struct TailnetClient {
     machine: Machine,
     /// Who signs the certificates.
     roots: PathBuf,
@@ -27,18 +27,18 @@ pub struct Asker {
 }
 
 /// New connections of his, begun by the clock: `tailyard load`, as a user runs it.
-pub struct Asking(Process);
+pub struct LoadRun(Process);
 
-impl Asker {
+impl TailnetClient {
     /// Joins the tailnet, whose ACME server serves already.
     pub fn join(tailnet: &Arc<Tailnet>) -> Self {
         let (machine, tailscaled) = tailnet.node("user");
         behind_a_gateway(&machine);
-        let asker = Self { machine, roots: tailnet.dir().join("roots.pem"), _tailscaled: tailscaled, tailnet: Arc::clone(tailnet) };
+        let client = Self { machine, roots: tailnet.dir().join("roots.pem"), _tailscaled: tailscaled, tailnet: Arc::clone(tailnet) };
         let authority = tailnet.dir().join("ca.crt").display().to_string();
-        let root = asker.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
-        fs::write(&asker.roots, root).expect("written");
-        asker
+        let root = client.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
+        fs::write(&client.roots, root).expect("written");
+        client
     }
 
     /// The answer of a name over `http` or `https`, on a new connection. The connect timeout of 3 s leaves room for a second SYN, which
@@ -59,14 +59,14 @@ impl Asker {
 
     /// Waits until a name answers this. The connect timeout is 1 s: a connection opened before the address has a route keeps a source
     /// address that no answer reaches, so a new one must be opened.
-    pub fn answered(&self, scheme: &str, service: &str, answer: &str) {
+    pub fn wait_for_answer(&self, scheme: &str, service: &str, answer: &str) {
         let answers = || (self.get_within(scheme, service, "1").ok()? == answer).then_some(());
         eventually(&format!("{answer:?} by {scheme} of {service}"), DEADLINE, answers);
     }
 
     /// Begins to ask a port of a name so often each second, with TLS on that of HTTPS; there are answers, which begin so. Who is not
     /// answered within so many seconds has failed.
-    pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, timeout: &str) -> Asking {
+    pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, timeout: &str) -> LoadRun {
         let address = self.address(service).expect("a Tailscale Service");
         let (to, roots) = (format!("{}:{port}", self.name(service)), self.roots.display().to_string());
         let mut command = vec![crate::tailyard(), "load", &to, "--connect", &address, "--expect", expect];
@@ -74,9 +74,9 @@ impl Asker {
             command.extend(["--https", "--ca", &roots]);
         }
         command.extend(["--rate", rate, "--timeout", timeout, "--duration", "1h"]);
-        let asking = Asking(self.machine.spawn(&format!("load-{service}"), &command, &[]));
-        eventually("the load being answered", DEADLINE, || (asking.told().answered_yet() > 0).then_some(()));
-        asking
+        let run = LoadRun(self.machine.spawn(&format!("load-{service}"), &command, &[]));
+        eventually("the load being answered", DEADLINE, || (run.report().answered_so_far() > 0).then_some(()));
+        run
     }
 
     /// The name of a Tailscale Service in the tailnet.
@@ -108,16 +108,16 @@ impl Asker {
     }
 }
 
-impl Asking {
+impl LoadRun {
     /// Ends it.
-    pub fn end(mut self) -> Told {
+    pub fn end(mut self) -> LoadReport {
         self.0.signal(Signal::SIGTERM);
         self.0.wait();
-        self.told()
+        self.report()
     }
 
-    fn told(&self) -> Told {
-        Told::read(&self.0.output())
+    fn report(&self) -> LoadReport {
+        LoadReport::read(&self.0.output())
     }
 }
 

@@ -51,18 +51,18 @@ pub fn until(what: &str, deadline: Duration, mut holds: impl FnMut() -> bool) {
 pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look: impl AsyncFnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
     let begin = Instant::now();
     loop {
-        let seen = look().await;
-        if holds(&seen) {
-            return seen;
+        let value = look().await;
+        if holds(&value) {
+            return value;
         }
-        assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}; last seen: {seen:?}");
+        assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}; last seen: {value:?}");
         tokio::time::sleep(pause(begin.elapsed())).await;
     }
 }
 
 /// Waits until a condition holds; fails with what was waited for after the deadline. For async tests on a real clock.
 pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut() -> bool) {
-    eventually_async(what, deadline, holds, |held| *held).await;
+    eventually_async(what, deadline, holds, |is_true| *is_true).await;
 }
 
 /// Waits until a watched value satisfies a condition, and returns it; fails with the value after the deadline.

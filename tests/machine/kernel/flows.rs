@@ -240,8 +240,8 @@ fn next_datagram_goes_to_the_new_target_and_is_refused_without_one(backend: Back
 
 #[test]
 fn flows_of_untouched_keys_run_through_a_hundred_changes() {
-    let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
-    let mut stage = Stage::with(Nftables, kept, Family::V4, 80);
+    let (steady, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
+    let mut stage = Stage::with(Nftables, steady, Family::V4, 80);
     let (one, two, pod) = (stage.target(0, Family::V4, 81), stage.target(1, Family::V4, 81), stage.pod(Family::V4, 10001));
     let listener = stage.listen(0, Family::V4, 80);
     let mut pairs: Vec<_> = (0..10).map(|_| stage.pair(pod, &listener)).collect();
@@ -267,11 +267,11 @@ in_cases!(changes_under_load_refuse_no_connection_of_a_retargeted_key:
 
 /// iptables takes a change table by table and family by family; no packet of what stays may notice.
 fn changes_under_load_refuse_no_connection_of_a_retargeted_key(backend: Backend) {
-    let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
+    let (steady, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
     let mut stage = Stage::new(backend);
     let _servers: Vec<_> = stage.lab.targets.iter().map(|target| target.serve(80)).collect();
     let both = |stage: &Stage, index| Family::ALL.map(|family| stage.target(index, family, 80));
-    stage.point(kept, &both(&stage, 0));
+    stage.point(steady, &both(&stage, 0));
     let (client, pods, done) = (stage.client().clone(), Family::ALL.map(|family| stage.pod(family, 10001)), AtomicBool::new(false));
     let ask = |pod| {
         let (mut made, mut failed) = (0, Vec::new());
@@ -286,7 +286,7 @@ fn changes_under_load_refuse_no_connection_of_a_retargeted_key(backend: Backend)
         let loads = pods.map(|pod| (pod, scope.spawn(move || ask(pod))));
         for round in 0..10 {
             stage.point(other, &both(&stage, round % 2));
-            stage.point(kept, &both(&stage, (round + 1) % 2));
+            stage.point(steady, &both(&stage, (round + 1) % 2));
             stage.remove(other);
             if round % 5 == 0 {
                 stage.rewrite();
@@ -342,14 +342,14 @@ fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_
     let (mut client, server) = stage.pair(tcp_pod, &listener);
     assert_eq!(server.peer_addr().expect("connected").ip(), stage.own(Family::V4));
     let asker = udp(stage.client(), any(Family::V4));
-    let seen = || {
+    let source_address = || {
         thread::scope(|scope| {
             let from = scope.spawn(|| answer(&resolver, "it"));
             assert_eq!(ask(&asker, udp_pod).expect("answered"), "it");
             from.join().expect("answered").ip()
         })
     };
-    assert_eq!(seen(), stage.own(Family::V4));
+    assert_eq!(source_address(), stage.own(Family::V4));
     let new = IpAddr::from([100, 64, 0, 77]);
     stage.proxy().ip(&format!("addr del {}/24 dev tailscale0\naddr add {new}/24 dev tailscale0\n", stage.own(Family::V4)));
     let start = Instant::now();
@@ -357,7 +357,7 @@ fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_
     stage.change(|rules| assert!(rules.source.insert(Family::V4, new).is_some()));
     let after = end.join().expect("ended").expect("the client's end is reset");
     assert!(after < SOON, "{after:?}");
-    assert_eq!(seen(), new);
+    assert_eq!(source_address(), new);
     let (_client, server) = stage.pair(tcp_pod, &listener);
     assert_eq!(server.peer_addr().expect("connected").ip(), new);
 }

@@ -398,8 +398,8 @@ fn what_came_by_a_match_port_leaves_by_the_tailnet_alone(backend: Backend) {
     let mut ruleset = scene.ruleset();
     for (port, ip) in &rows {
         for proto in Proto::ALL {
-            let known = ruleset.ports.get(&key(proto, *port)).map(|known| known.to_vec()).unwrap_or_default();
-            let to = known.into_iter().filter(|to| to.ip() != *ip).chain([SocketAddr::new(*ip, SERVICE)]).collect();
+            let current = ruleset.ports.get(&key(proto, *port)).map(|current| current.to_vec()).unwrap_or_default();
+            let to = current.into_iter().filter(|to| to.ip() != *ip).chain([SocketAddr::new(*ip, SERVICE)]).collect();
             ruleset.ports.insert(key(proto, *port), to);
         }
     }

@@ -109,9 +109,9 @@ fn what_is_not_ours_is_nobodys_business(backend: Backend) {
     firewall.change(|ruleset| drop(ruleset.ports.remove(&key(10_002))));
     assert_eq!(firewall.audit(), Audit::Same);
     firewall.remove();
-    let left = scene.proxy().feed(&[&format!("iptables-{family}-save")], "");
-    assert_eq!(left.lines().filter(|line| line.contains("192.0.2.1")).count(), 2, "foreign rules stand: {left}");
-    assert!(!left.contains("TAILYARD"), "ours do not: {left}");
+    let remaining = scene.proxy().feed(&[&format!("iptables-{family}-save")], "");
+    assert_eq!(remaining.lines().filter(|line| line.contains("192.0.2.1")).count(), 2, "foreign rules stand: {remaining}");
+    assert!(!remaining.contains("TAILYARD"), "ours do not: {remaining}");
     scene.proxy().feed(&["nft", "list", "table", "inet", "somebody-else"], "");
 }
 

@@ -371,7 +371,7 @@ fn auto_falls_back_through_every_firewall() {
 fn rules_of_another_backend_are_removed_at_start() {
     let scene = Scene::build();
     let start = |backend: &str| Start { args: vec!["--firewall-mode".to_owned(), backend.to_owned()], ..Start::default() };
-    let left = |backend: &str| match backend {
+    let has_rules = |backend: &str| match backend {
         "nftables" => scene.proxy().feed(&["nft", "list", "tables"], "").contains("inet tailyard"),
         make => [format!("{make}-save"), format!("{}-save", make.replace("ip", "ip6"))]
             .iter()
@@ -381,12 +381,12 @@ fn rules_of_another_backend_are_removed_at_start() {
     replica.wait_ready();
     let mut before = "nftables";
     for backend in ["iptables-nft", "nftables", "iptables-legacy", "nftables"] {
-        assert!(left(before), "{before} holds rules");
+        assert!(has_rules(before), "{before} holds rules");
         replica.signal(Signal::SIGKILL);
         replica.wait_exit(PATIENCE);
         replica.restart_with(&start(backend));
         replica.wait_ready();
-        until(&format!("nothing is left in {before}"), PATIENCE, || !left(before));
+        until(&format!("nothing is left in {before}"), PATIENCE, || !has_rules(before));
         assert_eq!(scene.answers(10_080).expect("served"), "target0", "{before} to {backend}");
         before = backend;
     }

@@ -59,8 +59,8 @@ fn retargets_under_load_fail_no_connection_and_touch_no_other_flow() {
     let config = |i: usize| json!({"moving": service(&target(i), 10_080, 80), "steady": service(&target(0), 10_081, 80)});
     let replica = Replica::start(proxy, &config(0), &netmap(proxy, &lab.targets));
     let (moving, steady) = (SocketAddr::new(replica.pod(Family::V4), 10_080), SocketAddr::new(replica.pod(Family::V4), 10_081));
-    let mut kept = client.connect(steady, QUICK).expect("served");
-    Greeting::read(&mut kept).expect("a greeting");
+    let mut steady_flow = client.connect(steady, QUICK).expect("served");
+    Greeting::read(&mut steady_flow).expect("a greeting");
     let mut drained = client.connect(moving, QUICK).expect("served");
     Greeting::read(&mut drained).expect("a greeting");
     let done = AtomicBool::new(false);
@@ -79,7 +79,7 @@ fn retargets_under_load_fail_no_connection_and_touch_no_other_flow() {
             replica.configure(&config(i % 2));
             let wanted = format!("target{}", i % 2);
             until("the swap is in force", PATIENCE, || client.ask_tcp(moving, QUICK).expect("served").name == wanted);
-            echo(&mut kept).expect("an untouched flow lives");
+            echo(&mut steady_flow).expect("an untouched flow lives");
         }
         done.store(true, Ordering::Relaxed);
         assert!(load.join().expect("no connection failed") > 100);

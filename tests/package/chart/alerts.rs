@@ -52,7 +52,7 @@ struct Case {
     input: Vec<Input>,
     quiet: Vec<Input>,
     /// The labels that are left of a series; all if none are named.
-    left: &'static [&'static str],
+    labels: &'static [&'static str],
 }
 
 impl Case {
@@ -65,7 +65,7 @@ impl Case {
         quiet: &'static str,
     ) -> Self {
         let input = |values| vec![(family, own.to_vec(), values)];
-        Self { alert, input: input(values), quiet: input(quiet), left: &[] }
+        Self { alert, input: input(values), quiet: input(quiet), labels: &[] }
     }
 
     /// The same with another series in both inputs.
@@ -85,8 +85,8 @@ fn cases() -> Vec<Case> {
     let expiry = "tailyard_certificate_expiry_timestamp_seconds";
     let requests = |code| [("proxied_service", "svc:web"), ("code", code)];
     vec![
-        Case { input: vec![], left: &["namespace"], ..new("TailyardReconcilerAbsent", "tailyard_leader", &[], "", "0") },
-        Case { left: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0", "1") },
+        Case { input: vec![], labels: &["namespace"], ..new("TailyardReconcilerAbsent", "tailyard_leader", &[], "", "0") },
+        Case { labels: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0", "1") },
         new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0", "1"),
         new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2", "0"),
         new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0", "1"),
@@ -106,9 +106,9 @@ fn cases() -> Vec<Case> {
         new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1", "5"),
         new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1", "5"),
         // A week, 30 days; a day, a week.
-        Case { left: by_name, ..new("TailyardCertificateExpiring", expiry, &site[1..], "604800", "2592000") },
-        Case { left: by_name, ..new("TailyardCertificateExpiresSoon", expiry, &site[1..], "86400", "604800") },
-        Case { left: by_name, ..new("TailyardCertificateOrdersFail", "tailyard_certificate_order_failures", &site[1..], "3", "2") },
+        Case { labels: by_name, ..new("TailyardCertificateExpiring", expiry, &site[1..], "604800", "2592000") },
+        Case { labels: by_name, ..new("TailyardCertificateExpiresSoon", expiry, &site[1..], "86400", "604800") },
+        Case { labels: by_name, ..new("TailyardCertificateOrdersFail", "tailyard_certificate_order_failures", &site[1..], "3", "2") },
         new("TailyardCertificateMissing", "tailyard_certificate_missing", &site, "1", "0"),
         new("TailyardListenerError", "tailyard_http_listener_error", &[("proxied_service", "svc:web"), ("port", "443")], "1", "0"),
         new(
@@ -118,12 +118,12 @@ fn cases() -> Vec<Case> {
             "1",
             "0",
         ),
-        Case { left: by_service, ..new("TailyardHTTPErrors", "tailyard_http_requests_total", &requests("5xx"), "0+60", "0+1") }.beside(
+        Case { labels: by_service, ..new("TailyardHTTPErrors", "tailyard_http_requests_total", &requests("5xx"), "0+60", "0+1") }.beside(
             "tailyard_http_requests_total",
             &requests("2xx"),
             "0+60",
         ),
-        Case { left: by_service, ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5") },
+        Case { labels: by_service, ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5") },
     ]
 }
 
@@ -143,8 +143,8 @@ fn promtool(rules: &Value, tests: &[Value]) {
     write("tests.yaml", &json!({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}));
     let output = Command::new("promtool").args(["test", "rules", "tests.yaml"]).current_dir(directory.path()).output();
     let output = output.expect("promtool (tests/setup installs it)");
-    let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(output.status.success(), "{told}");
+    let printed_text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.success(), "{printed_text}");
 }
 
 /// An annotation with the labels and the value of a sample in it.
@@ -153,14 +153,14 @@ fn annotation(text: &str, labels: &Labels, value: &str) -> String {
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| {
         let (expression, rest) = part.split_once("}}").expect("a whole expression");
-        let told = match expression.trim().strip_prefix("$labels.") {
+        let printed_text = match expression.trim().strip_prefix("$labels.") {
             Some(label) => {
                 assert!(TELLING.contains(&label) || TARGET.iter().all(|(name, _)| *name != label), "{label} is the target's: {part}");
                 labels.get(label).unwrap_or_else(|| panic!("the sample has no label {label}, only {labels:?}"))
             }
             None => value,
         };
-        text + told + rest
+        text + printed_text + rest
     })
 }
 
@@ -175,7 +175,7 @@ fn alert_test(case: &Case, input: &[Input], expected: &[Value]) -> Value {
 fn fires(case: &Case, rule: &Value) -> Value {
     let first = case.input.first();
     let mut labels = stored(first.map_or(&[][..], |(_, own, _)| own));
-    labels.retain(|name, _| case.left.is_empty() || case.left.contains(&name.as_str()));
+    labels.retain(|name, _| case.labels.is_empty() || case.labels.contains(&name.as_str()));
     let texts = rule["annotations"].as_object().expect("annotations").iter();
     let texts =
         texts.map(|(name, text)| (name, annotation(text.as_str().expect("a text"), &labels, first.map_or("1", |(_, _, values)| values))));

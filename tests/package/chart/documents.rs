@@ -75,7 +75,7 @@ fn objects_labels_and_files_in_documents_exist() {
         for command in commands(&read(&path(document))).iter().filter(|command| command.contains("kubectl ")) {
             for word in command.split(char::is_whitespace) {
                 // The other operator's Deployment is `operator`.
-                let known = match word.split_once(['/', '=']) {
+                let exists = match word.split_once(['/', '=']) {
                     Some(("deployment", name)) => name == "operator" || made.contains_key(&format!("Deployment tailscale/{name}")),
                     Some(("app.kubernetes.io", label)) => {
                         label.split_once('=').is_some_and(|(name, value)| labels[format!("app.kubernetes.io/{name}")] == value)
@@ -84,7 +84,7 @@ fn objects_labels_and_files_in_documents_exist() {
                     _ => continue,
                 };
                 found.insert(word.split(['/', '.']).next().unwrap_or_default().to_owned());
-                if !known {
+                if !exists {
                     faults.push(format!("{document}: {word}"));
                 }
             }

@@ -65,9 +65,9 @@ impl Kernel {
     fn walk(&self, packet: &Packet) -> Option<BTreeMap<SocketAddr, f64>> {
         let mut fates = BTreeMap::new();
         let mut rules: Vec<(&str, bool)> = Vec::new();
-        let left = self.step("PREROUTING", packet, 1.0, &mut fates, &mut rules);
+        let remaining = self.step("PREROUTING", packet, 1.0, &mut fates, &mut rules);
         assert!(rules.len() <= 3 * 16 + 30, "{} rules looked at", rules.len());
-        (left < 1e-6).then_some(fates)
+        (remaining < 1e-6).then_some(fates)
     }
 
     /// Walks one chain with the packets' share that enters it; gives the share that leaves it at its end.
@@ -77,11 +77,11 @@ impl Kernel {
         packet: &Packet,
         mut share: f64,
         fates: &mut BTreeMap<SocketAddr, f64>,
-        seen: &mut Vec<(&'a str, bool)>,
+        visited: &mut Vec<(&'a str, bool)>,
     ) -> f64 {
         for rule in &self.0[&("nat".to_owned(), chain.to_owned())] {
             let chance = selects(rule, packet);
-            seen.push((rule, chance > 0.0));
+            visited.push((rule, chance > 0.0));
             let taken = share * chance;
             if taken == 0.0 {
                 continue;
@@ -96,8 +96,8 @@ impl Kernel {
                 "ACCEPT" => share -= taken,
                 "RETURN" => return share,
                 "MARK" => assert!(rule.ends_with("--set-xmark 0x5458/0xffff"), "{rule}"),
-                to if rule.contains(" -g ") || rule.starts_with("-g") => return self.step(to, packet, share, fates, seen),
-                to => share = share - taken + self.step(to, packet, taken, fates, seen),
+                to if rule.contains(" -g ") || rule.starts_with("-g") => return self.step(to, packet, share, fates, visited),
+                to => share = share - taken + self.step(to, packet, taken, fates, visited),
             }
         }
         share
@@ -255,7 +255,7 @@ proptest! {
 }
 
 fn own_chain((table, name): &(String, String)) -> Option<(Table, String)> {
-    let table = Table::ALL.into_iter().find(|known| known.name() == table)?;
+    let table = Table::ALL.into_iter().find(|candidate| candidate.name() == table)?;
     name.starts_with(PREFIX).then(|| (table, name.clone()))
 }
 

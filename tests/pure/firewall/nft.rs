@@ -18,11 +18,11 @@ fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, ElementK
 }
 
 /// The static rules, by hand, over looked-up elements: a second reading of the table that shares no code with the first.
-fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, ElementKey), Option<Value>>, packet: &Packet) -> FlowVerdict {
+fn walk(interface: &InterfaceName, stored: &BTreeMap<(Set, ElementKey), Option<Value>>, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
     let key = PortKey { proto: packet.proto, port: packet.port };
-    let has = |set, key| held.contains_key(&(set, key));
-    let source = match held.get(&(Set::Source(family), ElementKey::Interface(interface.clone()))) {
+    let has = |set, key| stored.contains_key(&(set, key));
+    let source = match stored.get(&(Set::Source(family), ElementKey::Interface(interface.clone()))) {
         Some(Some(Value::Address(own))) => SourceAddress::Own(*own),
         _ => SourceAddress::Masquerade,
     };
@@ -30,9 +30,9 @@ fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, ElementKey), Option<Val
         Value::Address(ip) => SocketAddr::new(ip, packet.port.get()),
         Value::Socket(to) => to,
     };
-    let one = |set, key| held.get(&(set, key)).map(|value| BTreeSet::from([to(value)]));
+    let one = |set, key| stored.get(&(set, key)).map(|value| BTreeSet::from([to(value)]));
     let many = |has: bool, set, key: &dyn Fn(u32) -> ElementKey| {
-        let slots = || (0..60).map(|slot| held.get(&(set, key(slot))).map(to)).collect::<Option<BTreeSet<_>>>();
+        let slots = || (0..60).map(|slot| stored.get(&(set, key(slot))).map(to)).collect::<Option<BTreeSet<_>>>();
         has.then(slots).flatten()
     };
     let whole = |side, source| {
@@ -63,9 +63,9 @@ fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, ElementKey), Option<Val
 proptest! {
     #[test]
     fn the_elements_mean_what_the_ruleset_means(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
-        let held = index(elements(&ruleset));
+        let stored = index(elements(&ruleset));
         for packet in packets {
-            prop_assert_eq!(walk(&ruleset.interface, &held, &packet), evaluate(&ruleset, &packet), "{:?}", packet);
+            prop_assert_eq!(walk(&ruleset.interface, &stored, &packet), evaluate(&ruleset, &packet), "{:?}", packet);
         }
     }
 
@@ -74,17 +74,17 @@ proptest! {
         let after = Ruleset { reserved: before.reserved.clone(), ..after };
         let change = diff(&before, &after);
         let Edits { delete, add } = edits(&before, &change, &after);
-        let mut held: BTreeSet<_> = elements(&before).into_iter().collect();
+        let mut stored: BTreeSet<_> = elements(&before).into_iter().collect();
         for element in &delete {
-            prop_assert!(held.remove(element), "deletes what is not there: {}", element);
+            prop_assert!(stored.remove(element), "deletes what is not there: {}", element);
         }
         // Keys, not elements: the kernel refuses a second value for a key.
-        let keys: BTreeSet<_> = held.iter().map(|element| (element.set, element.key.clone())).collect();
+        let keys: BTreeSet<_> = stored.iter().map(|element| (element.set, element.key.clone())).collect();
         for element in add {
             prop_assert!(!keys.contains(&(element.set, element.key.clone())), "adds what is there: {}", element);
-            held.insert(element);
+            stored.insert(element);
         }
-        prop_assert!(held.iter().eq(&elements(&after)));
+        prop_assert!(stored.iter().eq(&elements(&after)));
         prop_assert_eq!(operations(&before, &change, &after) == 0, change.is_empty());
     }
 

@@ -74,17 +74,17 @@ proptest! {
 
     #[test]
     fn a_kernel_that_holds_the_elements_has_not_drifted(ruleset in rulesets(), pick in any::<prop::sample::Index>()) {
-        let mut held = DumpedElements::new();
+        let mut stored = DumpedElements::new();
         for element in elements(&ruleset) {
-            held.entry(element.set).or_default().push(Counted { key: key(&element), value: value(&element), packets: 1, bytes: 60 });
+            stored.entry(element.set).or_default().push(Counted { key: key(&element), value: value(&element), packets: 1, bytes: 60 });
         }
-        prop_assert_eq!(drift(&ruleset, &held), None);
-        let counted: BTreeSet<_> = traffic(&held).into_keys().collect();
+        prop_assert_eq!(drift(&ruleset, &stored), None);
+        let counted: BTreeSet<_> = traffic(&stored).into_keys().collect();
         prop_assert_eq!(counted, ruleset.ports.keys().copied().collect());
-        if !held.is_empty() {
-            let set = *held.keys().nth(pick.index(held.len())).expect("a set");
-            held.get_mut(&set).expect("its elements").pop();
-            prop_assert!(drift(&ruleset, &held).is_some_and(|what| what.contains("missing")));
+        if !stored.is_empty() {
+            let set = *stored.keys().nth(pick.index(stored.len())).expect("a set");
+            stored.get_mut(&set).expect("its elements").pop();
+            prop_assert!(drift(&ruleset, &stored).is_some_and(|what| what.contains("missing")));
         }
     }
 }

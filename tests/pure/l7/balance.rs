@@ -24,7 +24,7 @@ async fn in_zone_a(cluster_ip: SocketAddr) -> Front {
 }
 
 /// An address on which nobody listens.
-async fn nobody() -> SocketAddr {
+async fn unused_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().expect("an address")
 }
 
@@ -35,7 +35,7 @@ async fn who(front: &Front, requests: usize) -> BTreeSet<String> {
     for _ in 0..requests {
         let answer = got(client.clone().send_request(get2(URL))).await;
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-        names.insert(answer.asked()["name"].as_str().expect("a name").to_owned());
+        names.insert(answer.echoed()["name"].as_str().expect("a name").to_owned());
     }
     names
 }
@@ -70,7 +70,7 @@ async fn endpoints_of_the_own_zone_share_the_requests_and_others_take_over() {
 async fn a_backend_that_restarts_costs_no_request() {
     let first = Backend::new("first").await;
     let address = first.address;
-    let front = in_zone_a(nobody().await).await;
+    let front = in_zone_a(unused_address().await).await;
     front.answers(&[(address, "a")]);
     assert_eq!(who(&front, 5).await, names(&["first"]));
     first.stop().await;
@@ -83,7 +83,7 @@ async fn what_was_asked_is_asked_again_and_what_was_done_is_not() {
     let breaking = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let at = breaking.local_addr().expect("an address");
     let good = Backend::new("good").await;
-    let front = in_zone_a(nobody().await).await;
+    let front = in_zone_a(unused_address().await).await;
     front.answers(&[(at, "a"), (good.address, "b")]);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = breaking.accept().await {
@@ -98,7 +98,7 @@ async fn what_was_asked_is_asked_again_and_what_was_done_is_not() {
 
 #[tokio::test]
 async fn a_backend_that_nobody_answers_for_is_a_bad_gateway() {
-    let front = in_zone_a(nobody().await).await;
+    let front = in_zone_a(unused_address().await).await;
     let answer = front.get("svc:web", URL).await;
     assert_eq!((answer.status, answer.text().as_str()), (StatusCode::BAD_GATEWAY, "the backend cannot be reached\n"));
 }

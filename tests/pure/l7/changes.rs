@@ -80,7 +80,7 @@ async fn no_name_and_no_header_leads_from_one_service_to_another() {
     let mut client = front.http1("svc:a", "a.ts.net").await;
     assert_eq!(got(client.send_request(get1("https://b.ts.net/"))).await.status, StatusCode::MISDIRECTED_REQUEST);
     client.ready().await.expect("ready");
-    assert_eq!(got(client.send_request(get1("https://a.ts.net/"))).await.asked()["name"], "a");
+    assert_eq!(got(client.send_request(get1("https://a.ts.net/"))).await.echoed()["name"], "a");
     assert_eq!(b.state.requests(), 0);
 }
 
@@ -89,13 +89,13 @@ async fn new_routes_hold_for_the_next_request_of_an_open_connection() {
     let (a, b) = (Backend::new("a").await, Backend::new("b").await);
     let front = Front::new(json!({"svc:web": site(NAME, &service(a.address, "http"))})).await;
     let client = front.http2("svc:web", NAME).await;
-    assert_eq!(got(client.clone().send_request(get2(URL))).await.asked()["name"], "a");
+    assert_eq!(got(client.clone().send_request(get2(URL))).await.echoed()["name"], "a");
     let mut other = site(NAME, &service(a.address, "http"));
     other["routes"] = json!([{"path": "/b", "backend": service(b.address, "http")}]);
     front.route(&json!({"svc:web": other}));
     let asks = async |path: &str| got(client.clone().send_request(get2(&format!("https://{NAME}{path}")))).await;
     until_async("the new route is taken", DEADLINE, async || asks("/b/x").await.status == StatusCode::OK).await;
-    assert_eq!(asks("/b/x").await.asked()["name"], "b");
+    assert_eq!(asks("/b/x").await.echoed()["name"], "b");
     assert_eq!(asks("/").await.status, StatusCode::NOT_FOUND);
 }
 
@@ -105,13 +105,13 @@ async fn a_site_that_is_gone_lets_requests_finish_and_takes_no_more() {
     let mut front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
     let at = front.at("svc:web", 443);
     let mut client = front.http1("svc:web", NAME).await;
-    let held = tokio::spawn(got(client.send_request(get1(&format!("https://{NAME}/hold")))));
+    let pending = tokio::spawn(got(client.send_request(get1(&format!("https://{NAME}/hold")))));
     until_async("the backend is asked", DEADLINE, async || backend.state.requests() == 1).await;
     front.route(&json!({}));
     timeout(DEADLINE, front.l7.in_place.wait_for(|sites| sites.is_empty())).await.expect("in time").expect("a terminator");
     until_async("the listener is closed", DEADLINE, async || tokio::net::TcpStream::connect(at).await.is_err()).await;
     backend.state.go.notify_one();
-    assert_eq!(timeout(DEADLINE, held).await.expect("in time").expect("answered").text(), "held");
+    assert_eq!(timeout(DEADLINE, pending).await.expect("in time").expect("answered").text(), "held");
     until_async("the last connection has ended", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
 }
 
@@ -125,7 +125,7 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
     assert_eq!(got(idle.send_request(get1(URL))).await.status, StatusCode::OK);
     let mut one = front.http1("svc:web", NAME).await;
     let mut two = front.http2("svc:web", NAME).await;
-    let held = [tokio::spawn(got(one.send_request(get1(&url)))), tokio::spawn(got(two.send_request(get2(&url))))];
+    let pending = [tokio::spawn(got(one.send_request(get1(&url)))), tokio::spawn(got(two.send_request(get2(&url))))];
     until_async("the backend is asked", DEADLINE, async || backend.state.requests() == 3).await;
     front.closing.send_replace(Closing::Closed);
     until_async("the listener is closed", DEADLINE, async || tokio::net::TcpStream::connect(at).await.is_err()).await;
@@ -134,7 +134,7 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
     for _ in 0..2 {
         backend.state.go.notify_one();
     }
-    let [one_held, two_held] = held.map(|held| timeout(DEADLINE, held));
+    let [one_held, two_held] = pending.map(|pending| timeout(DEADLINE, pending));
     let answer = one_held.await.expect("in time").expect("answered");
     assert_eq!((answer.text().as_str(), answer.headers["connection"].as_bytes()), ("held", &b"close"[..]));
     assert_eq!(two_held.await.expect("in time").expect("answered").text(), "held");

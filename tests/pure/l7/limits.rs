@@ -81,16 +81,16 @@ async fn request_under_way_outlives_every_limit() {
     let backend = Backend::new("a").await;
     let front = with(&backend, short()).await;
     for alpn in ["http/1.1", "h2"] {
-        let asked = backend.state.requests();
+        let served = backend.state.requests();
         let url = format!("https://{NAME}/hold");
-        let held = if alpn == "h2" {
+        let pending = if alpn == "h2" {
             let mut client = front.http2("svc:web", NAME).await;
             tokio::spawn(async move { got(client.send_request(get2(&url))).await })
         } else {
             let mut client = front.http1("svc:web", NAME).await;
             tokio::spawn(async move { got(client.send_request(get1(&url))).await })
         };
-        until_async("the backend is asked", DEADLINE, async || backend.state.requests() > asked).await;
+        until_async("the backend is asked", DEADLINE, async || backend.state.requests() > served).await;
         // Every limit passes meanwhile, from its beginning to its end: each ends a connection that began after the request.
         closed(TcpStream::connect(front.at("svc:web", 443)).await.expect("connected")).await;
         closed(front.forwarded("svc:web", 443).await.expect("connected")).await;
@@ -98,9 +98,9 @@ async fn request_under_way_outlives_every_limit() {
         let mut idle = front.http1("svc:web", NAME).await;
         assert_eq!(got(idle.send_request(get1(&format!("https://{NAME}/")))).await.status, StatusCode::OK, "{alpn}");
         until_async("an idle client is closed", DEADLINE, async || idle.is_closed()).await;
-        assert!(!held.is_finished(), "{alpn}: answered before the backend did");
+        assert!(!pending.is_finished(), "{alpn}: answered before the backend did");
         backend.state.go.notify_one();
-        assert_eq!(timeout(DEADLINE, held).await.expect("in time").expect("answered").text(), "held", "{alpn}");
+        assert_eq!(timeout(DEADLINE, pending).await.expect("in time").expect("answered").text(), "held", "{alpn}");
     }
 }
 
@@ -139,12 +139,12 @@ async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
     let backend = Backend::new("a").await;
     for alpn in ["http/1.1", "h2"] {
         let front = with(&backend, Limits { linger_timeout: DEADLINE, ..Limits::default() }).await;
-        let mut left = said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
+        let mut stream = said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
         let open = || front.l7.stats.sample()["svc:web"].open;
         until_async("it is no open connection any more", DEADLINE, async || open() == 0).await;
-        assert!(timeout(Duration::from_millis(300), left.read(&mut [0])).await.is_err(), "{alpn}: closed first");
-        left.shutdown().await.expect("closed");
-        closed(left).await;
+        assert!(timeout(Duration::from_millis(300), stream.read(&mut [0])).await.is_err(), "{alpn}: closed first");
+        stream.shutdown().await.expect("closed");
+        closed(stream).await;
 
         let front = with(&backend, Limits { linger_timeout: Duration::from_millis(300), ..Limits::default() }).await;
         closed(said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await).await;
@@ -155,9 +155,9 @@ async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
 async fn who_parts_does_not_hold_up_a_listener_that_closes() {
     let backend = Backend::new("a").await;
     let front = with(&backend, Limits { linger_timeout: 2 * DEADLINE, drain_timeout: 2 * DEADLINE, ..Limits::default() }).await;
-    let left = said_goodbye(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
+    let stream = said_goodbye(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
     front.closing.send_replace(Closing::Closed);
-    closed(left).await;
+    closed(stream).await;
     timeout(DEADLINE, front.work).await.expect("ended in time").expect("no panic");
 }
 
@@ -265,11 +265,11 @@ async fn request_without_room_is_refused_and_blames_no_endpoint() {
     for (shares, failures) in [(Shares { requests: 1, ..Shares::default() }, 0), (Shares { upstream: 1, ..Shares::default() }, 1)] {
         let front = plain_sites(&backend, shares).await;
         front.answers(&[(backend.address, "a")]);
-        let asked = backend.state.requests();
+        let served = backend.state.requests();
         let (mut holds, mut late) =
             (front.forwarded("svc:web", 80).await.expect("connected"), front.forwarded("svc:b", 80).await.expect("connected"));
         ask(&mut holds, NAME, "/hold").await;
-        until_async("the backend is asked", DEADLINE, async || backend.state.requests() > asked).await;
+        until_async("the backend is asked", DEADLINE, async || backend.state.requests() > served).await;
         ask(&mut late, "b.tail.ts.net", "/").await;
         assert_eq!(answered(&mut late).await, "HTTP/1.1 503 Service Unavailable");
         let sample = &front.l7.stats.sample()["svc:b"];

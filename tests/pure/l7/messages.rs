@@ -40,7 +40,7 @@ fn status(answer: &[u8]) -> u16 {
 }
 
 /// What the backend says that it was asked.
-fn asked(answer: &[u8]) -> Value {
+fn echo(answer: &[u8]) -> Value {
     let text = String::from_utf8_lossy(answer);
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
     serde_json::from_str(&body[body.find('{').unwrap_or_default()..=body.rfind('}').unwrap_or_default()])
@@ -165,13 +165,13 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
             let paths = backend.state.paths.lock().expect("no panic").clone();
             match text.find("HTTP/1.1 200") {
                 Some(_) => {
-                    let asked = asked(&answer);
-                    let framing = [header(&asked, "content-length"), header(&asked, "transfer-encoding")];
-                    assert!(framing.iter().flatten().count() <= 1, "{what}, {protocol}: {asked}");
+                    let echo = echo(&answer);
+                    let framing = [header(&echo, "content-length"), header(&echo, "transfer-encoding")];
+                    assert!(framing.iter().flatten().count() <= 1, "{what}, {protocol}: {echo}");
                     assert_eq!(
-                        (paths.as_slice(), header(&asked, "expect")),
+                        (paths.as_slice(), header(&echo, "expect")),
                         (&["/seen".to_owned()][..], None),
-                        "{what}, {protocol}: {asked}"
+                        "{what}, {protocol}: {echo}"
                     );
                 }
                 None => assert!(
@@ -196,7 +196,7 @@ async fn body_reaches_the_backend_whole_and_is_no_request() {
             let backend = Backend::new("a").await;
             let answer = talk(&with(&backend, protocol).await, format!("{method} /seen HTTP/1.1\r\n{rest}").as_bytes()).await;
             assert_eq!(status(&answer), 200, "{protocol} {method}: {}", String::from_utf8_lossy(&answer));
-            assert_eq!(asked(&answer)["length"], HIDDEN.len(), "{protocol} {method}");
+            assert_eq!(echo(&answer)["length"], HIDDEN.len(), "{protocol} {method}");
             only(&backend, &["/seen"]);
         }
         let backend = Backend::new("a").await;
@@ -224,7 +224,7 @@ async fn body_of_a_get_over_http2_is_passed_on_without_a_length() {
         let parts = [Ok::<_, std::convert::Infallible>(hyper::body::Frame::data(bytes::Bytes::from_static(b"query")))];
         let body = http_body_util::StreamBody::new(futures_util::stream::iter(parts));
         let request = http::Request::get(format!("https://{NAME}/seen")).body(body).expect("a request");
-        assert_eq!(got(client.send_request(request)).await.asked()["length"], 5, "{protocol}");
+        assert_eq!(got(client.send_request(request)).await.echoed()["length"], 5, "{protocol}");
     }
 }
 
@@ -267,8 +267,8 @@ async fn absolute_target_names_the_host() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http").await;
     let answer = talk(&front, format!("GET http://{NAME}/seen?q HTTP/1.1\r\nHost: other\r\n\r\n").as_bytes()).await;
-    let asked = asked(&answer);
-    assert_eq!((&asked["uri"], header(&asked, "host")), (&json!("/seen?q"), Some(NAME)));
+    let echo = echo(&answer);
+    assert_eq!((&echo["uri"], header(&echo, "host")), (&json!("/seen?q"), Some(NAME)));
     assert_eq!(status(&talk(&front, format!("GET http://other/ HTTP/1.1\r\nHost: {NAME}\r\n\r\n").as_bytes()).await), 421);
 }
 
@@ -282,7 +282,7 @@ async fn trailers_name_nobody() {
              Trailer: tailscale-user-login, tailscale.user.login, x-forwarded-for, x-sum\r\n\r\n\
              1\r\na\r\n0\r\nTailscale-User-Login: root@example.com\r\nTailscale.User.Login: root@example.com\r\nX-Forwarded-For: 1.2.3.4\r\nX-Sum: 1\r\n\r\n"
         );
-        assert_eq!(asked(&talk(&front, request.as_bytes()).await)["trailers"], json!(["x-sum"]), "{protocol}");
+        assert_eq!(echo(&talk(&front, request.as_bytes()).await)["trailers"], json!(["x-sum"]), "{protocol}");
         let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, protocol))})).await;
         let stream = front.tls("svc:web", NAME, "h2").await.expect("TLS");
         let (mut client, connection) =
@@ -296,7 +296,7 @@ async fn trailers_name_nobody() {
         let parts = [Ok::<_, std::convert::Infallible>(hyper::body::Frame::data(bytes::Bytes::from_static(b"a"))), Ok(frame)];
         let body = http_body_util::StreamBody::new(futures_util::stream::iter(parts));
         let request = http::Request::post(format!("https://{NAME}/")).header("trailer", "x-sum").body(body).expect("a request");
-        assert_eq!(got(client.send_request(request)).await.asked()["trailers"], json!(["x-sum"]), "{protocol}");
+        assert_eq!(got(client.send_request(request)).await.echoed()["trailers"], json!(["x-sum"]), "{protocol}");
     }
 }
 

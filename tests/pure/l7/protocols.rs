@@ -39,12 +39,12 @@ async fn a_request_over_tls_reaches_the_backend_and_its_answer_comes_back() {
             (answer.headers.get("x-backend").map(http::HeaderValue::as_bytes), answer.headers.get("keep-alive")),
             (Some(&b"a"[..]), None)
         );
-        let asked = answer.asked();
-        assert_eq!((&asked["uri"], &asked["version"]), (&json!("/path?q=1"), &json!("HTTP/1.1")));
+        let received = answer.echoed();
+        assert_eq!((&received["uri"], &received["version"]), (&json!("/path?q=1"), &json!("HTTP/1.1")));
         let client_ip = CLIENT.split(':').next();
-        assert_eq!((header(&asked, "host"), header(&asked, "x-forwarded-for")), (Some(NAME), client_ip));
-        assert_eq!((header(&asked, "x-forwarded-host"), header(&asked, "x-forwarded-proto")), (Some(NAME), Some("https")));
-        assert_eq!(header(&asked, "tailscale-user-login"), None);
+        assert_eq!((header(&received, "host"), header(&received, "x-forwarded-for")), (Some(NAME), client_ip));
+        assert_eq!((header(&received, "x-forwarded-host"), header(&received, "x-forwarded-proto")), (Some(NAME), Some("https")));
+        assert_eq!(header(&received, "tailscale-user-login"), None);
     }
     assert_eq!(backend.state.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "connections to backends are kept");
 }
@@ -61,16 +61,16 @@ async fn http2_clients_ask_a_backend_of_http1_many_things_at_once() {
             let mut request = get2(&format!("https://{NAME}/{number}"));
             request.headers_mut().append("cookie", "a=1".parse().expect("a value"));
             request.headers_mut().append("cookie", "b=2".parse().expect("a value"));
-            let asked = got(client.send_request(request)).await.asked();
+            let received = got(client.send_request(request)).await.echoed();
             assert_eq!(
-                (&asked["uri"], header(&asked, "host"), header(&asked, "cookie")),
+                (&received["uri"], header(&received, "host"), header(&received, "cookie")),
                 (&json!(format!("/{number}")), Some(NAME), Some("a=1; b=2"))
             );
         });
     }
     asking.join_all().await;
     let posted = Request::post(format!("https://{NAME}/")).body(Full::new(Bytes::from(vec![7; 3 << 20]))).expect("a request");
-    assert_eq!(got(client.clone().send_request(posted)).await.asked()["length"], 3 << 20);
+    assert_eq!(got(client.clone().send_request(posted)).await.echoed()["length"], 3 << 20);
 }
 
 #[tokio::test]
@@ -137,8 +137,8 @@ async fn backends_over_tls_are_asked_in_what_they_speak() {
     for (alpn, version) in [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")] {
         let backend = Backend::over_tls("a", alpn).await;
         let front = one(&backend, "https").await;
-        let asked = front.get("svc:web", &format!("https://{NAME}/x")).await.asked();
-        assert_eq!((&asked["version"], header(&asked, "x-forwarded-proto")), (&json!(version), Some("https")), "{alpn:?}");
+        let received = front.get("svc:web", &format!("https://{NAME}/x")).await.echoed();
+        assert_eq!((&received["version"], header(&received, "x-forwarded-proto")), (&json!(version), Some("https")), "{alpn:?}");
     }
 }
 
@@ -154,10 +154,10 @@ async fn backends_are_told_who_asks() {
     });
     let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { ask: Some(ask), ..Options::default() }).await;
-    let asked = front.get("svc:web", &format!("https://{NAME}/")).await.asked();
-    assert_eq!(header(&asked, "tailscale-user-login"), Some("alice@example.com"));
-    assert_eq!(header(&asked, "tailscale-user-name"), Some("=?utf-8?q?=C3=84lice?="));
-    assert_eq!(header(&asked, "tailscale-user-profile-pic"), Some("https://example.com/a.png"));
+    let received = front.get("svc:web", &format!("https://{NAME}/")).await.echoed();
+    assert_eq!(header(&received, "tailscale-user-login"), Some("alice@example.com"));
+    assert_eq!(header(&received, "tailscale-user-name"), Some("=?utf-8?q?=C3=84lice?="));
+    assert_eq!(header(&received, "tailscale-user-profile-pic"), Some("https://example.com/a.png"));
 }
 
 #[tokio::test]

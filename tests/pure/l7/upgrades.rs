@@ -21,7 +21,7 @@ async fn with(backend: &Scripted, upgrades: Upgrades) -> Front {
 }
 
 /// Asks for an upgrade and sends some bytes with it; the connection and the head of the answer.
-async fn asked(front: &Front, protocol: &str, body: &str) -> (TcpStream, String) {
+async fn send_upgrade(front: &Front, protocol: &str, body: &str) -> (TcpStream, String) {
     let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
     let head = format!(
         "GET / HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\n\
@@ -45,7 +45,7 @@ async fn protocol_that_hides_requests_is_never_upgraded_to() {
         // As Hypercorn does it, and others: whoever asks for h2c is answered.
         let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
         let front = with(&backend, Upgrades::default()).await;
-        let (_, answer) = asked(&front, protocol, "\r\n").await;
+        let (_, answer) = send_upgrade(&front, protocol, "\r\n").await;
         assert!(answer.starts_with("http/1.1 502") && !answer.contains("upgrade"), "{protocol}: {answer}");
         let heard = backend.heard();
         assert!(
@@ -62,7 +62,7 @@ async fn answer_with_another_protocol_is_a_bad_gateway() {
         let text = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n{answered}\r\n").leak();
         let backend = Scripted::new(text).await;
         let front = with(&backend, Upgrades::default()).await;
-        let (_, answer) = asked(&front, "h2c, websocket", "\r\n").await;
+        let (_, answer) = send_upgrade(&front, "h2c, websocket", "\r\n").await;
         assert!(answer.starts_with("http/1.1 502"), "{answered:?}: {answer}");
         let heard = backend.heard();
         assert!(heard.contains("upgrade: websocket\r\n") && !heard.contains("h2c") && !heard.contains("nobody has looked"), "{heard}");
@@ -74,13 +74,13 @@ async fn answer_with_another_protocol_is_a_bad_gateway() {
 async fn configured_protocol_passes_and_no_other_does() {
     let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await;
     let front = with(&backend, Upgrades::read("spdy/3.1").expect("a protocol")).await;
-    let (mut stream, answer) = asked(&front, "SPDY/3.1", "\r\n").await;
+    let (mut stream, answer) = send_upgrade(&front, "SPDY/3.1", "\r\n").await;
     assert!(answer.starts_with("http/1.1 101") && answer.contains("upgrade: spdy/3.1"), "{answer}");
     let mut hello = [0; 5];
     timeout(DEADLINE, stream.read_exact(&mut hello)).await.expect("in time").expect("read");
     assert_eq!(&hello, b"hello");
     until_async("bytes pass", DEADLINE, async || backend.heard().contains("nobody has looked")).await;
-    let (_, answer) = asked(&front, "websocket", "\r\n").await;
+    let (_, answer) = send_upgrade(&front, "websocket", "\r\n").await;
     assert!(answer.starts_with("http/1.1 502"), "{answer}");
 }
 
@@ -88,7 +88,7 @@ async fn configured_protocol_passes_and_no_other_does() {
 async fn upgrade_with_a_body_or_over_http2_or_http10_is_a_plain_request() {
     let backend = Scripted::new("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
     let front = with(&backend, Upgrades::default()).await;
-    let (_, answer) = asked(&front, "websocket", "Content-Length: 3\r\n\r\nabc").await;
+    let (_, answer) = send_upgrade(&front, "websocket", "Content-Length: 3\r\n\r\nabc").await;
     assert!(answer.starts_with("http/1.1 200") && !backend.heard().contains("upgrade"), "{answer} {}", backend.heard());
     let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
     let old = format!("GET /old HTTP/1.0\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");

@@ -9,7 +9,7 @@ use super::*;
 async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is_given_back() {
     let lab = Lab::running().await;
     let content: Content = [("_machinekey".to_owned(), "key".into())].into();
-    lab.kept.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
+    lab.backups.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
     lab.write("mode", "away");
     lab.bus("EXIT 3");
     let state = lab.state("a start from the copy", |state| state.phase == DaemonPhase::Running && state.from_file).await;
@@ -24,7 +24,7 @@ async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is
     lab.state("another start", |now| now.phase == DaemonPhase::Running && now.restarts > state.restarts && now.from_file).await;
     assert_eq!(fs::read(&file).expect("a file"), b"{}", "what it wrote is nowhere else");
 
-    lab.kept.send_replace(StateBackup { content: Some(content), given_back: true });
+    lab.backups.send_replace(StateBackup { content: Some(content), given_back: true });
     lab.write("mode", "");
     lab.bus("EXIT 3");
     lab.state("a start from the Secret", |state| state.phase == DaemonPhase::Running && !state.from_file).await;
@@ -34,14 +34,14 @@ async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is
 async fn a_secret_that_cannot_be_had_is_not_waited_for() {
     let lab = Lab::running().await;
     let content: Content = [("_machinekey".to_owned(), "key".into())].into();
-    lab.kept.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
+    lab.backups.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
     lab.away.store(true, Ordering::SeqCst);
     lab.bus("EXIT 3");
     let state = lab.state("a start from the copy", |state| state.phase == DaemonPhase::Running && state.from_file).await;
     assert_eq!(state.restarts, 1, "the first start is from the copy");
     assert_eq!(from_file(&fs::read(lab.path("tailscaled.state")).expect("a file")), Some(content.clone()));
 
-    lab.kept.send_replace(StateBackup { content: Some(content.clone()), given_back: true });
+    lab.backups.send_replace(StateBackup { content: Some(content.clone()), given_back: true });
     lab.bus("EXIT 3");
     lab.state("another start", |now| now.phase == DaemonPhase::Running && now.restarts == 2 && now.from_file).await;
 
@@ -53,7 +53,7 @@ async fn a_secret_that_cannot_be_had_is_not_waited_for() {
 #[tokio::test]
 async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_again_from_the_copy() {
     let lab = Lab::running().await;
-    lab.kept.send_replace(StateBackup { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
+    lab.backups.send_replace(StateBackup { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
     lab.bus(r#"{"Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}}"#);
     let state = lab.state("a start from the copy", |state| state.phase == DaemonPhase::Running && state.from_file).await;
     assert_eq!(state.restarts, 1);
@@ -76,7 +76,7 @@ async fn next_container_starts_from_what_the_one_before_left() {
     let lab = Lab::start_from(dir, settings.clone(), load(&settings), false);
     lab.state("a start from the file", |state| state.phase == DaemonPhase::Running && state.from_file).await;
     assert_eq!(fs::read(&used).expect("a file"), written.as_bytes(), "the Secret lacks what it holds");
-    lab.kept.send_replace(StateBackup { given_back: true, ..load(&settings) });
+    lab.backups.send_replace(StateBackup { given_back: true, ..load(&settings) });
     lab.bus("EXIT 3");
     lab.state("a start from the Secret", |state| state.phase == DaemonPhase::Running && !state.from_file).await;
     assert!(!used.exists(), "it would be older than the Secret");

@@ -15,14 +15,14 @@ fn changes(before: &str, after: &str) -> Vec<String> {
 /// Whether the text that follows is taken apart, and not read whole.
 fn is_spliced(before: &str, after: &str) -> bool {
     let (before, after) = (read(before), Bytes::copy_from_slice(after.as_bytes()));
-    before.ends(&after).and_then(|kept| before.splice(&after, kept)).is_some()
+    before.ends(&after).and_then(|common| before.splice(&after, common)).is_some()
 }
 
 const FOUR: &str = r#"{"a":{"x":1},"b":2,"c":[3],"d":"4"}"#;
 
 #[test]
 fn only_what_differs_is_told() {
-    for (after, told) in [
+    for (after, expected) in [
         (r#"{"a":{"x":1},"b":22,"c":[3],"d":"4"}"#, vec!["b"]),
         (r#"{"a":{"x":1},"b":2 , "c":[3],"d":"4"}"#, vec![]),
         (r#"{"a":{"x":1},"c":[3],"d":"4"}"#, vec!["-b"]),
@@ -31,21 +31,21 @@ fn only_what_differs_is_told() {
         (r#"{"a":{"x":1},"b":2,"c":[3],"d":"4","e":5}"#, vec!["e"]),
         (r#"{"a":{"x":1},"c":2,"b":[3],"d":"4"}"#, vec!["b", "c"]),
     ] {
-        assert_eq!(changes(FOUR, after), told, "{after}");
+        assert_eq!(changes(FOUR, after), expected, "{after}");
         assert!(is_spliced(FOUR, after), "{after}");
     }
 }
 
 #[test]
 fn what_is_in_doubt_is_read_whole() {
-    for (after, told) in [
+    for (after, expected) in [
         (r#"{"a":{"x":1},"a":2,"c":[3],"d":"4"}"#, vec!["a", "-b"]),
         (r#"{"a":{"x":1},"d":2,"c":[3],"d":"4"}"#, vec!["-b"]),
         (r#"{"a":{"x":2},"b":2,"c":[3],"d":"4"}"#, vec!["a"]),
         ("null", vec!["-a", "-b", "-c", "-d"]),
         (" \n", vec!["-a", "-b", "-c", "-d"]),
     ] {
-        assert_eq!(changes(FOUR, after), told, "{after}");
+        assert_eq!(changes(FOUR, after), expected, "{after}");
         assert!(!is_spliced(FOUR, after), "{after}");
     }
     assert_eq!(changes(r#"{"a":1,"b":2,"a":3}"#, r#"{"a":1,"b":2}"#), ["a"], "the first of two counts when the last has gone");

@@ -251,9 +251,9 @@ fn credentials_are_where_the_deployment_mounts_them_from() {
     let deployment = json!({"metadata": {"name": "tailyard-reconciler"}, "spec": {"template": {"spec": {"containers": [container], "volumes": volumes}}}});
     let tailnet = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"}, "spec": {"credentials": {"secretName": "oauth"}}});
     let found = places(&[deployment], &[tailnet]);
-    let told: Vec<_> = found.iter().map(|place| (place.whose.as_str(), place.secret.as_str(), place.url.as_str())).collect();
+    let mounts: Vec<_> = found.iter().map(|place| (place.whose.as_str(), place.secret.as_str(), place.url.as_str())).collect();
     assert_eq!(
-        told,
+        mounts,
         [("the reconciler", "headscale", "https://hs.lab"), ("Tailnet t", "oauth", crate::model::controller::tailnet::TAILSCALE)]
     );
     let secret = |key: &str| json!({"data": {key: k8s_openapi::ByteString(b"k".to_vec())}});

@@ -92,8 +92,8 @@ fn every_failure_is_kept_with_its_time_and_kind() {
     tally.record(&report(6, Some(7), 8, Err(AttemptFailure::Reset)), true);
     assert_eq!(tally.failed()[&AttemptFailure::Timeout], 1);
     assert_eq!(tally.excused()[&AttemptFailure::Reset], 1);
-    let kept: Vec<_> = tally.faults().iter().map(|fault| (fault.at, fault.failure, fault.excused)).collect();
-    assert_eq!(kept, [(ms(5), AttemptFailure::Timeout, false), (ms(6), AttemptFailure::Reset, true)]);
+    let recorded: Vec<_> = tally.faults().iter().map(|fault| (fault.at, fault.failure, fault.excused)).collect();
+    assert_eq!(recorded, [(ms(5), AttemptFailure::Timeout, false), (ms(6), AttemptFailure::Reset, true)]);
     assert_eq!(tally.connect().count, 1, "a connection that stood counts, whatever came of it");
 }
 

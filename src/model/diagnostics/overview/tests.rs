@@ -36,11 +36,11 @@ fn state(ordinal: u8, services: &Value, rejected: &Value) -> Value {
         "egress-services": base64(&status.to_string())}})
 }
 
-fn held() -> Value {
-    let mut held: Value = serde_json::from_str(CONFIG).expect("JSON");
-    held["default-db"]["tailnetTargetIPs"] = json!(["100.64.0.7"]);
-    held["default-web"]["tailnetTargetIPs"] = json!(["100.64.0.9"]);
-    held
+fn resolved_config() -> Value {
+    let mut resolved_config: Value = serde_json::from_str(CONFIG).expect("JSON");
+    resolved_config["default-db"]["tailnetTargetIPs"] = json!(["100.64.0.7"]);
+    resolved_config["default-web"]["tailnetTargetIPs"] = json!(["100.64.0.9"]);
+    resolved_config
 }
 
 fn service(name: &str, group: &str, target: (&str, &str), conditions: &[Value]) -> Value {
@@ -48,9 +48,9 @@ fn service(name: &str, group: &str, target: (&str, &str), conditions: &[Value]) 
         "spec": {}, "status": {"conditions": conditions}})
 }
 
-fn seen(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> ClusterView {
+fn view(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> ClusterView {
     let config = json!({"metadata": {"name": "eg-egress-config"}, "binaryData": {"egress-services": base64(CONFIG)}});
-    let mut seen = ClusterView::new("ts");
+    let mut view = ClusterView::new("ts");
     let parts = [
         (StatusPart::Groups, groups),
         (StatusPart::Pods, pods),
@@ -59,9 +59,9 @@ fn seen(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) 
         (StatusPart::Services, services),
     ];
     for (part, objects) in parts {
-        seen.take(part, objects.iter());
+        view.take(part, objects.iter());
     }
-    seen
+    view
 }
 
 fn group(replicas: u32, conditions: &[Value]) -> Value {
@@ -78,25 +78,25 @@ fn well() -> ClusterView {
         service("web", "eg", (names::TAILNET_IP, "100.64.0.9"), std::slice::from_ref(&ready)),
         json!({"metadata": {"name": "other", "namespace": "default"}, "spec": {}}),
     ];
-    let states = [state(0, &held(), &json!({})), state(1, &held(), &json!({}))];
-    let mut seen = seen(
+    let states = [state(0, &resolved_config(), &json!({})), state(1, &resolved_config(), &json!({}))];
+    let mut view = view(
         &[group(2, &[condition("ProxyGroupReady", "True", "ProxyGroupReady", "2/2 ProxyGroup pods running")])],
         &[pod(0, image, true), pod(1, image, true)],
         &states,
         &services,
     );
     for (ordinal, peers) in [(0, PeerCounts { direct: 2, relayed: 0 }), (1, PeerCounts { direct: 1, relayed: 1 })] {
-        let told = ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
-        seen.live.insert(format!("eg-{ordinal}"), Ok(told));
+        let live_status = ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
+        view.live.insert(format!("eg-{ordinal}"), Ok(live_status));
     }
-    seen
+    view
 }
 
 /// A replica that is behind, one that does not get a node, a group that nobody looks at, a Service of no group.
 fn troubled() -> ClusterView {
     let message = "1/3 ProxyGroup pods running";
     let rejected = json!({"default-db": ["TCP 10001: nobody in the tailnet is named db.tail1234.ts.net"]});
-    let mut some = held();
+    let mut some = resolved_config();
     some.as_object_mut().expect("services").remove("default-db");
     let mut pending = pod(1, "localhost/tailyard:0.1.0", false);
     pending["status"] = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
@@ -105,7 +105,7 @@ fn troubled() -> ClusterView {
     stock["status"]["containerStatuses"] = json!([{"name": "tailscale", "ready": false, "restartCount": 4, "image": "", "imageID": "",
         "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}}}]);
     let waiting = "The name is pointed at ProxyGroup eg when all its replicas have taken up the Service.";
-    let mut seen = seen(
+    let mut view = view(
         &[
             group(3, &[condition("ProxyGroupReady", "False", "ProxyGroupCreating", message)]),
             json!({"metadata": {"name": "new"}, "spec": {"type": "egress", "replicas": 0}}),
@@ -141,19 +141,19 @@ fn troubled() -> ClusterView {
         last_error,
         ..ReplicaStatus::default()
     };
-    seen.live.insert("eg-0".into(), Ok(status));
-    seen
+    view.live.insert("eg-0".into(), Ok(status));
+    view
 }
 
 /// As a user sees it who may list groups and Services and nothing else.
 fn unread() -> ClusterView {
-    let mut seen =
+    let mut view =
         ClusterView { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };
     for part in [StatusPart::Pods, StatusPart::States, StatusPart::Configs] {
-        seen.gaps.insert(part, Gap::Forbidden);
+        view.gaps.insert(part, Gap::Forbidden);
     }
-    seen.gaps.insert(StatusPart::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
-    seen
+    view.gaps.insert(StatusPart::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
+    view
 }
 
 fn golden(name: &str, text: &str) {
@@ -162,8 +162,8 @@ fn golden(name: &str, text: &str) {
 
 #[test]
 fn what_is_shown_is_golden() {
-    for (name, seen) in [("well", well()), ("troubled", troubled()), ("unread", unread())] {
-        let overview = Overview::of(&seen, None);
+    for (name, view) in [("well", well()), ("troubled", troubled()), ("unread", unread())] {
+        let overview = Overview::of(&view, None);
         golden(&format!("{name}.txt"), &text(&overview, Width::Narrow));
         golden(&format!("{name}.wide.txt"), &text(&overview, Width::Wide));
         golden(&format!("{name}.json"), &(serde_json::to_string_pretty(&overview).expect("JSON") + "\n"));
@@ -179,15 +179,15 @@ fn one_group_is_shown_alone() {
 
 #[test]
 fn a_config_is_acknowledged_by_its_fingerprint_too_and_only_by_the_pod_that_says_it() {
-    let mut seen = well();
-    let state = seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
+    let mut view = well();
+    let state = view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
     (state.services, state.fingerprint) = (None, Some(fingerprint(CONFIG.as_bytes())));
-    let holding = |seen: &ClusterView| Overview::of(seen, None).replicas[0].config;
-    assert_eq!(holding(&seen), Holding::Acknowledged);
-    assert_eq!(Overview::of(&seen, None).services[0].ready, Some(2));
-    seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status").pod_ipv4 = "10.1.0.9".into();
-    assert_eq!(holding(&seen), Holding::Behind { up_to_date: 0, configured: 2 });
-    assert_eq!(Overview::of(&seen, None).services[0].ready, Some(1));
+    let holding = |view: &ClusterView| Overview::of(view, None).replicas[0].config;
+    assert_eq!(holding(&view), Holding::Acknowledged);
+    assert_eq!(Overview::of(&view, None).services[0].ready, Some(2));
+    view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status").pod_ipv4 = "10.1.0.9".into();
+    assert_eq!(holding(&view), Holding::Behind { up_to_date: 0, configured: 2 });
+    assert_eq!(Overview::of(&view, None).services[0].ready, Some(1));
 }
 
 #[test]

@@ -49,9 +49,9 @@ fn a_silent_target_is_asked_again_and_the_client_too() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).len(), 1);
     assert_eq!(all(&mut resets, ms(119)).len(), 0);
-    let mut asked: Vec<_> = all(&mut resets, ms(120)).iter().map(Segment::to).collect();
-    asked.sort();
-    assert_eq!(asked, [address("10.0.0.9:4000"), address("100.64.0.2:80")]);
+    let mut probed: Vec<_> = all(&mut resets, ms(120)).iter().map(Segment::to).collect();
+    probed.sort();
+    assert_eq!(probed, [address("10.0.0.9:4000"), address("100.64.0.2:80")]);
     assert_eq!(resets.report().unanswered, 1);
     resets.observe(&segment("10.0.0.9:4000", 10_042, SegmentSender::Alive), ms(130));
     let sent = all(&mut resets, ms(130));

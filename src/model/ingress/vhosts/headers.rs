@@ -278,14 +278,14 @@ mod tests {
 
     #[test]
     fn only_configured_protocols_are_upgraded_to() {
-        let asked = |upgrades: &Upgrades, protocols: &'static str| {
+        let upgrade = |upgrades: &Upgrades, protocols: &'static str| {
             upgrades.wanted(&headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocols)]))
         };
         let (default, more) = (Upgrades::default(), Upgrades::read("WebSocket, spdy/3.1").expect("protocols"));
-        assert_eq!(asked(&default, "h2c, WebSocket"), Some(HeaderValue::from_static("websocket")));
-        assert_eq!(asked(&more, "SPDY/3.1"), Some(HeaderValue::from_static("spdy/3.1")));
+        assert_eq!(upgrade(&default, "h2c, WebSocket"), Some(HeaderValue::from_static("websocket")));
+        assert_eq!(upgrade(&more, "SPDY/3.1"), Some(HeaderValue::from_static("spdy/3.1")));
         for protocols in ["h2c", "HTTP/2.0", "TLS/1.0", "spdy/3.1", "", "websocket/13"] {
-            assert_eq!(asked(&default, protocols), None, "{protocols}");
+            assert_eq!(upgrade(&default, protocols), None, "{protocols}");
         }
         assert_eq!(default.wanted(&headers(&[("upgrade", "websocket")])), None, "the connection does not say so");
         for text in ["", "h2c", "H2C", "websocket,HTTP/2.0", "tls/1.3", "a b", "websocket,"] {
@@ -298,9 +298,9 @@ mod tests {
 
     #[test]
     fn no_character_between_the_words_makes_another_name() {
-        for known in OTHER_CLAIMS.into_iter().chain([LOGIN.as_str(), CAPS.as_str(), FORWARDED_PROTO.as_str()]) {
+        for claim in OTHER_CLAIMS.into_iter().chain([LOGIN.as_str(), CAPS.as_str(), FORWARDED_PROTO.as_str()]) {
             for between in "!#$%&'*+-.^_`|~".chars() {
-                let name: HeaderName = known.replace('-', &between.to_string()).parse().expect("a name");
+                let name: HeaderName = claim.replace('-', &between.to_string()).parse().expect("a name");
                 assert!(is_claim(name.as_str()), "{name}");
             }
         }

@@ -94,12 +94,12 @@ mod tests {
     #[test]
     fn people_are_told_and_tagged_nodes_are_nobody() {
         let text = r#"{"Node":{"Name":"laptop.tail.ts.net."},"UserProfile":{"ID":1,"LoginName":"alice@example.com","DisplayName":"Alice","ProfilePicURL":""},"CapMap":{"example.com/cap/a":[{"role":"x"}],"example.com/cap/b":null}}"#;
-        let told: WhoIs = serde_json::from_str(text).expect("readable");
-        let alice = ClientIdentity::of(told.clone());
+        let answer: WhoIs = serde_json::from_str(text).expect("readable");
+        let alice = ClientIdentity::of(answer.clone());
         assert_eq!(alice.user.as_ref().map(|user| user.login.as_str()), Some("alice@example.com"));
         assert_eq!(alice.caps(&["example.com/cap/a".to_owned()]).as_deref(), Some(r#"{"example.com/cap/a":[{"role":"x"}]}"#));
         assert_eq!(alice.caps(&[]), None);
-        let mut tagged = told;
+        let mut tagged = answer;
         tagged.node.tags = vec!["tag:k8s".to_owned()];
         assert_eq!(ClientIdentity::of(tagged).user, None);
     }

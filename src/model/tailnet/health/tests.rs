@@ -99,10 +99,10 @@ fn every_blocker_is_in_the_list_of_names_and_says_something() {
         switches: vec!["x".into()],
         ..HealthInputs::default()
     };
-    let mut seen = names(&all);
+    let mut found = names(&all);
     let services = [("svc:a".to_owned(), "no certificate".to_owned())].into();
-    seen.extend(names(&HealthInputs { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
-    assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
+    found.extend(names(&HealthInputs { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
+    assert!(Blocker::NAMES.iter().all(|name| found.contains(name)), "{found:?}");
     assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
 }
 

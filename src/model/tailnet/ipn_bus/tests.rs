@@ -36,15 +36,15 @@ fn targets(fold: &Fold, name: &str) -> Vec<String> {
 #[test]
 fn the_initial_status_is_the_whole_state() {
     let fold = started();
-    let known = map(&fold);
+    let netmap = map(&fold);
     assert_eq!(fold.snapshot().state, BackendState::Running);
     assert_eq!(
-        known.node.as_ref().map(|node| (node.stable_id.as_str(), node.name.as_str(), node.addresses.len())),
+        netmap.node.as_ref().map(|node| (node.stable_id.as_str(), node.name.as_str(), node.addresses.len())),
         Some(("nSelf", "eg-0.tail.lab.", 2))
     );
     assert_eq!(targets(&fold, "db.TAIL.lab"), ["100.64.0.2"]);
     assert_eq!(targets(&fold, "web.tail.lab."), ["100.99.1.2"]);
-    assert_eq!(known.cert_domains, ["eg-0.tail.lab"]);
+    assert_eq!(netmap.cert_domains, ["eg-0.tail.lab"]);
 }
 
 #[test]
@@ -289,8 +289,8 @@ proptest! {
     }
 
     #[test]
-    fn folding_any_messages_is_idempotent_and_a_whole_state_after_them_replaces_all(messages in prop::collection::vec(messages(), 1..12), known: bool) {
-        let mut fold = if known { started() } else { Fold::default() };
+    fn folding_any_messages_is_idempotent_and_a_whole_state_after_them_replaces_all(messages in prop::collection::vec(messages(), 1..12), netmap: bool) {
+        let mut fold = if netmap { started() } else { Fold::default() };
         for message in &messages {
             // Each message that the strategy makes is one: a text that does not parse would test nothing.
             let read = || notify(&message.to_string());

@@ -72,10 +72,10 @@ fn withheld(patience: &mut ServeHistory, planned: &Planned, now: u64) -> Vec<Str
 fn egress_is_told_in_the_operators_words() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
-    let Encoded { plain: text, packed, omitted: left } = encode(status, ROOM);
+    let Encoded { plain: text, packed, omitted: omission } = encode(status, ROOM);
     assert_eq!(packed, None);
     assert_eq!(String::from_utf8(text).expect("text"), include_str!("../../../../tests/golden/status/egress.json").trim_end());
-    assert_eq!(left, Omitted::Nothing);
+    assert_eq!(omission, Omitted::Nothing);
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
 fn what_was_configured_is_echoed_unchanged() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
-    for (name, told) in read(&status).services.expect("services") {
+    for (name, decoded) in read(&status).services.expect("services") {
         let service = &planned.world.egress.services[name.as_str()];
-        assert_eq!((&told.ports, &told.tailnet_target), (&service.ports, &service.tailnet_target), "{name}");
+        assert_eq!((&decoded.ports, &decoded.tailnet_target), (&service.ports, &service.tailnet_target), "{name}");
     }
 }
 
@@ -138,16 +138,16 @@ fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
     let whole = encode(status.clone(), ROOM).plain.len();
-    let mut seen = Vec::new();
+    let mut omissions = Vec::new();
     for room in (1..=whole).rev() {
-        let Encoded { plain, packed, omitted: left } = encode(status.clone(), room);
-        seen.push(left);
-        let told: EgressStatus = serde_json::from_slice(&plain).expect("a status");
-        assert_eq!(told.rejected.keys().collect::<Vec<_>>(), read(&status).rejected.keys().collect::<Vec<_>>());
-        assert_eq!((told.services.is_some(), &told.fingerprint), (left != Omitted::Services, &status.fingerprint));
-        assert!(left == Omitted::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
+        let Encoded { plain, packed, omitted: omission } = encode(status.clone(), room);
+        omissions.push(omission);
+        let decoded: EgressStatus = serde_json::from_slice(&plain).expect("a status");
+        assert_eq!(decoded.rejected.keys().collect::<Vec<_>>(), read(&status).rejected.keys().collect::<Vec<_>>());
+        assert_eq!((decoded.services.is_some(), &decoded.fingerprint), (omission != Omitted::Services, &status.fingerprint));
+        assert!(omission == Omitted::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
     }
-    assert!([Omitted::Nothing, Omitted::Reasons, Omitted::Addresses, Omitted::Services].iter().all(|left| seen.contains(left)));
+    assert!([Omitted::Nothing, Omitted::Reasons, Omitted::Addresses, Omitted::Services].iter().all(|omission| omissions.contains(omission)));
 }
 
 #[test]
@@ -164,6 +164,6 @@ fn ten_thousand_services_are_told_one_by_one() {
     let Encoded { plain, packed, .. } = encode(status.clone(), ROOM);
     let packed = packed.expect("it does not fit as it is");
     assert!(plain.len() + packed.len() <= ROOM, "{} and {}", plain.len(), packed.len());
-    let told: EgressStatus = serde_json::from_slice(&gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).expect("packed")).expect("a status");
-    assert_eq!(told, read(&status));
+    let decoded: EgressStatus = serde_json::from_slice(&gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).expect("packed")).expect("a status");
+    assert_eq!(decoded, read(&status));
 }

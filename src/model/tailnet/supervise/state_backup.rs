@@ -77,28 +77,28 @@ mod tests {
             ("_current-profile", "profile-1a2b"),
             ("device_id", "n1"),
         ]);
-        let kept = of_daemon(&secret);
-        assert_eq!(kept.len(), 4);
-        let file = to_file(&kept);
+        let backup = of_daemon(&secret);
+        assert_eq!(backup.len(), 4);
+        let file = to_file(&backup);
         let text = String::from_utf8_lossy(&file);
         assert!(text.contains(r#""_machinekey":"aw==""#) && text.contains(r#""_serve/1a2b":"#), "as tailscaled calls them: {text}");
-        assert_eq!(from_file(&file), Some(kept.clone()));
+        assert_eq!(from_file(&file), Some(backup.clone()));
         assert_eq!(from_file(b"{"), None);
-        assert!(changes(&kept, &secret).is_empty(), "what others keep there is theirs");
+        assert!(changes(&backup, &secret).is_empty(), "what others keep there is theirs");
     }
 
     #[test]
     fn file_of_an_earlier_container_is_newer_than_its_copy_of_the_secret() {
         let (old, new) = (content(&[("_machinekey", "old")]), content(&[("_machinekey", "new")]));
-        let left = |used: Option<&[u8]>, copy: Option<&[u8]>| {
-            let kept = StateBackup::from_files(used, copy);
-            (kept.is_ahead(), kept.content)
+        let loaded = |used: Option<&[u8]>, copy: Option<&[u8]>| {
+            let backup = StateBackup::from_files(used, copy);
+            (backup.is_ahead(), backup.content)
         };
         let (old_file, new_file) = (to_file(&old), to_file(&new));
-        assert_eq!(left(Some(&new_file), Some(&old_file)), (true, Some(new)));
+        assert_eq!(loaded(Some(&new_file), Some(&old_file)), (true, Some(new)));
         for unusable in [None, Some(&b"{"[..]), Some(b"{}")] {
-            assert_eq!(left(unusable, Some(&old_file)), (false, Some(old.clone())), "{unusable:?}");
-            assert_eq!(left(unusable, unusable), (false, None), "{unusable:?}");
+            assert_eq!(loaded(unusable, Some(&old_file)), (false, Some(old.clone())), "{unusable:?}");
+            assert_eq!(loaded(unusable, unusable), (false, None), "{unusable:?}");
         }
     }
 

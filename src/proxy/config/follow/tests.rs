@@ -104,12 +104,12 @@ async fn what_piles_up_is_read_once() {
     for version in 0..=500 {
         play.say(ObjectEvent::Current(keys(version)));
     }
-    let mut told = 0;
+    let mut parsed = 0;
     while play.services.borrow_and_update().as_ref().is_none_or(|config| !config.services.contains_key("v500")) {
         play.services.changed().await.expect("followed");
-        told += 1;
+        parsed += 1;
     }
-    assert!(told <= 8, "{told} documents were read; a task is given some hundred messages at a time");
+    assert!(parsed <= 8, "{parsed} documents were read; a task is given some hundred messages at a time");
 }
 
 #[tokio::test(start_paused = true)]

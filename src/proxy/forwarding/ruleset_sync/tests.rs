@@ -14,7 +14,7 @@ struct Memory {
     holds: Option<Ruleset>,
     rewrites: usize,
     patches: usize,
-    told: usize,
+    reported: usize,
     /// What was told when it was last looked at.
     noted: usize,
     refuse: usize,
@@ -52,8 +52,8 @@ impl Kernel for Handle {
 
     async fn note(&mut self) -> Result<(), SyncFault> {
         let mut memory = self.0.lock().expect("one thread");
-        assert!(memory.told > memory.noted, "what is in force is told before it is looked at");
-        memory.noted = memory.told;
+        assert!(memory.reported > memory.noted, "what is in force is told before it is looked at");
+        memory.noted = memory.reported;
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl Kernel for Handle {
     }
 
     fn applied(&mut self, _: &Ruleset, _: &Planned) {
-        self.0.lock().expect("one thread").told += 1;
+        self.0.lock().expect("one thread").reported += 1;
     }
 }
 
@@ -121,7 +121,7 @@ impl Bench {
     }
 
     fn ports(&self) -> usize {
-        self.memory().holds.as_ref().map_or(0, |held| held.ports.len())
+        self.memory().holds.as_ref().map_or(0, |loaded| loaded.ports.len())
     }
 }
 
@@ -150,7 +150,7 @@ async fn the_first_write_is_whole_and_later_ones_are_deltas() {
         bench.plan(3, 81);
         sleep(Duration::from_secs(100)).await;
         assert_eq!(bench.counts(), (1, 1), "no change, no write");
-        assert_eq!(bench.memory().told, 2);
+        assert_eq!(bench.memory().reported, 2);
     })
     .await;
 }
@@ -165,8 +165,8 @@ async fn a_storm_of_plans_is_written_at_the_least_interval_and_ends_at_the_newes
         sleep(Duration::from_millis(50)).await;
         let (rewrites, patches) = bench.counts();
         assert!(rewrites == 1 && (40..=52).contains(&patches), "{rewrites} {patches}");
-        let held = bench.memory().holds.clone().expect("written");
-        assert!(held.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
+        let loaded = bench.memory().holds.clone().expect("written");
+        assert!(loaded.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
     })
     .await;
 }

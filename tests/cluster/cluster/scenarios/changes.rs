@@ -18,9 +18,9 @@ pub(crate) fn a_rolling_restart_loses_nothing(stage: &Stage) {
     cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
     cluster.rolled_out(NAMESPACE, "statefulset/eg");
     let took = begin.elapsed();
-    let told = load.end();
-    println!("restarted within {took:?}: {told}");
-    told.lost_nothing("a rolling restart");
+    let report = load.end();
+    println!("restarted within {took:?}: {report}");
+    report.assert_no_failures("a rolling restart");
 }
 
 pub(crate) fn scaling_loses_nothing_and_restarts_nobody_else(stage: &Stage) {
@@ -33,9 +33,9 @@ pub(crate) fn scaling_loses_nothing_and_restarts_nobody_else(stage: &Stage) {
     println!("three replicas within {:?}", begin.elapsed());
     whole::scale(cluster, 2);
     println!("two replicas within {:?}", begin.elapsed());
-    let told = load.end();
-    println!("{told}");
-    told.lost_nothing("scaling");
+    let report = load.end();
+    println!("{report}");
+    report.assert_no_failures("scaling");
     assert_eq!(lives(), before, "nobody else is restarted");
 }
 
@@ -44,33 +44,33 @@ pub(crate) fn a_leaving_replica_resets_what_outlives_its_grace(stage: &Stage) {
     let (leaving, staying) = (whole::addresses(cluster, "eg-1"), whole::addresses(cluster, "eg-0"));
     let load = whole::load(cluster, "leave", None, &["--active", HELD, "--idle", HELD]);
     eventually("all connections stand", DEADLINE, || {
-        let told = load.so_far();
-        (told.held_by(&leaving).len() + told.held_by(&staying).len() == 32).then_some(())
+        let report = load.so_far();
+        (report.flows_via(&leaving).len() + report.flows_via(&staying).len() == 32).then_some(())
     });
-    let (held, kept) = (load.so_far().held_by(&leaving), load.so_far().held_by(&staying));
+    let (ended, staying_flows) = (load.so_far().flows_via(&leaving), load.so_far().flows_via(&staying));
     let told_to_leave = SystemTime::now();
     cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
     whole::settled(cluster);
-    let told = load.end();
-    println!("{told}");
-    assert!(held.iter().any(|flow| *flow < 16) && held.iter().any(|flow| *flow >= 16), "active ones and idle ones: {held:?}");
+    let report = load.end();
+    println!("{report}");
+    assert!(ended.iter().any(|flow| *flow < 16) && ended.iter().any(|flow| *flow >= 16), "active ones and idle ones: {ended:?}");
     let mut ends = Vec::new();
-    for flow in held {
-        let (how, when) = told.end_of(flow).unwrap_or_else(|| panic!("connection {flow} did not end: {told}"));
+    for flow in ended {
+        let (how, when) = report.end_of(flow).unwrap_or_else(|| panic!("connection {flow} did not end: {report}"));
         assert_eq!(how, "reset", "connection {flow}");
         ends.push(when.duration_since(told_to_leave).expect("after"));
     }
     ends.sort();
-    println!("the Pod was deleted {:?} after the load began", told.since_begun(told_to_leave));
+    println!("the Pod was deleted {:?} after the load began", report.since_begun(told_to_leave));
     println!("grace {GRACE} s: {} connections reset from {:?} to {:?} after the Pod's deletion", ends.len(), ends[0], ends[ends.len() - 1]);
     // The signal takes its time from the API server to the Pod; a busy machine makes it longer.
     let grace = Duration::from_secs(GRACE);
     assert!(ends[0] >= grace, "not before the grace is over");
     assert!(ends[ends.len() - 1] < grace + Duration::from_secs(4), "within a second of its end");
-    for flow in kept {
-        assert!(told.end_of(flow).is_none(), "connection {flow} is by the other replica");
+    for flow in staying_flows {
+        assert!(report.end_of(flow).is_none(), "connection {flow} is by the other replica");
     }
-    told.lost_little("a leaving replica");
+    report.assert_few_failures("a leaving replica");
 }
 
 pub(crate) fn a_group_goes_before_its_service(stage: &Stage) {

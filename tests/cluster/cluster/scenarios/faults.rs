@@ -11,7 +11,7 @@ use super::Stage;
 use crate::cluster::whole;
 use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
-use kit::cluster::load::Told;
+use kit::cluster::load::LoadReport;
 use kit::cluster::pods;
 use kit::machine::Process;
 use kit::wait::eventually;
@@ -26,10 +26,10 @@ pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let killed = SystemTime::now();
     pods::signal(&uid, None, Signal::SIGKILL);
-    let seen = endpoints.without("eg-1");
+    let removed_at = endpoints.without("eg-1");
     whole::settled(cluster);
-    let told = load.end();
-    report("a replica killed", killed, seen, &told);
+    let load_report = load.end();
+    report("a replica killed", killed, removed_at, &load_report);
 }
 
 pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
@@ -43,9 +43,9 @@ pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
     kill(Pid::from_raw(before), Signal::SIGKILL).expect("killed");
     eventually("another supervisor", DEADLINE, || worker(pods::processes(&uid, Some("tailyard"))).filter(|pid| *pid != before));
     whole::settled(cluster);
-    let told = load.end();
-    println!("a supervisor that crashes: {told}");
-    told.lost_nothing("a supervisor that crashes");
+    let load_report = load.end();
+    println!("a supervisor that crashes: {load_report}");
+    load_report.assert_no_failures("a supervisor that crashes");
     assert_eq!(pods::processes(&uid, Some("tailscaled")), daemon, "its tailscaled went on");
 }
 
@@ -57,10 +57,10 @@ pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {
     pods::signal(&uid, Some("tailscaled"), Signal::SIGKILL);
     eventually("another tailscaled", DEADLINE, || (!pods::processes(&uid, Some("tailscaled")).is_empty()).then_some(()));
     whole::settled(cluster);
-    let told = load.end();
-    let last = told.last_failure_after(killed);
-    println!("tailscaled killed: connections begun up to {last:?} later failed; {told}");
-    told.lost_little_after(killed + Duration::from_secs(2) + SPREAD, "tailscaled killed");
+    let load_report = load.end();
+    let last = load_report.last_failure_after(killed);
+    println!("tailscaled killed: connections begun up to {last:?} later failed; {load_report}");
+    load_report.assert_few_failures_after(killed + Duration::from_secs(2) + SPREAD, "tailscaled killed");
 }
 
 pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
@@ -72,23 +72,23 @@ pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: 
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let cut = SystemTime::now();
     cluster.tailnet.cut(&node.machine);
-    let seen = endpoints.without("eg-1");
+    let removed_at = endpoints.without("eg-1");
     cluster.wait(&["--for=condition=Ready=Unknown", &format!("node/{away}")]);
     // Some seconds more in which nothing may fail.
-    eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > seen + SPREAD + Duration::from_secs(10)).then_some(()));
+    eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > removed_at + SPREAD + Duration::from_secs(10)).then_some(()));
     cluster.tailnet.mend(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
     whole::settled(cluster);
-    let told = load.end();
-    report("a node cut off", cut, seen, &told);
+    let load_report = load.end();
+    report("a node cut off", cut, removed_at, &load_report);
 }
 
 /// Says when what failed: next to nothing that was begun later than Kubernetes needs to tell every node.
-fn report(what: &str, fault: SystemTime, seen: SystemTime, told: &Told) {
-    let noticed = seen.duration_since(fault).expect("after");
-    let after = told.last_failure_after(seen);
-    println!("{what}: seen by Kubernetes within {noticed:?}; connections begun up to {after:?} later failed; {told}");
-    told.lost_little_after(seen + SPREAD, what);
+fn report(what: &str, fault: SystemTime, removed_at: SystemTime, load_report: &LoadReport) {
+    let noticed = removed_at.duration_since(fault).expect("after");
+    let after = load_report.last_failure_after(removed_at);
+    println!("{what}: seen by Kubernetes within {noticed:?}; connections begun up to {after:?} later failed; {load_report}");
+    load_report.assert_few_failures_after(removed_at + SPREAD, what);
 }
 
 /// The endpoints of the Service `db` of the tests as the API server tells them.
@@ -111,9 +111,9 @@ impl Endpoints {
 
     /// What was last told of each slice: the replicas to which it leads.
     fn slices(&self) -> BTreeMap<String, Vec<String>> {
-        let told = self.watch.output();
+        let load_report = self.watch.output();
         // The last one may be half there.
-        let slices = serde_json::Deserializer::from_str(&told).into_iter::<Value>().map_while(Result::ok);
+        let slices = serde_json::Deserializer::from_str(&load_report).into_iter::<Value>().map_while(Result::ok);
         let ready = |slice: &Value| -> Vec<String> {
             let endpoints = slice["endpoints"].as_array().into_iter().flatten().filter(|endpoint| endpoint["conditions"]["ready"] == true);
             endpoints.filter_map(|endpoint| Some(endpoint["targetRef"]["name"].as_str()?.to_owned())).collect()

@@ -21,10 +21,10 @@ pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
     let load = whole::load(cluster, "alone", None, &["--active", "4", "--idle", "4"]);
     cluster.kubectl(&["scale", "-n", NAMESPACE, RECONCILER, "--replicas=0"]);
     cluster.wait(&["-n", NAMESPACE, "--for=delete", "pod", "-l", "app.kubernetes.io/name=tailyard"]);
-    let told = load.end();
-    println!("the reconcilers leave: {told}");
-    told.lost_nothing("the reconcilers leave");
-    assert_eq!((told.reset(), told.hung()), (0, 0), "{told}");
+    let report = load.end();
+    println!("the reconcilers leave: {report}");
+    report.assert_no_failures("the reconcilers leave");
+    assert_eq!((report.reset(), report.hung()), (0, 0), "{report}");
 
     // The name goes from one node of the tailnet to another: replicas see that by themselves.
     let [db, spare] = ["db", "spare"].map(|name| cluster.tailnet.node_id(name).to_string());
@@ -57,10 +57,10 @@ pub(crate) fn without_an_api_server_everything_goes_on(stage: &Stage) {
     cluster.control.start_api(&cluster.pki, &cluster.bin);
     println!("the API server was away for {:?}", begin.elapsed());
     whole::settled(cluster);
-    let told = load.end();
-    println!("{told}");
-    told.lost_nothing("no API server");
-    assert_eq!((told.reset(), told.hung()), (0, 0), "{told}");
+    let report = load.end();
+    println!("{report}");
+    report.assert_no_failures("no API server");
+    assert_eq!((report.reset(), report.hung()), (0, 0), "{report}");
 }
 
 pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
@@ -70,9 +70,9 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     let load = whole::load(cluster, "restart", None, &whole::SPARSE);
     // What kube-proxy has not heard of the new Pod by now it hears only when the API server is back.
     eventually("connections through both replicas are answered", DEADLINE, || {
-        let (told, now) = (load.so_far(), SystemTime::now());
+        let (report, now) = (load.so_far(), SystemTime::now());
         let recent = |due: &SystemTime| now.duration_since(*due).is_ok_and(|age| age < QUIET);
-        (told.since_begun(now) > QUIET && !told.failures().iter().any(recent)).then_some(())
+        (report.since_begun(now) > QUIET && !report.failures().iter().any(recent)).then_some(())
     });
     let (uid, addresses) = (pods::uid(cluster, NAMESPACE, "eg-1"), cluster.tailnet.addresses_of("eg-1"));
     let daemon = || pods::processes(&uid, Some("tailscaled"));
@@ -86,16 +86,16 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     wait_until(Instant::now(), STARTED + outage());
     cluster.control.start_api(&cluster.pki, &cluster.bin);
     whole::settled(cluster);
-    let told = load.end();
-    let last = told.last_failure_after(killed);
-    println!("a container killed without an API server: connections begun up to {last:?} later failed; {told}");
+    let report = load.end();
+    let last = report.last_failure_after(killed);
+    println!("a container killed without an API server: connections begun up to {last:?} later failed; {report}");
     // Half of all that begin during the outage are its own.
-    assert!(last < STARTED, "it answers long before the API server is back: {told}");
+    assert!(last < STARTED, "it answers long before the API server is back: {report}");
     assert_eq!(cluster.tailnet.addresses_of("eg-1"), addresses, "it is the same device");
 }
 
 fn wait_until(begin: Instant, length: Duration) {
-    while let Some(left) = length.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
-        std::thread::park_timeout(left);
+    while let Some(remaining) = length.checked_sub(begin.elapsed()).filter(|remaining| !remaining.is_zero()) {
+        std::thread::park_timeout(remaining);
     }
 }

@@ -17,14 +17,14 @@ const ACCOUNTS: [&str; 2] = ["tailyard-reconciler", "operator"];
 
 /// What somebody has asked for: all but watches and Leases.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestCounts {
     /// All of it.
     pub requests: usize,
     /// Of it what was to change something.
     pub writes: usize,
 }
 
-impl Asked {
+impl RequestCounts {
     /// What came after an earlier look.
     pub fn since(self, before: Self) -> Self {
         Self { requests: self.requests - before.requests, writes: self.writes - before.writes }
@@ -43,7 +43,7 @@ pub struct Log {
     file: File,
     growing: Growing,
     user: String,
-    asked: Asked,
+    counts: RequestCounts,
 }
 
 impl Log {
@@ -51,11 +51,11 @@ impl Log {
     pub fn open(plane: &ControlPlane, account: &str) -> Self {
         let path = PathBuf::from(format!("/proc/{}/root{LOG}", plane.machine.pid()));
         let file = File::open(&path).expect("the API server's audit log");
-        Self { path, file, growing: Growing::default(), user: user(account), asked: Asked::default() }
+        Self { path, file, growing: Growing::default(), user: user(account), counts: RequestCounts::default() }
     }
 
     /// What the account has asked for so far.
-    pub fn asked(&mut self) -> Asked {
+    pub fn counts(&mut self) -> RequestCounts {
         let mut appended = Vec::new();
         self.file.read_to_end(&mut appended).expect("a file in memory");
         let number = |metadata: std::io::Result<std::fs::Metadata>| metadata.expect("the audit log").ino();
@@ -67,11 +67,11 @@ impl Log {
         for entry in self.growing.take(&appended) {
             let verb = entry["verb"].as_str().unwrap_or_default();
             if entry["user"]["username"] == *self.user && verb != "watch" && entry["objectRef"]["resource"] != "leases" {
-                self.asked.requests += 1;
-                self.asked.writes += usize::from(!matches!(verb, "get" | "list"));
+                self.counts.requests += 1;
+                self.counts.writes += usize::from(!matches!(verb, "get" | "list"));
             }
         }
-        self.asked
+        self.counts
     }
 }
 

@@ -19,8 +19,8 @@ pub const CONTROL: &str = "https://hs.lab:8443";
 pub fn install(cluster: &Cluster, values: &[&str]) {
     let (kind, data) = match cluster.tailnet.kind() {
         Control::Headscale => {
-            let told = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
-            ("headscale", json!({"api_key": told.lines().last().expect("a key").trim()}))
+            let key = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
+            ("headscale", json!({"api_key": key.lines().last().expect("a key").trim()}))
         }
         Control::Hosted => ("oauth", json!({"client_id": CLIENT.0, "client_secret": CLIENT.1})),
     };
@@ -46,6 +46,6 @@ pub fn helm(cluster: &Cluster, what: &str, values: &[&str], flags: &[&str]) {
 pub fn wait_gone(cluster: &Cluster, group: &str) {
     let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
     let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");
-    let left = || cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
-    eventually(&format!("nothing of ProxyGroup {group} is left"), DEADLINE, || left().is_empty().then_some(()));
+    let remaining = || cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
+    eventually(&format!("nothing of ProxyGroup {group} is left"), DEADLINE, || remaining().is_empty().then_some(()));
 }

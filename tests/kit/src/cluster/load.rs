@@ -22,7 +22,7 @@ pub struct Load<'a> {
 }
 
 /// What a load told.
-pub struct Told {
+pub struct LoadReport {
     lines: Vec<Value>,
 }
 
@@ -41,35 +41,35 @@ impl<'a> Load<'a> {
     }
 
     /// What it has told so far.
-    pub fn so_far(&self) -> Told {
-        Told { lines: self.lines() }
+    pub fn so_far(&self) -> LoadReport {
+        LoadReport { lines: self.lines() }
     }
 
     /// Ends it, and takes its Pod away.
-    pub fn end(self) -> Told {
+    pub fn end(self) -> LoadReport {
         pods::signal(&self.uid, Some("tailyard"), Signal::SIGTERM);
-        let told = eventually("the balance of the load", DEADLINE, || {
+        let report = eventually("the balance of the load", DEADLINE, || {
             let lines = self.lines();
-            lines.last().is_some_and(|line| line["event"] == "summary").then_some(Told { lines })
+            lines.last().is_some_and(|line| line["event"] == "summary").then_some(LoadReport { lines })
         });
         self.cluster.kubectl(&["delete", "pod", &self.name, "--now"]);
-        told
+        report
     }
 
     fn lines(&self) -> Vec<Value> {
         let output = self.cluster.try_kubectl(&["logs", &self.name]);
-        Told::read(&String::from_utf8_lossy(&output.stdout)).lines
+        LoadReport::read(&String::from_utf8_lossy(&output.stdout)).lines
     }
 }
 
-impl Told {
+impl LoadReport {
     /// What its output says so far, of which the last line may be half there.
     pub fn read(output: &str) -> Self {
         Self { lines: output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect() }
     }
 
     /// So many attempts were answered so far, to the second.
-    pub fn answered_yet(&self) -> u64 {
+    pub fn answered_so_far(&self) -> u64 {
         self.events("second").last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
     }
 
@@ -129,7 +129,7 @@ impl Told {
     }
 
     /// Of those held open: which stand by which address of the tailnet, as its server sees it.
-    pub fn held_by(&self, addresses: &[String]) -> Vec<u64> {
+    pub fn flows_via(&self, addresses: &[String]) -> Vec<u64> {
         let opened = self.events("flow").filter_map(|line| Some((line["flow"].as_u64()?, line["what"]["open"]["said"].as_str()?)));
         opened.filter(|(_, said)| addresses.iter().any(|address| said.contains(&address[..]))).map(|(flow, _)| flow).collect()
     }
@@ -151,19 +151,19 @@ impl Told {
     }
 
     /// Fails if more than one of a hundred attempts failed.
-    pub fn lost_little(&self, what: &str) {
-        self.lost_little_after(SystemTime::UNIX_EPOCH, what);
+    pub fn assert_few_failures(&self, what: &str) {
+        self.assert_few_failures_after(SystemTime::UNIX_EPOCH, what);
     }
 
     /// Fails if of the attempts due after a moment more than one of a hundred of all failed.
-    pub fn lost_little_after(&self, moment: SystemTime, what: &str) {
+    pub fn assert_few_failures_after(&self, moment: SystemTime, what: &str) {
         self.measured(what);
         let late = self.failures().iter().filter(|due| **due > moment).count();
         assert!(u64::try_from(late).expect("small") * 100 <= self.answered(), "{what}: {late} failed late: {self}");
     }
 
     /// Fails unless every attempt that was sent was answered by the intended target.
-    pub fn lost_nothing(&self, what: &str) {
+    pub fn assert_no_failures(&self, what: &str) {
         self.measured(what);
         assert!(self.failed() == 0, "{what}: {self}");
     }
@@ -179,7 +179,7 @@ fn seconds(value: &Value) -> Duration {
     Duration::from_secs_f64(value.as_f64().expect("a time"))
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let summary = self.summary();
         let (connect, resent) = (&summary["connect"], &summary["resent"]);

@@ -170,13 +170,13 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
             let body = body.to_bytes();
             let headers: Vec<_> =
                 parts.headers.iter().map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes()))).collect();
-            let told = json!({"name": state.name, "method": parts.method.as_str(), "uri": parts.uri.to_string(),
+            let echo = json!({"name": state.name, "method": parts.method.as_str(), "uri": parts.uri.to_string(),
                 "version": format!("{:?}", parts.version), "headers": headers, "trailers": trailers, "length": body.len()});
             let answer = Response::builder().header("keep-alive", "timeout=5").header("x-backend", &state.name);
             if parts.method == Method::HEAD {
-                return answer.header("content-length", told.to_string().len()).body(whole("")).expect("an answer");
+                return answer.header("content-length", echo.to_string().len()).body(whole("")).expect("an answer");
             }
-            answer.body(whole(told.to_string())).expect("an answer")
+            answer.body(whole(echo.to_string())).expect("an answer")
         }
     }
 }
@@ -186,8 +186,8 @@ fn whole(text: impl Into<Bytes>) -> Body {
 }
 
 /// The value of a header that a backend was sent (see [`answer`]).
-pub fn header<'a>(asked: &'a serde_json::Value, name: &str) -> Option<&'a str> {
-    let headers = asked["headers"].as_array().expect("headers");
+pub fn header<'a>(echo: &'a serde_json::Value, name: &str) -> Option<&'a str> {
+    let headers = echo["headers"].as_array().expect("headers");
     let mut found = headers.iter().filter(|header| header[0] == name);
     let value = found.next().and_then(|header| header[1].as_str());
     assert!(found.next().is_none(), "{name} was sent twice");

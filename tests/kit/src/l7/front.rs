@@ -214,7 +214,7 @@ impl Front {
     }
 
     /// One request on a connection of its own.
-    pub async fn get(&self, service: &str, url: &str) -> Got {
+    pub async fn get(&self, service: &str, url: &str) -> ReceivedResponse {
         let name = url.parse::<http::Uri>().expect("a URL").host().expect("a host").to_owned();
         let mut client = self.http1(service, &name).await;
         got(client.send_request(get1(url))).await
@@ -235,15 +235,15 @@ pub async fn forwarded_from(client: &str, at: SocketAddr) -> std::io::Result<Tcp
 
 /// What was answered.
 #[derive(Debug)]
-pub struct Got {
+pub struct ReceivedResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Got {
+impl ReceivedResponse {
     /// What the backend says that it was asked (see [`super::backend`]).
-    pub fn asked(&self) -> Value {
+    pub fn echoed(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
     }
 
@@ -252,10 +252,10 @@ impl Got {
     }
 }
 
-pub async fn got(answer: impl Future<Output = hyper::Result<Response<Incoming>>>) -> Got {
+pub async fn got(answer: impl Future<Output = hyper::Result<Response<Incoming>>>) -> ReceivedResponse {
     let whole = async {
         let (parts, body) = answer.await.expect("an answer").into_parts();
-        Got { status: parts.status, headers: parts.headers, body: body.collect().await.expect("a body").to_bytes() }
+        ReceivedResponse { status: parts.status, headers: parts.headers, body: body.collect().await.expect("a body").to_bytes() }
     };
     timeout(DEADLINE, whole).await.expect("an answer in time")
 }

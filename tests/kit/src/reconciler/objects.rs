@@ -18,7 +18,7 @@ use crate::wait::eventually_async;
 
 impl Stage {
     /// What the replicas of a group are told.
-    pub async fn told(&self, group: &str) -> Value {
+    pub async fn egress_config(&self, group: &str) -> Value {
         let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
         let text = config.and_then(|config| config.binary_data).and_then(|mut data| data.remove("egress-services"));
         text.map_or(Value::Null, |ByteString(text)| serde_json::from_slice(&text).expect("a config"))
@@ -26,16 +26,16 @@ impl Stage {
 
     /// The port of the Pods that stands for a port of a Service, and the Service's target.
     pub async fn port(&self, key: &str, port: u16) -> (Option<u64>, String) {
-        let entry = self.told("g").await[key].clone();
+        let entry = self.egress_config("g").await[key].clone();
         let ports = entry["ports"].as_array().cloned().unwrap_or_default();
-        let found = ports.iter().find(|held| held["targetPort"] == port).and_then(|held| held["matchPort"].as_u64());
+        let found = ports.iter().find(|port_entry| port_entry["targetPort"] == port).and_then(|port_entry| port_entry["matchPort"].as_u64());
         (found, entry["tailnetTarget"].to_string())
     }
 
     pub async fn ready_group(&self) {
         self.group("g", 1).await;
         self.join("g", 1).await;
-        eventually_async("ready", DEADLINE, async || self.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, async || self.ready("g").await, |condition| condition.starts_with("True")).await;
     }
 
     /// What there is of a group, by kind and name.
@@ -97,8 +97,8 @@ impl Stage {
 
     pub async fn tailnet_says(&self, name: &str) -> String {
         let status = self.all::<Tailnet>().get_opt(name).await.ok().flatten().and_then(|tailnet| tailnet.status);
-        let told = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == "TailnetReady");
-        told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
+        let condition = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == "TailnetReady");
+        condition.map_or(String::new(), |condition| format!("{} {} {}", condition.status, condition.reason, condition.message))
     }
 
     pub async fn credentials(&self, secret: &str) {

@@ -68,10 +68,10 @@ impl Stage {
     }
 
     /// Waits until both replicas are told to advertise just these.
-    pub async fn told_both(&self, group: &str, names: &[&str]) {
+    pub async fn wait_advertised(&self, group: &str, names: &[&str]) {
         for ordinal in 0..2 {
-            let told = async || self.named(&format!("{group}-{ordinal}")).await;
-            eventually_async("what a replica is told", DEADLINE, told, |told| told == names).await;
+            let advertised = async || self.named(&format!("{group}-{ordinal}")).await;
+            eventually_async("what a replica is told", DEADLINE, advertised, |advertised| advertised == names).await;
         }
     }
 
@@ -81,7 +81,7 @@ impl Stage {
             self.advertise(group, 2).await;
             self.reached(name).await
         };
-        eventually_async("it is reached", DEADLINE, look, |told| told["ingress"][0]["hostname"].is_string()).await;
+        eventually_async("it is reached", DEADLINE, look, |advertised| advertised["ingress"][0]["hostname"].is_string()).await;
     }
 
     /// Fills the Secret of a name's certificate, as a replica does it.

@@ -90,17 +90,17 @@ pub(crate) fn summary(rows: &[Row]) -> String {
 
 /// What a heading is linked by.
 fn anchor(heading: &str) -> String {
-    let kept = heading.to_lowercase().replace(' ', "-");
-    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+    let slug = heading.to_lowercase().replace(' ', "-");
+    slug.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
 }
 
 #[test]
 fn goals_are_read_and_judged() {
     let line =
         Line { what: String::new(), unit: String::new(), count: 3, median: 2.0, range: [1.0, 9.0], p99: 8.0, goal: None, point: None };
-    let judged = |text: &str| Goal::read(text).map(|goal| goal.is_reached(&line));
+    let outcome_of = |text: &str| Goal::read(text).map(|goal| goal.is_reached(&line));
     assert_eq!(
-        ["≤ 2", "≥ 2.5", "p99 ≤ 7", "p99 ≤ 8", "most ≤ 1,000", "most ≤ 8"].map(judged),
+        ["≤ 2", "≥ 2.5", "p99 ≤ 7", "p99 ≤ 8", "most ≤ 1,000", "most ≤ 8"].map(outcome_of),
         [true, false, false, true, true, false].map(Ok)
     );
     for bad in ["", "about 0", "≤ 25 ms", "p50 ≤ 1", "= 1"] {

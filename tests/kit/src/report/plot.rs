@@ -79,12 +79,12 @@ fn panels(sheet: &Sheet) -> Vec<Panel<'_>> {
 
 /// Which colour is which system.
 fn legend(panels: &[Panel<'_>], drawing: &mut Drawing) {
-    let (mut x, mut told) = (16.0, Vec::new());
+    let (mut x, mut systems) = (16.0, Vec::new());
     for curve in panels.iter().flat_map(|panel| &panel.curves) {
-        if told.contains(&curve.system) {
+        if systems.contains(&curve.system) {
             continue;
         }
-        told.push(curve.system);
+        systems.push(curve.system);
         drawing.line(&[(x, 20.0), (x + 16.0, 20.0)], curve.colour, 3.0, false);
         drawing.text((x + 22.0, 24.0), Anchor::Start, INK, false, curve.system);
         x += 44.0 + 6.6 * float(curve.system.chars().count());
@@ -119,8 +119,8 @@ impl<'a> Panel<'a> {
         let title = if self.unit.is_empty() { self.title.to_owned() } else { format!("{} ({})", self.title, self.unit) };
         drawing.text((corner.0 + 16.0, corner.1 + 24.0), Anchor::Start, INK, true, &title);
         let frame = Frame {
-            left: corner.0 + MARGIN.0,
-            right: corner.0 + PANEL.0 - MARGIN.1,
+            left_edge: corner.0 + MARGIN.0,
+            right_edge: corner.0 + PANEL.0 - MARGIN.1,
             top: corner.1 + MARGIN.2,
             bottom: corner.1 + self.height() - MARGIN.3,
         };
@@ -135,13 +135,13 @@ impl<'a> Panel<'a> {
     fn sweep(&self, frame: &Frame, scale: Scale, ends: (u64, u64), drawing: &mut Drawing) {
         for mark in scale.marks() {
             let y = frame.y(scale.place(mark));
-            drawing.line(&[(frame.left, y), (frame.right, y)], GRID, 1.0, false);
-            drawing.text((frame.left - 8.0, y + 4.0), Anchor::End, MUTED, false, &written(mark));
+            drawing.line(&[(frame.left_edge, y), (frame.right_edge, y)], GRID, 1.0, false);
+            drawing.text((frame.left_edge - 8.0, y + 4.0), Anchor::End, MUTED, false, &written(mark));
         }
         for size in self.sizes() {
             drawing.text((frame.x(across(size, ends)), frame.bottom + 18.0), Anchor::Middle, MUTED, false, &written(exact(size)));
         }
-        drawing.text((frame.right, frame.bottom + 33.0), Anchor::End, MUTED, false, "services");
+        drawing.text((frame.right_edge, frame.bottom + 33.0), Anchor::End, MUTED, false, "services");
         let mut labels = Vec::new();
         for curve in &self.curves {
             let points = curve.points(ends);
@@ -152,10 +152,10 @@ impl<'a> Panel<'a> {
             drawing.area(&least.into_iter().chain(most.into_iter().rev()).collect::<Vec<_>>(), curve.colour);
             drawing.line(&median, curve.colour, 2.0, curve.is_limit());
             for ((_, line), point) in points.iter().zip(&median).filter(|_| !curve.is_limit()) {
-                drawing.dot(*point, curve.colour, &told(line));
+                drawing.dot(*point, curve.colour, &tooltip(line));
                 if let Some(goal) = bound(line) {
                     let y = frame.y(scale.place(goal));
-                    drawing.line(&[((point.0 - 14.0).max(frame.left), y), ((point.0 + 14.0).min(frame.right), y)], MUTED, 2.0, true);
+                    drawing.line(&[((point.0 - 14.0).max(frame.left_edge), y), ((point.0 + 14.0).min(frame.right_edge), y)], MUTED, 2.0, true);
                 }
             }
             labels.extend(median.last().zip(points.last()).map(|(at, (_, line))| (*at, figure(line.median))));
@@ -167,7 +167,7 @@ impl<'a> Panel<'a> {
 
     /// A row for each system.
     fn rows(&self, frame: &Frame, values: &[f64], drawing: &mut Drawing) {
-        let frame = Frame { left: frame.left - 42.0, ..*frame };
+        let frame = Frame { left_edge: frame.left_edge - 42.0, ..*frame };
         let scale = Scale::of(values);
         for mark in scale.marks() {
             let x = frame.x(scale.place(mark));
@@ -176,12 +176,12 @@ impl<'a> Panel<'a> {
         }
         for (number, curve) in self.curves.iter().enumerate() {
             let y = frame.top + ROW * (float(number) + 0.7);
-            drawing.text((frame.left, y - 12.0), Anchor::Start, MUTED, false, curve.system);
+            drawing.text((frame.left_edge, y - 12.0), Anchor::Start, MUTED, false, curve.system);
             for (_, line) in &curve.lines {
                 let [least, most] = line.range.map(|value| frame.x(scale.place(value)));
                 drawing.line(&[(least, y), (most, y)], curve.colour, 2.0, false);
-                drawing.dot((frame.x(scale.place(line.median)), y), curve.colour, &told(line));
-                drawing.text((frame.right + 8.0, y + 4.0), Anchor::Start, INK, false, &figure(line.median));
+                drawing.dot((frame.x(scale.place(line.median)), y), curve.colour, &tooltip(line));
+                drawing.text((frame.right_edge + 8.0, y + 4.0), Anchor::Start, INK, false, &figure(line.median));
             }
         }
     }
@@ -206,15 +206,15 @@ impl<'a> Curve<'a> {
 
 /// Where the axes of a plot are.
 struct Frame {
-    left: f64,
-    right: f64,
+    left_edge: f64,
+    right_edge: f64,
     top: f64,
     bottom: f64,
 }
 
 impl Frame {
     fn x(&self, place: f64) -> f64 {
-        self.left + place * (self.right - self.left)
+        self.left_edge + place * (self.right_edge - self.left_edge)
     }
 
     fn y(&self, place: f64) -> f64 {
@@ -246,7 +246,7 @@ fn colour(system: &str) -> Colour {
 }
 
 /// What a dot says when pointed at.
-fn told(line: &Line) -> String {
+fn tooltip(line: &Line) -> String {
     let [median, least, most, p99] = [line.median, line.range[0], line.range[1], line.p99].map(figure);
     format!("{}: {median} {} (least {least}, p99 {p99}, most {most}, n {})", line.what, line.unit, line.count)
 }

@@ -52,8 +52,8 @@ impl Options {
     pub(super) fn select(&self, table: &'static Table) -> Result<Vec<&'static Tier>, String> {
         let names: Vec<&String> = self.tiers.iter().chain(&self.more).collect();
         if let Some(unknown) = names.iter().find(|name| table.tiers.iter().all(|tier| tier.name != name.as_str())) {
-            let known: Vec<&str> = table.tiers.iter().map(|tier| tier.name).collect();
-            return Err(format!("unknown tier {unknown}; tiers: {}", known.join(" ")));
+            let tier_names: Vec<&str> = table.tiers.iter().map(|tier| tier.name).collect();
+            return Err(format!("unknown tier {unknown}; tiers: {}", tier_names.join(" ")));
         }
         let chosen = |tier: &&Tier| (names.is_empty() || names.iter().any(|name| *name == tier.name)) && (!self.check || tier.check);
         match table.tiers.iter().filter(chosen).collect::<Vec<_>>() {

@@ -43,11 +43,11 @@ pub(super) fn next(jobs: &[Job], budget: u32) -> Vec<usize> {
         taken.extend(jobs[id].resource);
         let used: u32 = running.iter().map(|&id| slots(id)).sum();
         // Slots that lower ranks may not take from the job with the reservation.
-        let kept = reserved.map_or(0, |first| {
+        let reserve = reserved.map_or(0, |first| {
             let passed = running.iter().filter(|&&other| rank(other) > rank(first)).map(|&other| slots(other));
             slots(first) + passed.sum::<u32>()
         });
-        if used.max(kept) + slots(id) <= budget {
+        if used.max(reserve) + slots(id) <= budget {
             running.push(id);
             start.push(id);
         } else {

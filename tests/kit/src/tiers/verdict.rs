@@ -38,8 +38,8 @@ const SHOWN_LINES: usize = 200;
 pub(super) fn faults(output: &Output, end: End, errors: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     if !finished(output, end) {
-        let left = output.planned.saturating_sub(output.ended.len() + output.running.len());
-        let reason = format!("the process {end}; {} tests were running, {left} did not start", output.running.len());
+        let not_started = output.planned.saturating_sub(output.ended.len() + output.running.len());
+        let reason = format!("the process {end}; {} tests were running, {not_started} did not start", output.running.len());
         faults.push(Fault::of_tier(reason, tail(&format!("{}{errors}", output.other))));
     } else if output.count(TestResult::Passed) + output.count(TestResult::Failed) == 0 {
         faults.push(Fault::of_tier("no test ran", String::new()));

@@ -18,7 +18,7 @@ use kit::wait::eventually;
 const SOON: Duration = Duration::from_secs(10);
 
 /// Has flows judged by the first rules alone, and then by all others at once.
-async fn judged(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
+async fn clean_up(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
     let (applied, in_force) = mpsc::unbounded_channel();
     let (surgeon, mut ended) = FlowCleaner::new(in_force);
     tokio::spawn(surgeon.run());
@@ -39,7 +39,7 @@ fn a_connection_of_a_key_that_came_and_went_between_two_judgements_is_reset() {
     let listener = stage.listen(0, Family::V4, 80);
     let (mut client, mut server) = stage.pair(stage.pod(Family::V4, 10042), &listener);
     let gone = stage.write(|rules| drop(rules.ports.remove(&tcp)));
-    let ended = stage.proxy().ns.block_on(|| judged(nothing, [there, gone])).expect("ran");
+    let ended = stage.proxy().ns.block_on(|| clean_up(nothing, [there, gone])).expect("ran");
     assert_eq!((ended.reset, ended.forwarding), (1, false));
     assert!(is_reset(&mut client) && is_reset(&mut server));
 }
@@ -49,13 +49,13 @@ fn a_connection_that_was_half_open_when_it_was_listed_is_reset_once_it_is_whole(
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listener = stage.listen(0, Family::V4, 80);
-    let held = "table ip held {
+    let drop_rule = "table ip held {
         chain output {
             type filter hook output priority 0
             tcp flags & (syn | ack) == syn | ack drop
         }
     }";
-    stage.lab.targets[0].feed(&["nft", "-f", "-"], held);
+    stage.lab.targets[0].feed(&["nft", "-f", "-"], drop_rule);
     let (node, pod) = (stage.client().clone(), stage.pod(Family::V4, 10042));
     let client = thread::spawn(move || node.connect(pod, SOON).expect("connected"));
     let is_half_open =

@@ -70,7 +70,7 @@ fn the_first_leads_at_once_and_a_restart_moves_nothing() {
     world.run(Duration::from_mins(5));
     world.replicas[0] = Some(candidate(0));
     world.turn();
-    assert_eq!((world.leaders(), world.lease.as_ref().map(|seen| seen.holder.as_str())), (vec!["g-0"], Some("g-0")));
+    assert_eq!((world.leaders(), world.lease.as_ref().map(|lease| lease.holder.as_str())), (vec!["g-0"], Some("g-0")));
 }
 
 #[test]

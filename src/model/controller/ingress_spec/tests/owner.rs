@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::vip::{OWNERS, VipService};
 
-fn asked() -> DesiredVipService {
+fn desired() -> DesiredVipService {
     DesiredVipService {
         name: "svc:a".into(),
         group: "g".into(),
@@ -18,9 +18,9 @@ fn me() -> ServiceOwner {
     ServiceOwner { id: "me".into(), former: vec!["old".into()] }
 }
 
-fn held(owners: &str) -> VipService {
+fn existing(owners: &str) -> VipService {
     let annotations = [(OWNERS.to_owned(), owners.to_owned())].into();
-    let DesiredVipService { name, tags, ports, .. } = asked();
+    let DesiredVipService { name, tags, ports, .. } = desired();
     VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
 }
 
@@ -39,64 +39,64 @@ fn written(verdict: OwnershipVerdict) -> VipService {
 
 #[test]
 fn a_service_is_made_joined_and_left_by_clusters() {
-    let made = written(verify_owner(None, &asked(), &me(), false));
+    let made = written(verify_owner(None, &desired(), &me(), false));
     assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
-    assert_eq!(verify_owner(Some(&held(&refs(&["me"]))), &asked(), &me(), false), OwnershipVerdict::Settled);
-    let joined = written(verify_owner(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
+    assert_eq!(verify_owner(Some(&existing(&refs(&["me"]))), &desired(), &me(), false), OwnershipVerdict::Settled);
+    let joined = written(verify_owner(Some(&existing(&refs(&["them"]))), &desired(), &me(), false));
     assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
-    let taken = written(verify_owner(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
+    let taken = written(verify_owner(Some(&existing(&refs(&["old"]))), &desired(), &me(), false));
     assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
 
-    let moved = DesiredVipService { group: "h".into(), ..asked() };
-    let service = written(verify_owner(Some(&held(&refs(&["them", "me"]))), &moved, &me(), false));
+    let moved = DesiredVipService { group: "h".into(), ..desired() };
+    let service = written(verify_owner(Some(&existing(&refs(&["them", "me"]))), &moved, &me(), false));
     let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
 
     assert_eq!(release(None, &me()), Release::Nothing);
-    assert_eq!(release(Some(&held(&refs(&["them"]))), &me()), Release::Nothing);
-    assert_eq!(release(Some(&held(&refs(&["me"]))), &me()), Release::Delete);
-    let Release::Write(left) = release(Some(&joined), &me()) else { panic!("they have it still") };
-    assert_eq!(*left, held(&refs(&["them"])));
+    assert_eq!(release(Some(&existing(&refs(&["them"]))), &me()), Release::Nothing);
+    assert_eq!(release(Some(&existing(&refs(&["me"]))), &me()), Release::Delete);
+    let Release::Write(remaining) = release(Some(&joined), &me()) else { panic!("they have it still") };
+    assert_eq!(*remaining, existing(&refs(&["them"])));
 }
 
 #[test]
 fn what_is_not_ours_is_left_alone() {
-    let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
-    assert_eq!(verify_owner(Some(&foreign), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    let foreign = VipService { annotations: BTreeMap::new(), ..existing("") };
+    assert_eq!(verify_owner(Some(&foreign), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
     assert_eq!(
-        verify_owner(Some(&held("not JSON")), &DesiredVipService { adopt: true, ..asked() }, &me(), true),
+        verify_owner(Some(&existing("not JSON")), &DesiredVipService { adopt: true, ..desired() }, &me(), true),
         OwnershipVerdict::Refused(OwnershipRefusal::Foreign)
     );
-    let adopted = written(verify_owner(Some(&foreign), &DesiredVipService { adopt: true, ..asked() }, &me(), false));
+    let adopted = written(verify_owner(Some(&foreign), &DesiredVipService { adopt: true, ..desired() }, &me(), false));
     assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
     assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
-    let again = verify_owner(Some(&adopted), &DesiredVipService { adopt: true, ..asked() }, &me(), true);
+    let again = verify_owner(Some(&adopted), &DesiredVipService { adopt: true, ..desired() }, &me(), true);
     assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
-    assert_eq!(written(verify_owner(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
+    assert_eq!(written(verify_owner(Some(&foreign), &desired(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
-    assert_eq!(verify_owner(Some(&held(alone)), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
-    let twin = held(&refs(&["them"]));
+    assert_eq!(verify_owner(Some(&existing(alone)), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
+    let twin = existing(&refs(&["them"]));
     assert_eq!(
-        verify_owner(Some(&twin), &DesiredVipService { share: false, ..asked() }, &me(), false),
+        verify_owner(Some(&twin), &DesiredVipService { share: false, ..desired() }, &me(), false),
         OwnershipVerdict::Refused(OwnershipRefusal::Twin)
     );
-    assert!(matches!(verify_owner(Some(&twin), &asked(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
+    assert!(matches!(verify_owner(Some(&twin), &desired(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
 }
 
 #[test]
 fn clusters_that_want_different_things_come_to_rest() {
-    let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
+    let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..desired() };
     let them = ServiceOwner { id: "them".into(), ..ServiceOwner::default() };
-    let mut service = written(verify_owner(None, &asked(), &me(), false));
+    let mut service = written(verify_owner(None, &desired(), &me(), false));
     for _ in 0..3 {
-        for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-            if let OwnershipVerdict::Write { service: written, .. } = verify_owner(Some(&service), asked, owner, true) {
+        for (desired, owner) in [(&other, &them), (&desired(), &me())] {
+            if let OwnershipVerdict::Write { service: written, .. } = verify_owner(Some(&service), desired, owner, true) {
                 service = *written;
             }
         }
     }
-    assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), asked().tags.as_slice()));
-    for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-        assert_eq!(verify_owner(Some(&service), asked, owner, true), OwnershipVerdict::Settled);
+    assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), desired().tags.as_slice()));
+    for (desired, owner) in [(&other, &them), (&desired(), &me())] {
+        assert_eq!(verify_owner(Some(&service), desired, owner, true), OwnershipVerdict::Settled);
     }
 }

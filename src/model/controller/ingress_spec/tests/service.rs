@@ -16,9 +16,9 @@ fn a_service_is_published_by_its_addresses() {
 }
 
 /// What a Service comes to that asks for the client's address so.
-fn announced(asked: &str, spec: Value) -> Result<PublishSpec, Vec<String>> {
+fn announced(annotation: &str, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let mut service = object("web", spec);
-    service.metadata.annotations = Some([("tailyard.io/proxy-protocol".to_owned(), asked.to_owned())].into());
+    service.metadata.annotations = Some([("tailyard.io/proxy-protocol".to_owned(), annotation.to_owned())].into());
     ingress_spec::service(&service)
 }
 
@@ -41,9 +41,9 @@ fn ports_are_told_the_clients_address_where_that_is_asked_for() {
         let ports = json!([{"name": "smtp", "port": 25, "protocol": "TCP"}, {"port": 465}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
         json!({"clusterIP": "10.0.0.1", "ports": ports})
     };
-    for (asked, ports) in [("true", vec![25, 465]), ("smtp", vec![25]), ("25, 465", vec![25, 465]), ("false", vec![])] {
-        let PublishTarget::Whole(whole) = announced(asked, spec()).expect("valid").target else { panic!("it is a Service") };
-        assert_eq!(whole.proxy_protocol, ports.into_iter().collect(), "{asked}");
+    for (annotation, ports) in [("true", vec![25, 465]), ("smtp", vec![25]), ("25, 465", vec![25, 465]), ("false", vec![])] {
+        let PublishTarget::Whole(whole) = announced(annotation, spec()).expect("valid").target else { panic!("it is a Service") };
+        assert_eq!(whole.proxy_protocol, ports.into_iter().collect(), "{annotation}");
     }
     for bad in ["53", "dns", "26", "v3"] {
         let wrong = announced(bad, spec()).expect_err("no such port");

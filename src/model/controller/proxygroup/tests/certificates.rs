@@ -41,15 +41,15 @@ fn a_group_says_which_certificates_are_not_there() {
     assert_eq!(world.says("in", PUBLISHED).1, "ServicesRejected", "a part of it is not served");
     let lacking = world.says("in", CERTIFIED);
     assert!(lacking.1 == "CertificatesMissing" && lacking.2.contains("www.example.com (Ingress default/app)"), "{lacking:?}");
-    assert_eq!(world.told("PartiallyAdvertised"), 1);
+    assert_eq!(world.event_count("PartiallyAdvertised"), 1);
     own(&mut world, "www", -1, 90);
     world.settle();
     assert_eq!(world.says("in", CERTIFIED).2, "2 of 2 certificates are there.");
     let secret = object(Kind::Secret, "app.tail1234.ts.net");
-    let mut held = serde_json::Value::clone(&world.objects[&secret]);
-    held["metadata"]["annotations"]["tailyard.io/acme-order-status"] =
+    let mut stored = serde_json::Value::clone(&world.objects[&secret]);
+    stored["metadata"]["annotations"]["tailyard.io/acme-order-status"] =
         json!(r#"{"failures":3,"reason":"RateLimited","message":"too many"}"#);
-    world.objects.insert(secret, held.into());
+    world.objects.insert(secret, stored.into());
     world.settle();
     let failing = world.says("in", CERTIFIED);
     assert!(failing.1 == "CertificatesFailing" && failing.2.contains("app.tail1234.ts.net (RateLimited)"), "{failing:?}");
@@ -77,9 +77,9 @@ fn certificate_of_the_group_that_has_ended_is_not_issued() {
     world.settle();
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
     let secret = object(Kind::Secret, "app.tail1234.ts.net");
-    let mut held = serde_json::Value::clone(&world.objects[&secret]);
-    held["validUntil"] = json!(day(3).to_string());
-    world.objects.insert(secret, held.into());
+    let mut stored = serde_json::Value::clone(&world.objects[&secret]);
+    stored["validUntil"] = json!(day(3).to_string());
+    world.objects.insert(secret, stored.into());
     on(&mut world, 2);
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
     on(&mut world, 3);
@@ -101,14 +101,14 @@ fn the_end_of_a_certificate_that_the_group_does_not_renew_is_told_before_it_come
     let ending = world.says("in", CERTIFIED);
     assert!((&*ending.0, &*ending.1) == ("True", "CertificatesExpiring"), "it serves still: {ending:?}");
     assert!(ending.2.starts_with("1 of 4 certificates") && ending.2.contains("www.example.com (Ingress default/app)"), "{ending:?}");
-    assert_eq!((world.told("CertificateExpiring"), world.says("in", PUBLISHED).2), (1, "2 of 2 are published.".to_owned()));
+    assert_eq!((world.event_count("CertificateExpiring"), world.says("in", PUBLISHED).2), (1, "2 of 2 are published.".to_owned()));
 
     on(&mut world, 91);
     let ended = world.says("in", CERTIFIED);
     assert!((&*ended.0, &*ended.1) == ("False", "CertificatesInvalid"), "{ended:?}");
     let published = world.says("in", PUBLISHED).2;
     assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
-    assert_eq!((world.told("CertificateExpiring"), world.told("PartiallyAdvertised")), (1, 1));
+    assert_eq!((world.event_count("CertificateExpiring"), world.event_count("PartiallyAdvertised")), (1, 1));
     let summary = world.memories["in"].summary().expect("a summary").clone();
     assert_eq!((summary.certified[&Certified::Invalid], summary.certified[&Certified::Issued]), (1, 3), "the other is as it was");
     assert!(world.config("in").routes["svc:app"].hosts.contains_key("www.example.com"), "which clients take it is theirs to say");
@@ -165,9 +165,9 @@ fn claimed_domain_widens_no_role() {
     assert!(role_secrets(&world).contains("shop.tail1234.ts.net"));
     for replica in ["in-0", "in-1"] {
         let state = object(Kind::Secret, replica);
-        let mut held = serde_json::Value::clone(&world.objects[&state]);
-        held["data"]["device_fqdn"] = serde_json::to_value(k8s_openapi::ByteString(b"in-0.oauth.".to_vec())).expect("JSON");
-        world.objects.insert(state, held.into());
+        let mut stored = serde_json::Value::clone(&world.objects[&state]);
+        stored["data"]["device_fqdn"] = serde_json::to_value(k8s_openapi::ByteString(b"in-0.oauth.".to_vec())).expect("JSON");
+        world.objects.insert(state, stored.into());
         world.asleep.insert(replica.into());
     }
     let foreign = object(Kind::Secret, "shop.oauth");

@@ -58,7 +58,7 @@ fn what_does_not_fit_is_refused_and_takes_nothing_from_what_does() {
     let ports: Vec<u16> = (1..=400).collect();
     let ready = |world: &World| -> Vec<usize> {
         let there = |index: &usize| world.services.contains_key(&("default".to_owned(), format!("s{index}")));
-        let ready = |index: &usize| world.condition(&format!("s{index}"), EGRESS_SVC_READY).is_some_and(|told| told.0 == "True");
+        let ready = |index: &usize| world.condition(&format!("s{index}"), EGRESS_SVC_READY).is_some_and(|condition| condition.0 == "True");
         (0..45).filter(there).filter(ready).collect()
     };
     for index in 0..20 {
@@ -76,8 +76,8 @@ fn what_does_not_fit_is_refused_and_takes_nothing_from_what_does() {
     assert_eq!(served, (0..served.len()).collect::<Vec<_>>(), "the oldest");
     assert_eq!((world.entries("pg").len(), world.children().len()), (served.len(), served.len()), "nothing is made for the others");
     assert!(entries.iter().all(|(key, entry)| world.entries("pg").get(key) == Some(entry)) && world.external_name("s7") == names);
-    let told = world.condition("s44", EGRESS_SVC_CONFIGURED).expect("a condition");
-    assert!(told.0 == "False" && told.2.contains("is full: use another ProxyGroup"), "{told:?}");
+    let condition = world.condition("s44", EGRESS_SVC_CONFIGURED).expect("a condition");
+    assert!(condition.0 == "False" && condition.2.contains("is full: use another ProxyGroup"), "{condition:?}");
     world.delete_service("s3");
     world.settle();
     assert_eq!(ready(&world).len(), served.len(), "another takes its place");

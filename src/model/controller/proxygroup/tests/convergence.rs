@@ -44,7 +44,7 @@ impl Act {
         let nth = |count: usize, which: u8| usize::from(which) % count.max(1);
         match self {
             Self::Group(name, replicas) => {
-                let deleting = world.groups.get(&group(*name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some());
+                let deleting = world.groups.get(&group(*name)).is_some_and(|stored| stored.metadata.deletion_timestamp.is_some());
                 if !deleting {
                     world.group(&group(*name), json!({"type": "egress", "replicas": replicas}));
                 }

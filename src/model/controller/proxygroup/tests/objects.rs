@@ -29,9 +29,9 @@ fn drift_is_repaired() {
         (object(Kind::StatefulSet, "pg"), "/spec/template/spec/terminationGracePeriodSeconds", json!(1)),
         (object(Kind::ConfigMap, "pg-egress-config"), "/binaryData", json!({})),
     ] {
-        let mut held = serde_json::Value::clone(&world.objects[&object]);
-        *held.pointer_mut(pointer).expect("a field") = value;
-        world.objects.insert(object.clone(), held.into());
+        let mut stored = serde_json::Value::clone(&world.objects[&object]);
+        *stored.pointer_mut(pointer).expect("a field") = value;
+        world.objects.insert(object.clone(), stored.into());
         let repaired = world.pass("pg");
         assert_eq!(repaired.apply.iter().map(|manifest| &manifest.object).collect::<Vec<_>>(), [&object]);
         assert!(idle(&world.pass("pg")));
@@ -67,9 +67,9 @@ fn a_foreign_child_is_told_to_the_service_too() {
     observed.owned.insert(child.clone(), json!({"metadata": {"name": child.name, "namespace": NS, "uid": "x"}, "spec": {}}).into());
     let made = pass(&observed);
     assert!(made.apply.iter().all(|manifest| manifest.object != child) && made.delete.is_empty());
-    let told = |subject: &Subject| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
-    assert!(told(&Subject::Group), "{:?}", made.events);
-    assert!(told(&Subject::Service { namespace: "default".into(), name: "web".into() }), "{:?}", made.events);
+    let has_event = |subject: &Subject| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
+    assert!(has_event(&Subject::Group), "{:?}", made.events);
+    assert!(has_event(&Subject::Service { namespace: "default".into(), name: "web".into() }), "{:?}", made.events);
     let update = made.services.iter().find(|update| update.name == "web").and_then(|update| update.conditions.clone()).expect("conditions");
     let configured = crate::model::base::conditions::get(&update, EGRESS_SVC_CONFIGURED).expect("a condition");
     assert!(configured.status == "False" && configured.message.contains("is in the way"), "{configured:?}");

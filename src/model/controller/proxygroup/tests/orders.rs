@@ -98,7 +98,7 @@ fn owners(world: &World, name: &str) -> Vec<String> {
 /// The Secret of a name's certificate.
 fn secret(world: &World, name: usize) -> Option<ObjectRef> {
     let of = |dns: &str| dns.split('.').next() == Some(&label(name));
-    world.objects.iter().find(|(_, held)| domain_of(held).is_some_and(of)).map(|(object, _)| object.clone())
+    world.objects.iter().find(|(_, stored)| domain_of(stored).is_some_and(of)).map(|(object, _)| object.clone())
 }
 
 /// Whether a replica whose Pod is there says that it advertises a name. A Pod that is new may have been told otherwise: what is said
@@ -145,11 +145,11 @@ impl Size {
 
     /// Whether all names were taken back by their users.
     fn over(self, world: &World) -> bool {
-        (0..self.names).all(|name| ingress(world, name).is_none_or(|held| held.metadata.deletion_timestamp.is_some()))
+        (0..self.names).all(|name| ingress(world, name).is_none_or(|stored| stored.metadata.deletion_timestamp.is_some()))
     }
 
     /// What is left of ours of the names, and of the group if that was taken back, too.
-    fn left(self, world: &World) -> Vec<String> {
+    fn remaining(self, world: &World) -> Vec<String> {
         let ours = |name: &String| owners(world, name).iter().any(|owner| owner == "here");
         let vips = (0..self.names).map(vip).filter(ours);
         let secrets = (0..self.names).filter_map(|name| secret(world, name)).map(|object| object.to_string());
@@ -174,7 +174,7 @@ impl Step {
         let there = |ordinal| world.pods.contains_key(&names::replica(GROUP, ordinal));
         let owned = |name, by: &str| owners(world, &vip(name)).iter().any(|owner| owner == by);
         match self {
-            Self::DeleteIngress(name) => ingress(world, name).is_some_and(|held| held.metadata.deletion_timestamp.is_none()),
+            Self::DeleteIngress(name) => ingress(world, name).is_some_and(|stored| stored.metadata.deletion_timestamp.is_none()),
             Self::DeleteGroup => world.groups.get(GROUP).is_some_and(|group| group.metadata.deletion_timestamp.is_none()),
             Self::Kill(ordinal) | Self::Acknowledge(ordinal) => there(ordinal),
             Self::DeleteVip(name) => world.hosted.vips.contains_key(&vip(name)),
@@ -196,7 +196,7 @@ impl Step {
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
             // What we had listed does not tell of it.
             Self::Join(name) => elsewhere(world, |hosted| {
-                let asked = DesiredVipService {
+                let desired = DesiredVipService {
                     name: vip(name),
                     group: "g".into(),
                     tags: Vec::new(),
@@ -204,7 +204,7 @@ impl Step {
                     share: true,
                     adopt: false,
                 };
-                hosted.publish(&asked, &them(), true);
+                hosted.publish(&desired, &them(), true);
             }),
             Self::Leave(name) => elsewhere(world, |hosted| hosted.release(&vip(name), &them())),
             Self::Restart => (world.hosted.listed, world.tailnet) = (None, TailnetState::Asking),
@@ -228,13 +228,13 @@ impl Step {
             let (vip, theirs) = (vip(name), |world: &World, name: &str| owners(world, name).iter().any(|owner| owner == "them"));
             let gone = before.hosted.vips.contains_key(&vip) && !after.hosted.vips.contains_key(&vip);
             let ours = owners(after, &vip).iter().any(|owner| owner == "here");
-            let held = |world: &World| ingress(world, name).is_some_and(|held| held.metadata.finalizers.iter().flatten().next().is_some());
+            let stored = |world: &World| ingress(world, name).is_some_and(|stored| stored.metadata.finalizers.iter().flatten().next().is_some());
             let faults = [
                 (gone && advertising(before, &vip), "it was deleted while a replica advertised it"),
                 (theirs(before, &vip) != theirs(after, &vip), "another cluster's part in it was touched"),
                 (secret(before, name).is_some() && secret(after, name).is_none() && ours, "its certificate went before it"),
-                (held(before) && !held(after) && ours, "its Ingress was let go before it"),
-                (held(before) && !held(after) && secret(after, name).is_some(), "its Ingress was let go before its certificate"),
+                (stored(before) && !stored(after) && ours, "its Ingress was let go before it"),
+                (stored(before) && !stored(after) && secret(after, name).is_some(), "its Ingress was let go before its certificate"),
                 (
                     advertises(after, &vip) && !after.config(GROUP).origins.contains_key(&vip),
                     "a replica advertises it, and nothing serves it",
@@ -261,14 +261,14 @@ fn key(world: &World) -> String {
         (metadata.deletion_timestamp.is_some(), metadata.finalizers.clone().unwrap_or_default())
     };
     let groups: Vec<_> = world.groups.values().map(|group| metadata(&group.metadata)).collect();
-    let ingresses: Vec<_> = world.ingresses.iter().map(|((_, name), held)| (name, metadata(&held.metadata))).collect();
-    let objects: Vec<_> = world.objects.iter().map(|(object, held)| (object.kind, &object.name, filled(held))).collect();
+    let ingresses: Vec<_> = world.ingresses.iter().map(|((_, name), stored)| (name, metadata(&stored.metadata))).collect();
+    let objects: Vec<_> = world.objects.iter().map(|(object, stored)| (object.kind, &object.name, filled(stored))).collect();
     let config = world.config(GROUP);
     let config = (config.origins.keys(), config.serve.keys(), config.routes.keys());
     let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| said(&replica)).collect();
     let owned: Vec<_> = world.hosted.vips.keys().map(|name| (name, owners(world, name))).collect();
     let listed =
-        world.hosted.listed.as_ref().map(|listed| listed.services.iter().map(|(name, held)| (name, &held.annotations)).collect::<Vec<_>>());
+        world.hosted.listed.as_ref().map(|listed| listed.services.iter().map(|(name, stored)| (name, &stored.annotations)).collect::<Vec<_>>());
     let asking = world.tailnet == TailnetState::Asking;
     let plane = (owned, listed, asking, world.devices.keys().collect::<Vec<_>>(), world.keys.len());
     format!("{groups:?} {ingresses:?} {objects:?} {config:?} {replicas:?} {plane:?}")
@@ -281,9 +281,9 @@ fn said(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
     let own = uid.clone().map(|uid| state.is_some_and(|state| state.pod_uid == uid));
     let state = state.map(|state| (state.device_id.clone(), state.advertises.clone()));
     let config = replica.config.as_deref();
-    let told = config
+    let advertised = config
         .map(|config| (config.advertises().map(str::to_owned).collect::<Vec<_>>(), config.auth_key().is_some(), config.key_id.is_some()));
-    (own, state, told, replica.device().cloned())
+    (own, state, advertised, replica.device().cloned())
 }
 
 /// How a state came to be, for the message of a failure.
@@ -300,7 +300,7 @@ fn story(states: &[State], mut at: usize) -> String {
 /// Goes through everything that can happen; the states, in the order of how many steps they need.
 fn explore(size: Size) -> Vec<State> {
     let world = size.world();
-    let mut known = HashMap::from([(key(&world), 0)]);
+    let mut visited = HashMap::from([(key(&world), 0)]);
     let mut states = vec![State { world, before: None, follows: Vec::new() }];
     let (steps, mut next) = (size.steps(), VecDeque::from([0]));
     while let Some(at) = next.pop_front() {
@@ -314,7 +314,7 @@ fn explore(size: Size) -> Vec<State> {
                 panic!("{fault}: after {}, {step:?}", story(&states, at));
             }
             let new = states.len();
-            let to = *known.entry(key(&world)).or_insert(new);
+            let to = *visited.entry(key(&world)).or_insert(new);
             if to == new {
                 states.push(State { world, before: Some((at, *step)), follows: Vec::new() });
                 next.push_back(new);
@@ -337,8 +337,8 @@ fn all_end(size: Size, states: &[State]) {
     }
     let mut ended: Vec<usize> = (0..states.len()).filter(|at| over[*at] && awaited[*at] == 0).collect();
     for at in &ended {
-        let left = size.left(&states[*at].world);
-        assert!(left.is_empty(), "{left:?} is left after {}", story(states, *at));
+        let remaining = size.remaining(&states[*at].world);
+        assert!(remaining.is_empty(), "{remaining:?} is left after {}", story(states, *at));
     }
     let mut count = 0;
     while let Some(at) = ended.pop() {

@@ -150,7 +150,7 @@ fn what_the_other_image_cannot_do_is_said_once() {
         world.settle();
         let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
         assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("take Tailyard's image"), "{valid:?}");
-        assert_eq!((world.told("IngressSvcInvalid"), world.config("in").mappings.len()), (1, 0));
+        assert_eq!((world.event_count("IngressSvcInvalid"), world.config("in").mappings.len()), (1, 0));
     }
 }
 
@@ -171,8 +171,8 @@ fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
     let wanted = "3 of 5 are not published as they ask: Ingress default/bad (InvalidIngressConfiguration), Ingress default/theirs \
                   (InvalidTailscaleService), Ingress default/twin (NameConflict).";
     assert!(published.0 == "False" && published.1 == "ServicesRejected" && published.2.starts_with(wanted), "{published:?}");
-    let told = ["InvalidIngressConfiguration", "InvalidTailscaleService", "NameConflict"].map(|reason| world.told(reason));
-    assert_eq!(told, [1, 1, 1]);
+    let counts = ["InvalidIngressConfiguration", "InvalidTailscaleService", "NameConflict"].map(|reason| world.event_count(reason));
+    assert_eq!(counts, [1, 1, 1]);
 
     let events = world.events.len();
     (world.memories, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
@@ -208,13 +208,13 @@ fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
     world.settle();
     let published = world.says("in", PUBLISHED).2;
     assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
-    assert_eq!(world.told("PartiallyAdvertised"), 1);
+    assert_eq!(world.event_count("PartiallyAdvertised"), 1);
     world.memories.clear();
     world.settle();
-    assert_eq!(world.told("PartiallyAdvertised"), 1, "not by one who begins anew");
+    assert_eq!(world.event_count("PartiallyAdvertised"), 1, "not by one who begins anew");
     world.hosted.funnel_errors.clear();
     world.settle();
-    assert_eq!((world.says("in", PUBLISHED).2, world.told("PartiallyAdvertised")), ("2 of 2 are published.".to_owned(), 1));
+    assert_eq!((world.says("in", PUBLISHED).2, world.event_count("PartiallyAdvertised")), ("2 of 2 are published.".to_owned(), 1));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn who_names_a_group_for_the_other_direction_is_told_so() {
     assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("pg is of type egress, which publishes nothing"), "{valid:?}");
     let valid = world.condition("out", EGRESS_SVC_VALID).expect("a condition");
     assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("in is not of type egress"), "{valid:?}");
-    assert_eq!(world.told("ProxyGroupNotReady"), 2, "the Service and the Ingress that are to be published");
+    assert_eq!(world.event_count("ProxyGroupNotReady"), 2, "the Service and the Ingress that are to be published");
     world.plain("db", json!({}), json!({"clusterIP": "10.96.0.22", "ports": [{"port": 80}]}));
     world.settle();
     assert_eq!(world.condition("db", INGRESS_SVC_VALID), None, "what was said of it goes");
@@ -302,7 +302,7 @@ fn refuse_what_does_not_fit(class: Option<serde_json::Value>, large: Make) -> Wo
     let config = world.config("in");
     assert_eq!(config.routes.keys().collect::<Vec<_>>(), ["svc:first", "svc:zz-last"]);
     assert!(config.size(false) <= 900 << 10);
-    assert_eq!(world.told("ConfigFull"), 1);
+    assert_eq!(world.event_count("ConfigFull"), 1);
     assert!(world.says("in", PUBLISHED).2.contains("Ingress default/large (ConfigFull)"), "{:?}", world.says("in", PUBLISHED));
     world
 }
@@ -327,19 +327,19 @@ fn config_that_does_not_fit_as_it_is_is_packed_for_replicas_that_unpack_it() {
     world.settle();
     let config = world.config("in");
     assert!(config.size(false) > 900 << 10 && config.size(true) < 300 << 10, "{} {}", config.size(false), config.size(true));
-    let held = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
-    let data: BTreeMap<String, k8s_openapi::ByteString> = serde_json::from_value(held["binaryData"].clone()).expect("keys");
+    let stored = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
+    let data: BTreeMap<String, k8s_openapi::ByteString> = serde_json::from_value(stored["binaryData"].clone()).expect("keys");
     assert!(data.contains_key(routes::KEY_COMPRESSED) && !data.contains_key(routes::KEY), "{:?}", data.keys());
     let keys = data.into_iter().map(|(key, value)| (key, value.0.into())).collect();
     let read = ServeDocument::read(&ServeDocument::unpacked(keys), None).expect("the data plane reads it");
     assert_eq!((read.served.sites.len(), read.served.faults.len()), (1, 0));
-    assert_eq!(world.told("ConfigFull"), 0);
+    assert_eq!(world.event_count("ConfigFull"), 0);
 
     world.delete_ingress("large");
     with_paths(&mut world, "small", 10);
     world.settle();
-    let held = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
-    assert!(held["binaryData"].get(routes::KEY).is_some(), "what fits again is plain again");
+    let stored = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
+    assert!(stored["binaryData"].get(routes::KEY).is_some(), "what fits again is plain again");
 }
 
 #[test]
@@ -354,5 +354,5 @@ fn older_object_has_the_port_for_the_internet() {
     world.settle();
     let routes = world.config("in").routes;
     assert_eq!((routes["svc:zz-first"].funnel, routes["svc:aa-second"].funnel), (true, false));
-    assert_eq!(world.told("PartiallyAdvertised"), 1);
+    assert_eq!(world.event_count("PartiallyAdvertised"), 1);
 }

@@ -80,8 +80,8 @@ impl Act {
     fn ask(&self, world: &mut World) {
         let key = |name: &str| ("default".to_owned(), name.to_owned());
         let going = |world: &World, name: &str| {
-            let service = world.services.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some());
-            service || world.ingresses.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some())
+            let service = world.services.get(&key(name)).is_some_and(|stored| stored.metadata.deletion_timestamp.is_some());
+            service || world.ingresses.get(&key(name)).is_some_and(|stored| stored.metadata.deletion_timestamp.is_some())
         };
         match self {
             Self::Ingress { name, group, label, good } => {
@@ -124,7 +124,7 @@ impl Act {
         match self {
             Self::Group(name, replicas) => {
                 let group = format!("g{name}");
-                if world.groups.get(&group).is_none_or(|held| held.metadata.deletion_timestamp.is_none()) {
+                if world.groups.get(&group).is_none_or(|stored| stored.metadata.deletion_timestamp.is_none()) {
                     let kind = if *name == 2 { "egress" } else { "ingress" };
                     world.group(&group, json!({"type": kind, "replicas": replicas}));
                 }
@@ -180,24 +180,24 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         namespace: namespace.clone(),
         name: name.clone(),
     };
-    let ingresses = world.ingresses.iter().filter_map(|(key, held)| {
-        let spec = held.spec.as_ref()?;
+    let ingresses = world.ingresses.iter().filter_map(|(key, stored)| {
+        let spec = stored.spec.as_ref()?;
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
         Some((
             origin(PublishSource::Ingress, key),
-            ingress_group(held, "tailscale")?.to_owned(),
-            ingress_label(held),
-            made(&held.metadata),
+            ingress_group(stored, "tailscale")?.to_owned(),
+            ingress_label(stored),
+            made(&stored.metadata),
             good,
         ))
     });
-    let services = world.services.iter().filter_map(|(key, held)| {
-        let label = service_label(held);
+    let services = world.services.iter().filter_map(|(key, stored)| {
+        let label = service_label(stored);
         let (good, backed) = (label.starts_with('l'), !world.hosted.unbacked.contains(key));
-        let external = held.spec.as_ref()?.external_name.is_some();
+        let external = stored.spec.as_ref()?.external_name.is_some();
         let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
         let good = good && (backed || external) && !(external && routed);
-        Some((origin(PublishSource::Service, key), service_group(held)?.to_owned(), label, made(&held.metadata), good))
+        Some((origin(PublishSource::Service, key), service_group(stored)?.to_owned(), label, made(&stored.metadata), good))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
@@ -223,16 +223,16 @@ fn right(world: &World) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(config.origins.get(&name), Some(who), "{} in {}", name, group);
         for (ordinal, replica) in world.observed_replicas(group) {
-            let told = replica.config.expect("it is told something");
-            let led = if hosted { told.advertises().any(|told| told == name) } else { told.routes().next().is_some() };
-            prop_assert!(led, "{}-{} is not told of {}", group, ordinal, name);
+            let advertised_config = replica.config.expect("it is told something");
+            let is_advertised = if hosted { advertised_config.advertises().any(|service| service == name) } else { advertised_config.routes().next().is_some() };
+            prop_assert!(is_advertised, "{}-{} is not told of {}", group, ordinal, name);
         }
     }
     let recorded: std::collections::BTreeSet<String> =
         world.groups.keys().flat_map(|group| world.config(group).origins.into_keys()).collect();
     prop_assert!(world.hosted.vips.keys().all(|name| recorded.contains(name)), "{:?} of {:?}", world.hosted.vips.keys(), recorded);
-    let stuck = world.ingresses.values().any(|held| held.metadata.deletion_timestamp.is_some());
-    prop_assert!(!stuck && world.services.values().all(|held| held.metadata.deletion_timestamp.is_none()), "something is stuck");
+    let stuck = world.ingresses.values().any(|stored| stored.metadata.deletion_timestamp.is_some());
+    prop_assert!(!stuck && world.services.values().all(|stored| stored.metadata.deletion_timestamp.is_none()), "something is stuck");
     prop_assert!(world.groups.values().all(|group| group.metadata.deletion_timestamp.is_none()));
     Ok(())
 }
@@ -242,9 +242,9 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
     let mut order = order.iter().cycle();
     loop {
         let name = |(_, name): &(String, String)| name.clone();
-        let groups = world.groups.iter().filter(|(_, held)| held.metadata.deletion_timestamp.is_none()).map(|(name, _)| (0, name.clone()));
-        let ingresses = world.ingresses.iter().filter(|(_, held)| held.metadata.deletion_timestamp.is_none());
-        let services = world.services.iter().filter(|(_, held)| held.metadata.deletion_timestamp.is_none());
+        let groups = world.groups.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none()).map(|(name, _)| (0, name.clone()));
+        let ingresses = world.ingresses.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
+        let services = world.services.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
         let secrets = world.objects.keys().filter(|object| object.kind == Kind::Secret && object.name.ends_with(".ts.net"));
         let all: Vec<(u8, String)> = groups
             .chain(ingresses.map(|(key, _)| (1, name(key))))
@@ -289,8 +289,8 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     demolish(&mut world, order);
     world.settle();
     prop_assert!(world.services.is_empty() && world.ingresses.is_empty() && world.groups.is_empty());
-    let left: Vec<_> = world.objects.keys().filter(|object| **object != accounts_ref(NS)).collect();
-    prop_assert!(left.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty(), "{:?} {:?}", left, world.hosted.vips.keys());
+    let remaining: Vec<_> = world.objects.keys().filter(|object| **object != accounts_ref(NS)).collect();
+    prop_assert!(remaining.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty(), "{:?} {:?}", remaining, world.hosted.vips.keys());
     Ok(())
 }
 

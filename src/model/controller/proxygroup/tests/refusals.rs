@@ -19,7 +19,7 @@ fn what_a_control_plane_denies_is_told_by_the_group_and_stops_nothing_else() {
     world.settle_denied("pg");
     let ready = world.ready("pg");
     assert!(ready.1 == "ProxyGroupCreationFailed" && ready.2.contains("403"), "{ready:?}");
-    assert_eq!((world.minted, world.told("ProxyGroupCreationFailed")), (1, 1), "the other replica has its key; said once");
+    assert_eq!((world.minted, world.event_count("ProxyGroupCreationFailed")), (1, 1), "the other replica has its key; said once");
     world.denied.clear();
     world.settle();
     assert_eq!(world.ready("pg").1, "ProxyGroupReady");
@@ -33,11 +33,11 @@ fn a_device_that_cannot_be_deleted_holds_its_group_for_five_minutes() {
     world.settle_denied("pg");
     let ready = world.ready("pg");
     assert!(ready.2.contains("403") && ready.2.contains("waits for that for five minutes"), "{ready:?}");
-    assert_eq!((world.devices.len(), world.told("DeviceOrphaned")), (1, 0), "what can be deleted is");
+    assert_eq!((world.devices.len(), world.event_count("DeviceOrphaned")), (1, 0), "what can be deleted is");
     world.now += 300;
     world.settle();
     assert!(world.groups.is_empty());
-    assert_eq!((world.devices.len(), world.told("DeviceOrphaned")), (1, 1), "what stays is named");
+    assert_eq!((world.devices.len(), world.event_count("DeviceOrphaned")), (1, 1), "what stays is named");
 }
 
 #[test]
@@ -46,9 +46,9 @@ fn a_late_denial_is_waited_for_as_long() {
     world.delete_group("pg");
     // Its Pods take long to drain.
     let set = object(Kind::StatefulSet, "pg");
-    let held = world.objects[&set].clone();
+    let stored = world.objects[&set].clone();
     world.pass("pg");
-    world.objects.insert(set.clone(), held);
+    world.objects.insert(set.clone(), stored);
     world.now += 3_600;
     world.objects.remove(&set);
     world.live();

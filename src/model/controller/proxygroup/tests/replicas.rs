@@ -80,9 +80,9 @@ fn a_key_that_was_never_used_is_revoked() {
 fn a_failed_key_is_replaced_once() {
     let mut world = serving();
     let state = object(Kind::Secret, "pg-0");
-    let mut held = serde_json::Value::clone(&world.objects[&state]);
-    held["data"]["reissue_authkey"] = json!("");
-    world.objects.insert(state, held.into());
+    let mut stored = serde_json::Value::clone(&world.objects[&state]);
+    stored["data"]["reissue_authkey"] = json!("");
+    world.objects.insert(state, stored.into());
     world.asleep.insert("pg-0".into());
     let made = world.pass("pg");
     assert!(

@@ -20,7 +20,7 @@ fn address(nth: u8) -> serde_json::Value {
 }
 
 /// The routes that each replica is told to advertise.
-fn told(world: &World) -> Vec<Vec<String>> {
+fn advertised_routes(world: &World) -> Vec<Vec<String>> {
     let replicas = world.observed_replicas("in");
     replicas.values().map(|replica| replica.config.iter().flat_map(|config| config.routes()).map(str::to_owned).collect()).collect()
 }
@@ -34,7 +34,7 @@ fn a_service_is_reached_by_its_address_in_the_cluster_unless_the_group_has_other
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
     world.settle();
-    assert_eq!(told(&world), [["10.96.0.30/32"], ["10.96.0.30/32"]]);
+    assert_eq!(advertised_routes(&world), [["10.96.0.30/32"], ["10.96.0.30/32"]]);
     assert_eq!((approved(&world), world.hosted.approved.len()), (["10.96.0.30/32".to_owned()].into(), 2));
     let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
     let says = "2/2 proxy backends ready and advertising, by a route to 10.96.0.30: ";
@@ -47,7 +47,7 @@ fn a_service_is_reached_by_its_address_in_the_cluster_unless_the_group_has_other
 
     world.delete_service("db");
     world.settle();
-    assert_eq!((told(&world), approved(&world)), (vec![vec![], vec![]], BTreeSet::new()), "what is said is an empty list");
+    assert_eq!((advertised_routes(&world), approved(&world)), (vec![vec![], vec![]], BTreeSet::new()), "what is said is an empty list");
     assert!(world.config("in").mappings.is_empty() && world.services.len() == 1);
 }
 
@@ -61,7 +61,7 @@ fn a_mapping_stays_until_no_replica_advertises_its_route() {
     for _ in 0..5 {
         world.round();
     }
-    assert!(told(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"), "in-1 advertises it still");
+    assert!(advertised_routes(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"), "in-1 advertises it still");
     world.asleep.clear();
     world.settle();
     assert!(world.config("in").mappings.is_empty());
@@ -75,7 +75,7 @@ fn addresses_of_the_groups_own_are_given_once_and_kept() {
     }
     world.settle();
     let of = |world: &World, name: &str| {
-        world.config("in").mappings.get(name).and_then(|held| held.ipv4.clone()).map(|pair| pair.tailscale_service_ip)
+        world.config("in").mappings.get(name).and_then(|stored| stored.ipv4.clone()).map(|pair| pair.tailscale_service_ip)
     };
     assert_eq!((of(&world, "svc:a"), of(&world, "svc:b"), of(&world, "svc:c")), (Some("10.9.0.1".into()), Some("10.9.0.2".into()), None));
     let valid = world.condition("c", INGRESS_SVC_VALID).expect("a condition");
@@ -122,7 +122,7 @@ fn a_route_that_is_not_approved_names_the_command() {
     let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
     assert_eq!((configured.0.as_str(), configured.1.as_str()), ("False", "RouteNotApproved"));
     assert!(configured.2.contains("headscale nodes approve-routes --identifier nin0 --routes 10.96.0.30/32"), "{configured:?}");
-    assert_eq!(world.told("RouteNotApproved"), 1);
+    assert_eq!(world.event_count("RouteNotApproved"), 1);
     world.denied.clear();
     world.settle();
     assert_eq!(world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition").0, "True");
@@ -139,7 +139,7 @@ fn a_restart_changes_nothing_and_tells_nobody_anew() {
     );
     world.ingress("none", "in", ("none", "web"));
     world.settle();
-    assert_eq!(world.told("NoTailscaleServices"), 2, "neither has a host of its own");
+    assert_eq!(world.event_count("NoTailscaleServices"), 2, "neither has a host of its own");
     let (writes, events) = (world.writes, world.events.len());
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());

@@ -100,12 +100,12 @@ fn what_a_replica_says_counts_word_for_word_and_for_its_own_pod_only() {
         let mut world = serving();
         world.asleep.insert("pg-1".into());
         let state = object(Kind::Secret, "pg-1");
-        let mut held = serde_json::Value::clone(&world.objects[&state]);
-        let text: k8s_openapi::ByteString = serde_json::from_value(held["data"]["egress-services"].clone()).expect("a status");
+        let mut stored = serde_json::Value::clone(&world.objects[&state]);
+        let text: k8s_openapi::ByteString = serde_json::from_value(stored["data"]["egress-services"].clone()).expect("a status");
         let text = String::from_utf8(text.0).expect("JSON");
         assert!(text.contains(&from), "{from} in {text}");
-        held["data"]["egress-services"] = json!(k8s_openapi::ByteString(text.replace(&from, &to).into_bytes()));
-        world.objects.insert(state, held.into());
+        stored["data"]["egress-services"] = json!(k8s_openapi::ByteString(text.replace(&from, &to).into_bytes()));
+        world.objects.insert(state, stored.into());
         world.settle();
         let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
         assert_eq!(ready.2, "1 out of 2 replicas are ready to route traffic", "{to}");
@@ -117,9 +117,9 @@ fn reverted_name_is_restored_at_once_whatever_replicas_acknowledge() {
     let mut world = serving();
     let name = world.external_name("db");
     let state = object(Kind::Secret, "pg-1");
-    let mut held = serde_json::Value::clone(&world.objects[&state]);
-    held["data"]["egress-services"] = json!(k8s_openapi::ByteString(b"{}".to_vec()));
-    world.objects.insert(state, held.into());
+    let mut stored = serde_json::Value::clone(&world.objects[&state]);
+    stored["data"]["egress-services"] = json!(k8s_openapi::ByteString(b"{}".to_vec()));
+    world.objects.insert(state, stored.into());
     world.asleep.insert("pg-1".into());
     let mut pod = serde_json::to_value(&world.pods["pg-1"]).expect("JSON");
     pod["status"]["conditions"][0]["status"] = json!("False");
@@ -143,8 +143,8 @@ fn an_invalid_service_keeps_what_it_had() {
     let mut world = serving();
     let (name, entries) = (world.external_name("db"), world.entries("pg"));
     world.service("db", json!({"tailscale.com/proxy-group": "pg", "tailscale.com/tailnet-ip": "nonsense"}), &[5432]);
-    let told = world.pass("pg");
-    assert_eq!(told.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["INVALIDSERVICE"]);
+    let first_pass = world.pass("pg");
+    assert_eq!(first_pass.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["INVALIDSERVICE"]);
     world.settle();
     assert_eq!((world.external_name("db"), world.entries("pg")), (name, entries));
     let valid = world.condition("db", EGRESS_SVC_VALID).expect("a condition");
@@ -186,11 +186,11 @@ fn a_service_is_let_go_in_whatever_way() {
         assert_eq!((first.delete.len(), world.entries("pg").len()), (1, 1), "{way}: the child goes before what serves it");
         world.settle();
         assert_eq!((world.children().len(), world.entries("pg").len()), (0, 0), "{way}");
-        let left = world.services.get(&("default".to_owned(), "db".to_owned()));
-        assert_eq!(left.is_none(), way == "deleted");
+        let remaining = world.services.get(&("default".to_owned(), "db".to_owned()));
+        assert_eq!(remaining.is_none(), way == "deleted");
         let clean = |service: &Service| service.metadata.finalizers.iter().flatten().count() == 0 && !claims::recorded(service);
-        assert!(left.is_none_or(clean), "{way}: {left:?}");
-        assert_eq!(world.told("EgressReleased"), usize::from(way != "deleted"), "{way}: its name leads nowhere, which is said once");
+        assert!(remaining.is_none_or(clean), "{way}: {remaining:?}");
+        assert_eq!(world.event_count("EgressReleased"), usize::from(way != "deleted"), "{way}: its name leads nowhere, which is said once");
     }
 }
 
@@ -199,7 +199,7 @@ fn a_service_is_told_of_a_group_that_is_not_there_or_not_egress() {
     let mut world = World::new();
     world.service("db", to("pg"), &[5432]);
     world.settle();
-    assert_eq!(world.condition("db", EGRESS_SVC_VALID).map(|held| (held.0, held.1)), Some(("Unknown".into(), "ProxyGroupNotReady".into())));
+    assert_eq!(world.condition("db", EGRESS_SVC_VALID).map(|stored| (stored.0, stored.1)), Some(("Unknown".into(), "ProxyGroupNotReady".into())));
     world.group("pg", json!({"type": "egress"}));
     world.settle();
     assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");

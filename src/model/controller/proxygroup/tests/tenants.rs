@@ -145,7 +145,7 @@ fn certificates_ordered_within_a_week_are_bounded_whatever_is_deleted() {
     world.ingress("d", "in", ("d", "web"));
     world.settle();
     assert_eq!(secrets(&world), [""; 0], "two were ordered within a week, and are gone");
-    assert_eq!(world.told("TooManyCertificates"), 2);
+    assert_eq!(world.event_count("TooManyCertificates"), 2);
     assert_eq!(world.config("in").orders["default"].len(), 2);
     world.now += 4 * DAY + DAY / 2;
     world.settle();

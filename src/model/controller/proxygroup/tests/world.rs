@@ -163,14 +163,14 @@ impl World {
 
     /// Makes a group, or gives it another spec.
     pub(super) fn group(&mut self, name: &str, spec: Value) {
-        let uid = self.groups.get(name).and_then(|held| held.metadata.uid.clone());
+        let uid = self.groups.get(name).and_then(|stored| stored.metadata.uid.clone());
         let uid = uid.unwrap_or_else(|| self.id());
         let mut group: ProxyGroup =
             serde_json::from_value(json!({"metadata": {"name": name, "uid": uid, "generation": 1}, "spec": spec})).expect("a group");
-        if let Some(held) = self.groups.get(name) {
-            group.metadata = held.metadata.clone();
-            group.metadata.generation = held.metadata.generation.map(|generation| generation + 1);
-            group.status.clone_from(&held.status);
+        if let Some(stored) = self.groups.get(name) {
+            group.metadata = stored.metadata.clone();
+            group.metadata.generation = stored.metadata.generation.map(|generation| generation + 1);
+            group.status.clone_from(&stored.status);
         }
         self.groups.insert(name.into(), group);
     }
@@ -193,13 +193,13 @@ impl World {
             "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": ports},
         }))
         .expect("a Service");
-        if let Some(held) = self.services.get(&key) {
+        if let Some(stored) = self.services.get(&key) {
             let annotations = service.metadata.annotations.take();
-            service.metadata = held.metadata.clone();
+            service.metadata = stored.metadata.clone();
             service.metadata.annotations = annotations;
-            service.status.clone_from(&held.status);
-            let held = held.spec.as_ref().and_then(|spec| spec.external_name.clone());
-            service.spec.as_mut().expect("a spec").external_name = held;
+            service.status.clone_from(&stored.status);
+            let stored = stored.spec.as_ref().and_then(|spec| spec.external_name.clone());
+            service.spec.as_mut().expect("a spec").external_name = stored;
         }
         self.services.insert(key, service);
     }
@@ -214,15 +214,15 @@ impl World {
 
     /// Every name of which a pass must be made.
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
-        let labelled = self.objects.values().filter_map(|held| owner_of(held));
+        let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
         self.groups.keys().cloned().chain(labelled).chain(self.services.values().flat_map(concerns)).chain(published).collect()
     }
 
-    fn show(&self, key: &(String, String), held: &Service) -> Arc<Service> {
+    fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
         let mut shown = self.shown.borrow_mut();
-        let last = shown.get(key).filter(|last| ***last == *held);
-        let now = last.cloned().unwrap_or_else(|| Arc::new(held.clone()));
+        let last = shown.get(key).filter(|last| ***last == *stored);
+        let now = last.cloned().unwrap_or_else(|| Arc::new(stored.clone()));
         shown.insert(key.clone(), Arc::clone(&now));
         now
     }
@@ -231,17 +231,17 @@ impl World {
         let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = self
             .objects
             .iter()
-            .filter(|(_, held)| owner_of(held).as_deref() == Some(name))
-            .map(|(key, held)| (key.clone(), held.clone()))
+            .filter(|(_, stored)| owner_of(stored).as_deref() == Some(name))
+            .map(|(key, stored)| (key.clone(), stored.clone()))
             .collect();
-        let parent = |held: &Value| {
-            let label = |key: &str| held["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
+        let parent = |stored: &Value| {
+            let label = |key: &str| stored["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
             (label(names::PARENT_NAMESPACE), label(names::PARENT))
         };
-        let parents: BTreeSet<_> = owned.values().map(|held| parent(held)).collect();
+        let parents: BTreeSet<_> = owned.values().map(|stored| parent(stored)).collect();
         let published = |key: &(String, String)| self.publishers(&claimant(PublishSource::Service, key)).contains(name);
-        let mine = |key: &(String, String), held: &Service| concerns(held).contains(name) || parents.contains(key) || published(key);
-        let services = self.services.iter().filter(|(key, held)| mine(key, held)).map(|(key, held)| (key.clone(), self.show(key, held)));
+        let mine = |key: &(String, String), stored: &Service| concerns(stored).contains(name) || parents.contains(key) || published(key);
+        let services = self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
         Observed {
             name: name.into(),
             now: self.time(),
@@ -274,10 +274,10 @@ impl World {
     }
 
     fn replica_by(&self, secrets: Secrets) -> ObservedReplica {
-        let place = secrets.each_ref().map(|held| held.as_ref().map_or(0, |held| Arc::as_ptr(held).addr()));
+        let place = secrets.each_ref().map(|stored| stored.as_ref().map_or(0, |stored| Arc::as_ptr(stored).addr()));
         let mut read = self.read.borrow_mut();
         let (replica, _) = read.replicas.entry(place).or_insert_with(|| {
-            let secret = |held: &Option<Arc<Value>>| held.as_ref().map(|held| secret(held));
+            let secret = |stored: &Option<Arc<Value>>| stored.as_ref().map(|stored| secret(stored));
             let [state, config] = secrets.each_ref().map(secret);
             (ObservedReplica::new(None, state.as_ref(), config.as_ref()), secrets)
         });
@@ -337,12 +337,12 @@ pub(super) fn idle(made: &GroupPlan) -> bool {
     GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
 }
 
-fn secret(held: &Value) -> Secret {
-    serde_json::from_value(held.clone()).expect("a Secret")
+fn secret(stored: &Value) -> Secret {
+    serde_json::from_value(stored.clone()).expect("a Secret")
 }
 
-fn owner_of(held: &Value) -> Option<String> {
-    let labels = serde_json::from_value(held["metadata"]["labels"].clone()).ok()?;
+fn owner_of(stored: &Value) -> Option<String> {
+    let labels = serde_json::from_value(stored["metadata"]["labels"].clone()).ok()?;
     group_of(&labels).map(str::to_owned)
 }
 

@@ -173,7 +173,7 @@ impl World {
         }
         for replica in self.replicas.iter().filter(|replica| replica.alive) {
             for name in replica.wanted.iter().filter(|name| serves(&replica.issuer, name, wall(self.now))) {
-                let id = replica.issuer.certificate(name).map(|held| &held.id);
+                let id = replica.issuer.certificate(name).map(|certificate| &certificate.id);
                 assert!(id.is_some_and(|id| self.stored.contains(id)), "{name} is advertised with {id:?}, which no Secret ever held");
             }
         }
@@ -184,7 +184,7 @@ impl World {
     pub(super) fn late(&self) -> Vec<&String> {
         let well = |replica: &Replica| replica.alive && replica.linked && replica.leads;
         let late = |(name, record): &(&String, &NameRecord)| {
-            let due = record.certificate.as_ref().map_or(0, |held| renew_at(held, None).as_second() - wall(0).as_second());
+            let due = record.certificate.as_ref().map_or(0, |certificate| renew_at(certificate, None).as_second() - wall(0).as_second());
             let pause = record.note.not_before.map_or(0, |until| until.as_second() - wall(0).as_second());
             let able = self.replicas.iter().enumerate().filter(|(_, replica)| well(replica)).map(|(ordinal, replica)| {
                 let others = self.changed.get(*name).filter(|(_, by)| *by != ordinal).map_or(0, |(at, _)| *at);
@@ -265,7 +265,7 @@ impl World {
         change(record);
         record.version = self.versions.to_string();
         let record = record.clone();
-        self.stored.extend(record.certificate.as_ref().map(|held| held.id.clone()));
+        self.stored.extend(record.certificate.as_ref().map(|certificate| certificate.id.clone()));
         self.changed.insert(name.to_owned(), (self.now, ordinal));
         for other in 0..self.replicas.len() {
             if other != ordinal && self.replicas[other].linked {
@@ -282,6 +282,6 @@ impl World {
     }
 
     pub(super) fn all_serve(&self) -> bool {
-        self.records.values().all(|record| record.certificate.as_ref().is_some_and(|held| usable(held, wall(self.now))))
+        self.records.values().all(|record| record.certificate.as_ref().is_some_and(|certificate| usable(certificate, wall(self.now))))
     }
 }

@@ -11,7 +11,7 @@ struct Lab {
     now: At,
 }
 
-fn seen(state: BackendState) -> DaemonEvent {
+fn backend(state: BackendState) -> DaemonEvent {
     DaemonEvent::Backend(BusState { state, login_broken: false, have_node_key: true })
 }
 
@@ -55,7 +55,7 @@ impl Lab {
 
     fn running(mut self) -> Self {
         self.connect();
-        self.on(seen(BackendState::Running));
+        self.on(backend(BackendState::Running));
         assert_eq!(self.phase(), DaemonPhase::Running);
         self
     }
@@ -71,11 +71,11 @@ fn a_daemon_comes_up_step_by_step() {
     let steps = [
         (DaemonEvent::Spawned, DaemonPhase::Spawned),
         (DaemonEvent::Connected, DaemonPhase::SocketUp),
-        (seen(BackendState::NoState), DaemonPhase::NoState),
-        (seen(BackendState::Starting), DaemonPhase::Starting),
-        (seen(BackendState::Running), DaemonPhase::Running),
-        (seen(BackendState::Stopped), DaemonPhase::Degraded),
-        (seen(BackendState::Running), DaemonPhase::Running),
+        (backend(BackendState::NoState), DaemonPhase::NoState),
+        (backend(BackendState::Starting), DaemonPhase::Starting),
+        (backend(BackendState::Running), DaemonPhase::Running),
+        (backend(BackendState::Stopped), DaemonPhase::Degraded),
+        (backend(BackendState::Running), DaemonPhase::Running),
     ];
     for (event, phase) in steps {
         assert_eq!(lab.on(event), []);
@@ -88,7 +88,7 @@ fn a_crash_of_what_worked_is_mended_at_once() {
     let mut lab = Lab::new(&settings()).running();
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     assert_eq!((lab.phase(), lab.machine.restarts()), (DaemonPhase::Down, 1));
-    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
+    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, backend(BackendState::Running)] {
         lab.on(event);
     }
     assert_eq!(lab.on(DaemonEvent::Exited), [], "not again and again");
@@ -121,7 +121,7 @@ fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
     }
     assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
     lab.on(DaemonEvent::Connected);
-    lab.on(seen(BackendState::Running));
+    lab.on(backend(BackendState::Running));
     lab.now += STEADY;
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
 }
@@ -188,7 +188,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     let mut lab = Lab::in_secret();
     lab.on(DaemonEvent::Key(old.clone()));
     lab.connect();
-    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
+    assert_eq!(lab.on(backend(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(request))), []);
@@ -198,7 +198,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     assert_eq!(lab.on(DaemonEvent::Key(new.clone())), [DaemonAction::Write(clear.clone())]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(clear))), [DaemonAction::LoginWith(new)]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(())))), []);
-    assert_eq!(lab.on(seen(BackendState::Running)), []);
+    assert_eq!(lab.on(backend(BackendState::Running)), []);
     assert_eq!((lab.phase(), lab.machine.auth().to_string()), (DaemonPhase::Running, "settled".into()));
 }
 
@@ -206,7 +206,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
 fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
     let mut lab = Lab::in_secret();
     lab.connect();
-    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(backend(BackendState::NeedsLogin));
     lab.on(DaemonEvent::Auth(AuthEvent::Left));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     lab.on(DaemonEvent::Key(Secret::new("new")));
@@ -222,12 +222,12 @@ fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
 fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
     let mut lab = Lab::in_secret();
     lab.connect();
-    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(backend(BackendState::NeedsLogin));
     lab.on(DaemonEvent::Auth(AuthEvent::Left));
     lab.on(DaemonEvent::Exited);
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Spawn]);
-    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::NeedsLogin)] {
+    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, backend(BackendState::NeedsLogin)] {
         assert_eq!(lab.on(event), []);
     }
 }
@@ -249,7 +249,7 @@ fn outside_a_secret_another_key_is_simply_tried() {
     let mut lab = Lab::new(&settings());
     lab.on(DaemonEvent::Key(Secret::new("old")));
     lab.connect();
-    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), []);
+    assert_eq!(lab.on(backend(BackendState::NeedsLogin)), []);
     assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
 
@@ -257,24 +257,24 @@ fn outside_a_secret_another_key_is_simply_tried() {
 fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
     let mut lab = Lab::two_step(false);
     lab.connect();
-    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::Login]);
+    assert_eq!(lab.on(backend(BackendState::NeedsLogin)), [DaemonAction::Login]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
     assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Login]);
     lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(()))));
-    assert_eq!(lab.after(SECOND * 3, seen(BackendState::NeedsLogin)), [], "it takes a while");
-    assert_eq!(lab.on(seen(BackendState::Running)), []);
+    assert_eq!(lab.after(SECOND * 3, backend(BackendState::NeedsLogin)), [], "it takes a while");
+    assert_eq!(lab.on(backend(BackendState::Running)), []);
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
     lab.on(DaemonEvent::Connected);
-    assert_eq!(lab.on(seen(BackendState::Starting)), [DaemonAction::TellPrefs]);
+    assert_eq!(lab.on(backend(BackendState::Starting)), [DaemonAction::TellPrefs]);
 }
 
 #[test]
 fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
     let mut lab = Lab::two_step(true);
     lab.connect();
-    lab.on(seen(BackendState::Starting));
-    assert_eq!(lab.on(seen(BackendState::Running)), [DaemonAction::TellPrefs]);
+    lab.on(backend(BackendState::Starting));
+    assert_eq!(lab.on(backend(BackendState::Running)), [DaemonAction::TellPrefs]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Applied(Ok(())))), []);
 }
 

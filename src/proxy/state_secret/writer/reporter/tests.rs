@@ -76,7 +76,7 @@ impl Play {
     }
 
     /// What is in the file once everything said by now is written.
-    async fn told(&self) -> BTreeMap<String, String> {
+    async fn reported(&self) -> BTreeMap<String, String> {
         tokio::time::sleep(2 * PACE).await;
         timeout(LONG, self.ledger.written()).await.expect("written");
         let file = std::fs::read(self.place.path().join("state.json")).unwrap_or_else(|_| b"{}".to_vec());
@@ -84,7 +84,7 @@ impl Play {
     }
 
     async fn status(&self) -> egress::EgressStatus {
-        serde_json::from_str(&self.told().await["egress-services"]).expect("a status")
+        serde_json::from_str(&self.reported().await["egress-services"]).expect("a status")
     }
 }
 
@@ -92,14 +92,14 @@ impl Play {
 async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
     let play = play();
     play.netmap.send_replace(Some(netmap(true)));
-    assert_eq!(play.told().await, [("device_id".to_owned(), "n1".to_owned())].into());
+    assert_eq!(play.reported().await, [("device_id".to_owned(), "n1".to_owned())].into());
     play.programmed.send_modify(|programmed| programmed.current = false);
-    assert_eq!(play.told().await.len(), 1, "nothing was accepted yet");
+    assert_eq!(play.reported().await.len(), 1, "nothing was accepted yet");
     play.accept(10000, true);
-    let told = play.told().await;
-    assert_eq!((told["device_fqdn"].as_str(), told["device_ips"].as_str()), ("eg-0.tail.lab.", r#"["100.64.0.1","fd7a::1"]"#));
+    let secret = play.reported().await;
+    assert_eq!((secret["device_fqdn"].as_str(), secret["device_ips"].as_str()), ("eg-0.tail.lab.", r#"["100.64.0.1","fd7a::1"]"#));
     let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"9a41044f779765f8"}"#;
-    assert_eq!(told["ingress-config.json"], web);
+    assert_eq!(secret["ingress-config.json"], web);
     assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
 }
 
@@ -112,14 +112,14 @@ async fn the_name_for_https_is_told_once_something_is_served() {
     };
     play.netmap.send_replace(Some(netmap(true)));
     serve("{}");
-    assert!(!play.told().await.contains_key("https_endpoint"), "nothing is served");
+    assert!(!play.reported().await.contains_key("https_endpoint"), "nothing is served");
     serve(r#"{"TCP":{"80":{"HTTP":true}}}"#);
-    assert_eq!(play.told().await["https_endpoint"], "no-https");
+    assert_eq!(play.reported().await["https_endpoint"], "no-https");
     let certified = NetMap { cert_domains: vec!["eg-0.tail.lab".to_owned(), "web.tail.lab".to_owned()], ..NetMap::clone(&netmap(true)) };
     play.netmap.send_replace(Some(Arc::new(certified)));
-    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab");
+    assert_eq!(play.reported().await["https_endpoint"], "eg-0.tail.lab");
     play.serving.send_replace(ServeStatus::default());
-    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
+    assert_eq!(play.reported().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,12 +127,12 @@ async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() 
     let play = play();
     let stand = |funnel_errors| play.standing.send_replace(AdvertiseStatus { funnel_errors, ..AdvertiseStatus::default() });
     stand(Some([("svc:web".to_owned(), FunnelError::NotAllowed)].into()));
-    let told = play.told().await["tailyard-funnel-errors.json"].clone();
-    assert!(told.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{told}");
+    let secret = play.reported().await["tailyard-funnel-errors.json"].clone();
+    assert!(secret.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{secret}");
     stand(None);
-    assert_eq!(play.told().await["tailyard-funnel-errors.json"], told, "a tailscaled that starts again takes nothing back");
+    assert_eq!(play.reported().await["tailyard-funnel-errors.json"], secret, "a tailscaled that starts again takes nothing back");
     stand(Some(BTreeMap::new()));
-    assert!(!play.told().await.contains_key("tailyard-funnel-errors.json"));
+    assert!(!play.reported().await.contains_key("tailyard-funnel-errors.json"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,11 +140,11 @@ async fn service_without_approval_is_reported_until_it_is_approved() {
     let play = play();
     let stand = |unapproved| play.standing.send_replace(AdvertiseStatus { unapproved, ..AdvertiseStatus::default() });
     stand(Some(["svc:web".to_owned()].into()));
-    assert_eq!(play.told().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#);
+    assert_eq!(play.reported().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#);
     stand(None);
-    assert_eq!(play.told().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#, "nothing is known while tailscaled is away");
+    assert_eq!(play.reported().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#, "nothing is known while tailscaled is away");
     stand(Some([].into()));
-    assert!(!play.told().await.contains_key("tailyard-unapproved-services.json"));
+    assert!(!play.reported().await.contains_key("tailyard-unapproved-services.json"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -152,7 +152,7 @@ async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after()
     let play = play();
     let planned = Some(Arc::new(Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()))));
     play.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
-    assert_eq!(play.told().await, BTreeMap::new());
+    assert_eq!(play.reported().await, BTreeMap::new());
     let begin = Instant::now();
     play.netmap.send_replace(Some(netmap(true)));
     tokio::time::sleep(PACE / 10).await;
@@ -167,12 +167,12 @@ async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after()
 async fn a_plan_that_the_kernel_has_not_is_not_told() {
     let play = play();
     play.accept(10000, true);
-    let before = play.told().await;
+    let before = play.reported().await;
     play.programmed.send_modify(|programmed| {
         programmed.planned = None;
         programmed.current = false;
     });
-    assert_eq!(play.told().await, before);
+    assert_eq!(play.reported().await, before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,30 +8,30 @@ impl World {
         self.check_published();
         let mut children = BTreeSet::new();
         let mut ports = BTreeSet::new();
-        for (object, held) in self.objects.iter().filter(|(object, _)| object.kind == Kind::Service) {
-            let label = |key: &str| held["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
+        for (object, stored) in self.objects.iter().filter(|(object, _)| object.kind == Kind::Service) {
+            let label = |key: &str| stored["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
             if label(names::SERVICE_TYPE) != names::EGRESS {
                 continue;
             }
             let whose = (label(names::PROXY_GROUP), label(names::PARENT_NAMESPACE), label(names::PARENT));
             assert!(children.insert(whose.clone()), "two children of {whose:?}");
-            for port in held["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check") {
+            for port in stored["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check") {
                 let port = port["targetPort"].as_u64().expect("a port");
                 assert!(ports.insert((whose.0.clone(), port)), "port {port} twice in {}: {object}", whose.0);
                 assert!((10_000..=60_000).contains(&port));
             }
         }
-        for (object, held) in self.objects.iter().filter(|(object, _)| object.kind == Kind::ConfigMap) {
-            let mut seen = BTreeSet::new();
-            for port in egress_config(held).values().flat_map(|entry| &entry.ports) {
-                assert!(seen.insert(port.match_port), "{object}: port {} twice", port.match_port);
+        for (object, stored) in self.objects.iter().filter(|(object, _)| object.kind == Kind::ConfigMap) {
+            let mut unique = BTreeSet::new();
+            for port in egress_config(stored).values().flat_map(|entry| &entry.ports) {
+                assert!(unique.insert(port.match_port), "{object}: port {} twice", port.match_port);
             }
         }
     }
 
     /// How many Events of this reason there were.
-    pub(in super::super) fn told(&self, reason: &str) -> usize {
-        self.events.iter().filter(|held| **held == reason).count()
+    pub(in super::super) fn event_count(&self, reason: &str) -> usize {
+        self.events.iter().filter(|stored| **stored == reason).count()
     }
 
     pub(in super::super) fn external_name(&self, service: &str) -> String {
@@ -45,18 +45,18 @@ impl World {
     pub(in super::super) fn condition(&self, service: &str, kind: &str) -> Option<(String, String, String)> {
         let service = &self.services[&("default".to_owned(), service.to_owned())];
         let conditions = service.status.as_ref()?.conditions.as_deref()?;
-        crate::model::base::conditions::get(conditions, kind).map(|held| (held.status.clone(), held.reason.clone(), held.message.clone()))
+        crate::model::base::conditions::get(conditions, kind).map(|stored| (stored.status.clone(), stored.reason.clone(), stored.message.clone()))
     }
 
     pub(in super::super) fn children(&self) -> Vec<&ObjectRef> {
-        let child = |held: &Value| held["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS;
-        self.objects.iter().filter(|(object, held)| object.kind == Kind::Service && child(held)).map(|(object, _)| object).collect()
+        let child = |stored: &Value| stored["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS;
+        self.objects.iter().filter(|(object, stored)| object.kind == Kind::Service && child(stored)).map(|(object, _)| object).collect()
     }
 
     pub(in super::super) fn entries(&self, group: &str) -> BTreeMap<String, egress::EgressService> {
         self.objects
             .get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)))
-            .map(|held| egress_config(held))
+            .map(|stored| egress_config(stored))
             .unwrap_or_default()
     }
 
@@ -67,7 +67,7 @@ impl World {
     /// A condition of a group.
     pub(in super::super) fn says(&self, group: &str, kind: &str) -> (String, String, String) {
         let conditions = &self.groups[group].status.as_ref().expect("a status").conditions;
-        let held = crate::model::base::conditions::get(conditions, kind).expect("a condition");
-        (held.status.clone(), held.reason.clone(), held.message.clone())
+        let stored = crate::model::base::conditions::get(conditions, kind).expect("a condition");
+        (stored.status.clone(), stored.reason.clone(), stored.message.clone())
     }
 }

@@ -37,7 +37,7 @@ pub(in super::super) fn claimant(source: PublishSource, (namespace, name): &(Str
 }
 
 impl Hosted {
-    fn seen(&mut self, name: &str) {
+    fn refresh_listed(&mut self, name: &str) {
         let Some(listed) = self.listed.as_mut().map(Arc::make_mut) else { return };
         match self.vips.get(name) {
             Some(vip) => drop(listed.services.insert(name.to_owned(), vip.clone())),
@@ -49,18 +49,18 @@ impl Hosted {
         self.listed = Some(Arc::new(ServiceList { at, services: self.vips.clone().into_iter().collect() }));
     }
 
-    pub(in super::super) fn publish(&mut self, asked: &DesiredVipService, owner: &ServiceOwner, recorded: bool) {
+    pub(in super::super) fn publish(&mut self, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) {
         let number = self.vips.len();
-        if let OwnershipVerdict::Write { service, .. } = verify_owner(self.vips.get(&asked.name), asked, owner, recorded) {
-            self.vips.insert(asked.name.clone(), *service);
+        if let OwnershipVerdict::Write { service, .. } = verify_owner(self.vips.get(&desired.name), desired, owner, recorded) {
+            self.vips.insert(desired.name.clone(), *service);
         }
         if self.late > 0 {
             self.late -= 1;
-        } else if let Some(vip) = self.vips.get_mut(&asked.name).filter(|vip| vip.addrs.is_empty()) {
-            let v4 = (!self.v6_only).then(|| format!("100.99.{number}.{}", asked.name.len()));
+        } else if let Some(vip) = self.vips.get_mut(&desired.name).filter(|vip| vip.addrs.is_empty()) {
+            let v4 = (!self.v6_only).then(|| format!("100.99.{number}.{}", desired.name.len()));
             vip.addrs = v4.into_iter().chain([format!("fd7a:115c:a1e0::{number}")]).collect();
         }
-        self.seen(&asked.name);
+        self.refresh_listed(&desired.name);
     }
 
     pub(in super::super) fn release(&mut self, name: &str, owner: &ServiceOwner) {
@@ -69,12 +69,12 @@ impl Hosted {
             Release::Delete => drop(self.vips.remove(name)),
             Release::Write(vip) => drop(self.vips.insert(name.to_owned(), *vip)),
         }
-        self.seen(name);
+        self.refresh_listed(name);
     }
 
     pub(super) fn approve(&mut self, id: &DeviceId, add: &BTreeSet<String>, remove: &BTreeSet<String>, at: Timestamp) {
-        let held = self.approved.remove(id).unwrap_or_default().routes;
-        self.approved.insert(id.clone(), Approved { at, routes: held.difference(remove).chain(add).cloned().collect() });
+        let stored = self.approved.remove(id).unwrap_or_default().routes;
+        self.approved.insert(id.clone(), Approved { at, routes: stored.difference(remove).chain(add).cloned().collect() });
     }
 }
 
@@ -95,8 +95,8 @@ impl World {
         let (uid, created) = (self.id(), self.time().to_string());
         let mut metadata = json!({"name": name, "namespace": "default", "uid": uid, "creationTimestamp": created});
         let mut status = json!(null);
-        if let Some(held) = self.ingresses.get(&key) {
-            (metadata, status) = (json!(held.metadata), json!(held.status));
+        if let Some(stored) = self.ingresses.get(&key) {
+            (metadata, status) = (json!(stored.metadata), json!(stored.status));
         }
         metadata["annotations"] = annotations;
         let ingress = serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).expect("an Ingress");
@@ -134,10 +134,10 @@ impl World {
     /// What is recorded of a group.
     pub(in super::super) fn config(&self, group: &str) -> IngressConfigMap {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
-        let Some(held) = self.objects.get(&object) else { return IngressConfigMap::default() };
+        let Some(stored) = self.objects.get(&object) else { return IngressConfigMap::default() };
         let mut read = self.read.borrow_mut();
-        let read = read.configs.entry(Arc::as_ptr(held).addr());
-        read.or_insert_with(|| (IngressConfigMap::read(held), Arc::clone(held))).0.clone()
+        let read = read.configs.entry(Arc::as_ptr(stored).addr());
+        read.or_insert_with(|| (IngressConfigMap::read(stored), Arc::clone(stored))).0.clone()
     }
 
     /// The group that one names, its label, and when it was made; none if it is not there or is going.
@@ -145,12 +145,12 @@ impl World {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (group, label, metadata) = match claimant.source {
             PublishSource::Ingress => {
-                let held = self.ingresses.get(&key)?;
-                (ingress_group(held, "tailscale"), ingress_label(held), &held.metadata)
+                let stored = self.ingresses.get(&key)?;
+                (ingress_group(stored, "tailscale"), ingress_label(stored), &stored.metadata)
             }
             PublishSource::Service => {
-                let held = self.services.get(&key)?;
-                (service_group(held), service_label(held), &held.metadata)
+                let stored = self.services.get(&key)?;
+                (service_group(stored), service_label(stored), &stored.metadata)
             }
         };
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
@@ -161,15 +161,15 @@ impl World {
     pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<String> {
         let named = self.asks(claimant).map(|(group, ..)| group);
         let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
-        let recorded = self.groups.keys().filter(|group| self.config(group).origins.values().any(|held| *held == origin)).cloned();
+        let recorded = self.groups.keys().filter(|group| self.config(group).origins.values().any(|stored| *stored == origin)).cloned();
         let mut groups: BTreeSet<String> = named.into_iter().chain(recorded).collect();
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (metadata, service) = match claimant.source {
-            PublishSource::Ingress => (self.ingresses.get(&key).map(|held| &held.metadata), None),
-            PublishSource::Service => (self.services.get(&key).map(|held| &held.metadata), self.services.get(&key)),
+            PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
+            PublishSource::Service => (self.services.get(&key).map(|stored| &stored.metadata), self.services.get(&key)),
         };
         let finalized =
-            metadata.and_then(|held| held.finalizers.as_ref()).into_iter().flatten().any(|held| held == claimant.source.finalizer());
+            metadata.and_then(|stored| stored.finalizers.as_ref()).into_iter().flatten().any(|stored| stored == claimant.source.finalizer());
         if groups.is_empty() && (finalized || service.is_some_and(has_conditions)) {
             groups.insert(String::new());
         }
@@ -182,14 +182,14 @@ impl World {
             .ingresses
             .iter()
             .filter(|(key, _)| mine(PublishSource::Ingress, key))
-            .map(|(key, held)| (key.clone(), Arc::new(held.clone())))
+            .map(|(key, stored)| (key.clone(), Arc::new(stored.clone())))
             .collect();
-        let named = |((namespace, _), held): (&(String, String), &Arc<Ingress>)| -> Vec<(String, String)> {
-            backends(held).map(|name| (namespace.clone(), name.to_owned())).collect()
+        let named = |((namespace, _), stored): (&(String, String), &Arc<Ingress>)| -> Vec<(String, String)> {
+            backends(stored).map(|name| (namespace.clone(), name.to_owned())).collect()
         };
         let named_services: BTreeSet<_> = ingresses.iter().flat_map(named).collect();
         let backends = named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(self.services.get(&key)?.clone()))));
-        let shown: BTreeSet<&str> = ingresses.values().flat_map(|held| certificates(held)).collect();
+        let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).collect();
         let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
         let labels: BTreeSet<String> = labels.collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
@@ -223,30 +223,30 @@ impl World {
 
     /// The objects of a group, and what is of no group alone.
     pub(super) fn with_shared(&self, mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>, group: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
-        let asked = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
-        let labels: Vec<String> = asked.map(|(_, label, _)| format!("{label}.")).collect();
-        let shared = |object: &ObjectRef, held: &Value| {
-            *object == accounts_ref(NS) || domain_of(held).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
+        let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
+        let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
+        let shared = |object: &ObjectRef, stored: &Value| {
+            *object == accounts_ref(NS) || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
         };
-        let more = self.objects.iter().filter(|(object, held)| shared(object, held));
-        owned.extend(more.map(|(object, held)| (object.clone(), Arc::clone(held))));
+        let more = self.objects.iter().filter(|(object, stored)| shared(object, stored));
+        owned.extend(more.map(|(object, stored)| (object.clone(), Arc::clone(stored))));
         owned
     }
 
     /// A replica that is awake fills the certificates of its group's names and advertises what it is told and holds.
-    pub(super) fn serve(&mut self, group: &str, told: &crate::model::controller::proxygroup::ReplicaConfig) -> Vec<(&'static str, String)> {
+    pub(super) fn serve(&mut self, group: &str, advertised_config: &crate::model::controller::proxygroup::ReplicaConfig) -> Vec<(&'static str, String)> {
         let config = self.config(group);
         for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
             let object = ObjectRef::new(Kind::Secret, NS, host.clone());
-            if let Some(held) = self.objects.get(&object).filter(|_| how.issue && !self.hosted.no_https) {
-                let mut held = Value::clone(held);
-                held["data"] = json!({"tls.crt": "YQ==", "tls.key": "YQ=="});
-                self.objects.insert(object, Arc::new(held));
+            if let Some(stored) = self.objects.get(&object).filter(|_| how.issue && !self.hosted.no_https) {
+                let mut stored = Value::clone(stored);
+                stored["data"] = json!({"tls.crt": "YQ==", "tls.key": "YQ=="});
+                self.objects.insert(object, Arc::new(stored));
             }
         }
-        let known = config.names();
-        let services: Vec<_> = told.advertises().filter(|name| known.contains(*name)).collect();
-        let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": told.routes().collect::<Vec<_>>()});
+        let config_names = config.names();
+        let services: Vec<_> = advertised_config.advertises().filter(|name| config_names.contains(*name)).collect();
+        let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": advertised_config.routes().collect::<Vec<_>>()});
         let status = crate::api::ingress::IngressStatus { configs: config.mappings, ..crate::api::ingress::IngressStatus::default() };
         vec![
             ("_current-profile", "profile-1".to_owned()),
@@ -263,8 +263,8 @@ impl World {
         for group in self.groups.keys() {
             let config = self.config(group);
             for (ordinal, replica) in self.observed_replicas(group) {
-                let told: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
-                assert!(told.iter().all(|name| config.origins.contains_key(*name)), "{group}-{ordinal}: {told:?} of {:?}", config.origins);
+                let advertised_config: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
+                assert!(advertised_config.iter().all(|name| config.origins.contains_key(*name)), "{group}-{ordinal}: {advertised_config:?} of {:?}", config.origins);
                 let says = replica.state.iter().flat_map(|state| &state.advertises).filter(|_| replica.pod.is_some());
                 for name in says {
                     assert!(self.hosted.vips.contains_key(name), "{group}-{ordinal} advertises {name}, which is gone");

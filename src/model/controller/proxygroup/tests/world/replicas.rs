@@ -20,7 +20,7 @@ impl World {
             .objects
             .iter()
             .filter(|(object, _)| object.kind == Kind::StatefulSet)
-            .map(|(object, held)| (object.name.clone(), held["spec"]["replicas"].as_u64()))
+            .map(|(object, stored)| (object.name.clone(), stored["spec"]["replicas"].as_u64()))
             .collect();
         for (name, replicas) in sets {
             wanted.extend((0..u32::try_from(replicas.unwrap_or(1)).expect("a number")).map(|ordinal| (name.clone(), ordinal)));
@@ -46,20 +46,20 @@ impl World {
         let name = names::replica(group, ordinal);
         let (state, config) =
             (ObjectRef::new(Kind::Secret, NS, name.clone()), ObjectRef::new(Kind::Secret, NS, names::replica_config(group, ordinal)));
-        let (Some(held), Some(config)) = (self.objects.get(&state), self.objects.get(&config)) else { return };
-        let mut secret: Secret = serde_json::from_value(Value::clone(held)).expect("a Secret");
+        let (Some(stored), Some(config)) = (self.objects.get(&state), self.objects.get(&config)) else { return };
+        let mut secret: Secret = serde_json::from_value(Value::clone(stored)).expect("a Secret");
         let replica = ObservedReplica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
-        let (known, told) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
+        let (replica_state, config_secret) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
         let data = secret.data.get_or_insert_default();
         let mut put = |key: &str, text: String| data.insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
-        if known.device_id.is_none() {
-            if told.auth_key().is_none() {
+        if replica_state.device_id.is_none() {
+            if config_secret.auth_key().is_none() {
                 return;
             }
-            assert!(self.keys.remove(told.key_id.as_ref().expect("our key")), "a key is used once");
+            assert!(self.keys.remove(config_secret.key_id.as_ref().expect("our key")), "a key is used once");
             let id = device_id(&name);
             put("device_id", id.to_string());
-            let hostname = told.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
+            let hostname = config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
             let domain = Some("tail1234.ts.net".to_owned());
             self.devices.insert(id, Device { hostname, tags: self.settings.tags.clone(), domain });
         }
@@ -69,7 +69,7 @@ impl World {
         put("device_ips", r#"["100.64.0.1"]"#.into());
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
         let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));
-        let entries = config.map(|held| egress_config(held)).unwrap_or_default();
+        let entries = config.map(|stored| egress_config(stored)).unwrap_or_default();
         let served = |service: egress::EgressService| egress::ServiceStatus {
             ports: service.ports,
             tailnet_target_ips: Some(vec!["100.64.0.9".into()]),
@@ -79,7 +79,7 @@ impl World {
         let status: egress::EgressStatus =
             egress::EgressStatus { pod_ipv4: ip, services: Some(services), ..egress::EgressStatus::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
-        for (key, text) in self.serve(group, &told) {
+        for (key, text) in self.serve(group, &config_secret) {
             secret.data.get_or_insert_default().insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
         }
         self.objects.insert(state, Arc::new(serde_json::to_value(&secret).expect("JSON")));
@@ -102,7 +102,7 @@ impl World {
             let state: Secret = serde_json::from_value(Value::clone(state)).expect("a Secret");
             let status: egress::EgressStatus = serde_json::from_slice(&state.data.expect("data")[egress::KEY].0).expect("a status");
             let mapped: BTreeSet<_> =
-                status.services.iter().flatten().flat_map(|(_, held)| &held.ports).map(|port| port.match_port).collect();
+                status.services.iter().flatten().flat_map(|(_, stored)| &stored.ports).map(|port| port.match_port).collect();
             assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
         }
     }

@@ -48,7 +48,7 @@ impl World {
                     self.apply(&draft.with_key(&id, &key));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
-                ControlAction::PublishService { desired: asked, recorded } => self.hosted.publish(asked, &self.settings.cluster, *recorded),
+                ControlAction::PublishService { desired: vip, recorded } => self.hosted.publish(vip, &self.settings.cluster, *recorded),
                 ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => {
@@ -96,12 +96,12 @@ impl World {
     pub(super) fn apply(&mut self, manifest: &Manifest) {
         self.writes += 1;
         let mut value = manifest.value.clone();
-        let held = self.objects.get(&manifest.object).cloned();
-        let uid = held.as_ref().map_or_else(|| json!(self.id()), |held| held["metadata"]["uid"].clone());
+        let stored = self.objects.get(&manifest.object).cloned();
+        let uid = stored.as_ref().map_or_else(|| json!(self.id()), |stored| stored["metadata"]["uid"].clone());
         value["metadata"]["uid"] = uid;
         let now = json!(self.time().to_string());
-        value["metadata"]["creationTimestamp"] = held.as_ref().map_or(now, |held| held["metadata"]["creationTimestamp"].clone());
-        if let Some(data) = held.as_ref().map(|held| held["data"].clone()).filter(|_| value["data"].is_null()) {
+        value["metadata"]["creationTimestamp"] = stored.as_ref().map_or(now, |stored| stored["metadata"]["creationTimestamp"].clone());
+        if let Some(data) = stored.as_ref().map(|stored| stored["data"].clone()).filter(|_| value["data"].is_null()) {
             value["data"] = data;
         }
         self.objects.insert(manifest.object.clone(), Arc::new(value));
@@ -110,8 +110,8 @@ impl World {
     pub(super) fn delete(&mut self, deletes: &[Delete]) {
         for delete in deletes {
             self.writes += 1;
-            let held = self.objects.remove(&delete.object);
-            assert!(held.is_some_and(|held| held["metadata"]["uid"].as_str() == delete.uid.as_deref()), "{delete:?}");
+            let stored = self.objects.remove(&delete.object);
+            assert!(stored.is_some_and(|stored| stored["metadata"]["uid"].as_str() == delete.uid.as_deref()), "{delete:?}");
         }
     }
 
@@ -154,11 +154,11 @@ impl World {
     /// What is being deleted and has no finalizer goes, and what it owned.
     pub(super) fn collect(&mut self) {
         let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
-        self.services.retain(|_, held| held.metadata.deletion_timestamp.is_none() || !empty(&held.metadata.finalizers));
-        self.ingresses.retain(|_, held| held.metadata.deletion_timestamp.is_none() || !empty(&held.metadata.finalizers));
-        self.groups.retain(|_, held| held.metadata.deletion_timestamp.is_none() || !empty(&held.metadata.finalizers));
-        let uids: BTreeSet<_> = self.groups.values().filter_map(|held| held.metadata.uid.clone()).collect();
-        self.objects.retain(|_, held| match held["metadata"]["ownerReferences"][0]["uid"].as_str() {
+        self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        self.ingresses.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        self.groups.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        let uids: BTreeSet<_> = self.groups.values().filter_map(|stored| stored.metadata.uid.clone()).collect();
+        self.objects.retain(|_, stored| match stored["metadata"]["ownerReferences"][0]["uid"].as_str() {
             Some(uid) => uids.contains(uid),
             None => true,
         });
