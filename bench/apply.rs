@@ -1,4 +1,4 @@
-//! How long does the kernel take to hold all mappings, from nothing, and one change more?
+//! How long does the kernel take to load all mappings from empty, and one more change?
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use tailyard::model::plan::Planned;
 
 use crate::support::{Args, Point, Sheet, ms};
 
-/// What writes the rules.
+/// The measured system.
 const SYSTEM: &str = "Tailyard, nftables";
 /// Mappings, two for each service; each is an element for each family of its target.
 const SIZES: [u32; 3] = [100, 10_000, 50_000];

@@ -12,11 +12,11 @@ use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
 use crate::traffic::route::{AT_ONCE, DIALLED, Route};
 
-/// Services on the first and on the second proxy; the third way has no proxy at all.
+/// Services on the first and the second proxy; the third route has no proxy.
 const SIZES: [u16; 2] = [10, 10_000];
 /// The same where it is only to be shown that it works.
 const FEW: [u16; 2] = [10, 1_000];
-/// Connections each second where latency counts: far below what any of the ways can take.
+/// Connections per second for latency: far below the limit of every route.
 const CALM: u32 = 1_000;
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {

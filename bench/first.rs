@@ -1,7 +1,7 @@
 //! How long is it from one more egress Service on a group of 1,000 until a connection to it is answered through every replica?
 //!
-//! Everything is real but Tailscale's own control plane: a cluster of two nodes, the chart, two replicas with their kernels and their
-//! tailscaleds, headscale, and a node of the tailnet that answers. Needs root and what `tests/servers/build` makes.
+//! Everything is real but Tailscale's own control plane: a cluster of two nodes, the chart, two replicas with kernels and tailscaleds,
+//! headscale, and a target in the tailnet. Needs root and the output of `tests/servers/build`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -28,21 +28,21 @@ const GROUP: &str = "eg";
 const NODES: u8 = 2;
 /// The port of the Services and of their target.
 const PORT: u16 = 80;
-/// How long anything may take.
+/// Upper bound of every wait.
 const PATIENCE: Duration = Duration::from_mins(20);
-/// How far apart single Services are made: longer than a replica rests between two things that it says.
+/// Interval between single Services: longer than a replica's interval between two status writes.
 const APART: Duration = Duration::from_millis(1500);
 /// How far apart connections are begun until each replica has answered one.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// What was measured of one more Service, in milliseconds since it was applied.
+/// Samples of one more Service, in milliseconds since it was applied.
 #[derive(Default)]
 struct Samples {
-    /// Until its name led to the child.
+    /// Until its external name was the child Service.
     switched: Vec<f64>,
     /// Until a connection was answered.
     first: Vec<f64>,
-    /// Until each replica had led one to the target.
+    /// Until each replica had forwarded one to the target.
     both: Vec<f64>,
 }
 
@@ -102,7 +102,7 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
     Ok(())
 }
 
-/// When each replica had led a connection to the target: one is begun at each tick, whatever became of those before.
+/// When each replica had forwarded a connection to the target: one is opened at each tick, independently of the earlier ones.
 async fn answers(to: SocketAddr, replicas: &[Vec<IpAddr>; 2]) -> Result<[Instant; 2]> {
     let (begun, mut ticks) = (Instant::now(), interval(EVERY));
     let (mut open, mut first_answer) = (JoinSet::new(), [None; 2]);
@@ -121,7 +121,7 @@ async fn answers(to: SocketAddr, replicas: &[Vec<IpAddr>; 2]) -> Result<[Instant
     }
 }
 
-/// Whom the target sees, by a connection of its own.
+/// The source address that the target sees, on a new connection.
 async fn ask(to: SocketAddr) -> Result<IpAddr> {
     let (mut stream, mut line) = (BufReader::new(TcpStream::connect(to).await?), Vec::new());
     stream.read_until(b'\n', &mut line).await?;

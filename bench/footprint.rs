@@ -1,4 +1,4 @@
-//! What does a proxy take of memory, and of the processor when nothing changes and when everything does?
+//! How much memory does a proxy use, and how much processor time when nothing changes and when everything does?
 
 use std::fs;
 use std::time::{Duration, Instant};

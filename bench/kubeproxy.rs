@@ -1,7 +1,7 @@
-//! What does a new connection cost through our proxy and through the real kube-proxy in nftables mode, as services become many?
+//! What does a new connection cost through our proxy and through the real kube-proxy in nftables mode, with a growing number of services?
 //!
-//! No WireGuard: a client, a target, and between them three ways of the same links: our proxy, a node whose rules kube-proxy has made of
-//! as many Services of a real kube-apiserver, and plain forwarding. Needs `tests/servers/build etcd kube-apiserver kube-proxy`.
+//! No WireGuard: a client, a target, and three routes over equal links: our proxy, a node with the rules of kube-proxy for as many Services
+//! of a real kube-apiserver, and plain forwarding. Needs `tests/servers/build etcd kube-apiserver kube-proxy`.
 
 mod node;
 
@@ -26,16 +26,16 @@ use node::Node;
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
 /// Where it is only to be shown that it works.
 const FEW: [u16; 2] = [10, 100];
-/// Connections each second where latency counts: far below what any of the ways can take.
+/// Connections per second for latency: far below the limit of every route.
 const CALM: u32 = 1_000;
 /// The reference's name in plots.
 const KUBE_PROXY: &str = "kube-proxy, nftables";
-/// The numbers of the ways between client and target.
+/// Numbers of the routes between client and target.
 const OURS: usize = 0;
 const THEIRS: usize = 1;
 const NOBODY: usize = 2;
 
-/// What was measured at one size: through ours, through theirs, and by plain forwarding.
+/// Samples of one size: our proxy, kube-proxy, and plain forwarding.
 struct Measured {
     size: u16,
     ways: [Route; 3],
@@ -54,7 +54,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     Ok(sheet(&measured.into_inner().expect("no panic under the lock")?))
 }
 
-/// Measures one size after the other, what is compared in turn; in the network of the node, where its API server is.
+/// Measures one size after the other, alternating between the routes; in the network of the node with the API server.
 async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<Vec<Measured>> {
     let target = of_family(topology.targets.first().context("there is a target")?.tailnet, Family::V4);
     let mut node = Node::start(cluster, topology, THEIRS, target).await?;

@@ -59,9 +59,9 @@ impl Group {
         Ok(Self { size, board, proxy, _targets: targets, topology, samples: [Vec::new(), Vec::new()] })
     }
 
-    /// Adds a service with both families, retargets it, and takes it away again.
+    /// Adds a service with both families, retargets it, and removes it.
     fn measure(&mut self, round: usize) -> Result<()> {
-        // Services whose number is even are named by name and so have both families.
+        // Services with an even number have a name as target, and thus both families.
         let number = self.size + 2 * (u16::try_from(round % 1_000)? + 1);
         look(&self.board).write(DemoService { number, target: 0 });
         let added = self.put(number, ScoreboardChange::Add)?;
@@ -79,7 +79,7 @@ impl Group {
 
     /// Puts the config into place and waits for the change of one service to be in force.
     fn put(&mut self, number: u16, change: ScoreboardChange) -> Result<Duration> {
-        // One change at a time: what follows at once waits for what the last one left to do.
+        // One change at a time: an immediate next one would wait for the remaining work of this one.
         std::thread::sleep(APART);
         let mut services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
         services.retain(|service| change != ScoreboardChange::Remove || service.number != number);

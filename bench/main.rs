@@ -53,7 +53,7 @@ enum Place {
     Private,
 }
 
-/// What a benchmark is: where it begins, and the function that measures.
+/// A benchmark: its namespaces, and the measuring function.
 fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
     match benchmark {
         Benchmark::Plan => (Private, plan::bench),
@@ -90,7 +90,7 @@ fn main() -> Result<ExitCode> {
     if args.alone { alone(&args) } else { suite(&args) }
 }
 
-/// Runs every chosen benchmark in a process of its own, one after the other, whatever became of those before.
+/// Runs the selected benchmarks one after the other, each in a process of its own, independently of earlier failures.
 fn suite(args: &Args) -> Result<ExitCode> {
     let mut failed = Vec::new();
     for benchmark in args.chosen() {

@@ -1,8 +1,8 @@
-//! What does the Tailscale operator take for egress Services on one group, and what does our reconciler?
+//! How many API requests, and how much time and memory, do the Tailscale operator and our reconciler need for egress Services on one group?
 //!
-//! Both on the same cluster of two nodes, in the same run, in turn: ours, theirs, theirs, ours, and so on. Each makes a user's group of
-//! two replicas anew, with the proxies of its own; the other one has no Pods then. The control plane of both is the stand-in of the
-//! tests; all else is real. Requests are counted by the API server, in its audit log. Needs root and what `tests/servers/build` makes.
+//! Both on the same cluster of two nodes, in the same run, alternating: ours, theirs, theirs, ours, and so on. Each creates a new group of
+//! two replicas with its own proxies; the other one has no Pods meanwhile. The control plane of both is the stand-in of the tests; all else
+//! is real. The API server's audit log counts the requests. Needs root and the output of `tests/servers/build`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,11 +19,11 @@ use crate::players::{GROUP, OperatorPair, OURS, Operator, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
 use crate::users::Users;
 
-/// How long anything may take.
+/// Upper bound of every wait.
 const PATIENCE: Duration = Duration::from_mins(4);
-/// How long nothing may be asked until a party counts as at rest.
+/// Time without requests after which an operator counts as idle.
 const REST: Duration = Duration::from_secs(3);
-/// How long a party is watched that has nothing to do.
+/// Observation time of an idle operator.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// How many Services are made at once, by both.
@@ -32,7 +32,7 @@ const SIZES: [usize; 2] = [10, 100];
 /// A figure of a batch.
 type Field = fn(&Batch) -> f64;
 
-/// What one batch of Services took.
+/// Samples of one batch of Services.
 #[derive(Debug, Default, Clone, Copy)]
 struct Batch {
     seconds: f64,
@@ -41,7 +41,7 @@ struct Batch {
     processor: f64,
 }
 
-/// What was measured of a party.
+/// Samples of an operator.
 #[derive(Debug, Default)]
 struct Samples {
     /// By the number of Services.
@@ -57,7 +57,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     // How many Services there are.
     let (mut game, mut made) = (OperatorPair::begin(), 0);
     for round in 0..args.repetitions(5) {
-        // Who was second goes on: a change of the party takes longer than what is measured.
+        // The second operator of a round is first in the next: a change takes longer than the measurement.
         for (party, taken) in in_turn([(&OURS, &mut ours), (&THEIRS, &mut theirs)], round) {
             if game.hand_to(party) {
                 made = 0;
@@ -73,7 +73,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     Ok(sheet)
 }
 
-/// What a party took.
+/// Adds an operator's figures.
 fn tell(sheet: &mut Sheet, party: &Operator, taken: &Samples) {
     for (size, batches) in &taken.batches {
         let of = |plot: &str| Point::of(plot, party.name, *size as u64);
@@ -105,7 +105,7 @@ fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
     }
 }
 
-/// Measures who plays from the network of a node, for its Pods are reached from there.
+/// Measures the active operator from the network of a node, where its Pods are reachable.
 fn measured(game: &OperatorPair, made: &mut usize, sizes: &[usize], taken: &mut Samples) -> Result<()> {
     let node = game.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
     node.block_on(|| measure(game, made, sizes, taken))?
@@ -132,7 +132,7 @@ async fn measure(game: &OperatorPair, made: &mut usize, sizes: &[usize], taken: 
     Ok(())
 }
 
-/// A party at play.
+/// A measurement of the active operator.
 struct Turn {
     party: &'static Operator,
     pids: Vec<u32>,
@@ -143,7 +143,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Makes Services at once, and waits until they are ready and the party rests.
+    /// Creates Services at once, and waits until they are ready and the operator is idle.
     async fn batch(&mut self, count: usize) -> Result<Batch> {
         let (before, used, begun) = (self.log.counts(), processor(&self.pids)?, Instant::now());
         let (numbers, size) = (self.made..self.made + count, number(count));
@@ -159,7 +159,7 @@ impl Turn {
         Ok(Batch { seconds, requests: number(counts.requests) / size, writes: number(counts.writes) / size, processor })
     }
 
-    /// Waits until the party asks for nothing any more.
+    /// Waits until the operator sends no requests.
     async fn rested(&mut self) -> Result<()> {
         let (begun, mut last) = (Instant::now(), (self.log.counts(), Instant::now()));
         while last.1.elapsed() < REST {

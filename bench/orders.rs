@@ -1,5 +1,5 @@
-//! How long does it take until every service has its certificate, all of them ordered at once, beside the stock proxy's tailscaled, and
-//! how many certificates are ordered for that?
+//! How long does it take until every service has its certificate when all are ordered at once, and how many certificates are ordered,
+//! compared with the stock proxy's tailscaled?
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,15 +16,15 @@ use crate::support::{Args, Point, Sheet, in_turn, ratios};
 /// How many services there are, with a name each.
 const SIZES: [u16; 3] = [1, 10, 100];
 
-/// Who orders.
+/// An issuer of certificates.
 enum Issuer {
-    /// A group of ours: both replicas hold what one of them orders.
+    /// Our group: one replica orders, both load the certificates.
     Ours([Replica; 2]),
-    /// The stock proxy's tailscaled, which orders by itself what it is asked for.
+    /// The stock proxy's tailscaled, which orders on request.
     Theirs { machine: Machine, _tailscaled: Process },
 }
 
-/// One of them, and what was measured of it at one size.
+/// An issuer and its samples at one size.
 struct Side {
     party: Issuer,
     seconds: Vec<f64>,
@@ -34,7 +34,7 @@ struct Side {
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sizes = if args.quick { &SIZES[..2] } else { &SIZES };
     let rounds = args.repetitions(5);
-    // One more for each, by which accounts are made.
+    // One more for each, for the creation of the account.
     let each = 1 + rounds * sizes.iter().map(|size| usize::from(*size)).sum::<usize>();
     let names: Vec<String> = (0..2 * each).map(|number| format!("c{number}.tail-lab.ts.net")).collect();
     let names: &[&str] = &names.iter().map(String::as_str).collect::<Vec<_>>();
@@ -48,7 +48,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet: &mut Sheet) -> Result<()> {
     let mut remaining = names;
-    // Pebble alone is not enough for tailscaled, so neither asks it directly.
+    // Pebble alone is not sufficient for tailscaled, so both use the front.
     let front = Front::start(&stage.tailnet);
     let mut both = [ours(stage, &front.directory).await, theirs(stage, &front.directory)].map(|party| Side {
         party,
@@ -85,7 +85,7 @@ fn theirs(stage: &Stage, directory: &str) -> Issuer {
 }
 
 impl Side {
-    /// Has certificates made for so many of the names that are left.
+    /// Orders certificates for this number of the remaining names.
     async fn order(&mut self, stage: &Stage, remaining: &mut &[&str], size: u16) -> Result<()> {
         let all = *remaining;
         let (names, rest) = all.split_at(size.into());
@@ -103,7 +103,7 @@ impl Side {
     }
 }
 
-/// Both replicas are told to serve these names, and hold their certificates.
+/// Configures the names on both replicas and waits until both have the certificates.
 async fn order_with_replicas(replicas: &[Replica; 2], names: &[&str]) {
     for replica in replicas {
         replica.want(names);
@@ -115,7 +115,7 @@ async fn order_with_replicas(replicas: &[Replica; 2], names: &[&str]) {
     }
 }
 
-/// tailscaled is asked for all of them at once, as its supervisor does, and has given them.
+/// Requests all certificates from tailscaled at once, like its supervisor, and waits for the responses.
 fn order_with_tailscaled(machine: &Machine, names: &[&str]) -> Result<()> {
     let file = machine.own_dir().join("orders");
     let mut wanted = String::new();

@@ -1,8 +1,8 @@
-//! Tailyard and what a user would otherwise run, each in the very same Pod on the very same stage.
+//! Tailyard and its alternatives, each in the same Pod on the same stage.
 //!
-//! The stage is real: kube-apiserver on etcd with RBAC, headscale, a node of the tailnet that answers, a client. A Pod is a machine of
-//! namespaces with the environment, the config files, the state Secret and the service account that the Tailscale operator gives to a
-//! proxy of a `ProxyGroup`; only the program in it differs. Needs root and what `tests/servers/build` makes.
+//! The stage is real: kube-apiserver on etcd with RBAC, headscale, a target in the tailnet, a client. A Pod is a machine of namespaces with
+//! the environment, the config files, the state Secret and the service account that the Tailscale operator provides to a proxy of a
+//! `ProxyGroup`; only the program differs. Needs root and the output of `tests/servers/build`.
 
 pub(crate) mod connect;
 pub(crate) mod faults;

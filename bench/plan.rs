@@ -15,7 +15,7 @@ use tailyard::model::plan::Planned;
 
 use crate::support::{Args, Point, Sheet, milliseconds};
 
-/// What plans.
+/// The measured system.
 const SYSTEM: &str = "Tailyard";
 /// Mappings, two for each service.
 const SIZES: [u32; 5] = [10, 100, 1_000, 10_000, 100_000];
@@ -51,7 +51,7 @@ fn whole(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()> {
     Ok(())
 }
 
-/// One service among all leads to another target.
+/// One of all services gets another target.
 fn one_change(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()> {
     let (empty, bytes) = (world::world(), world::config(mappings, None)?);
     let before = Planned::new(&world::with(&empty, EgressConfig::parse(&bytes)?));

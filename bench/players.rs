@@ -1,7 +1,7 @@
-//! Both operators on one cluster: who of them plays, and how one takes over from the other.
+//! Both operators on one cluster, one active at a time, and the change from one to the other.
 //!
-//! Whoever plays has the cluster alone, with a user's group made anew and proxies of its own; the other one has no Pods then. The
-//! operators' Pods are on the first node, whoever they are, so that the other one can be lost without them.
+//! The active operator has the cluster alone, with a new group of its own proxies; the other one has no Pods. The operators' Pods are on
+//! the first node, so that the other node can fail without them.
 
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TAILYARD;
@@ -11,13 +11,13 @@ use kit::operators::Stage;
 /// The group of all Services.
 pub(crate) const GROUP: &str = "eg";
 
-/// Who makes of a Service what it asks for.
+/// An operator that provides proxies for Services.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
     /// Its service account.
     pub(crate) account: &'static str,
-    /// How its Pods are found, and whose they are.
+    /// Label selector of its Pods.
     label: &'static str,
     deployment: &'static str,
     replicas: u8,
@@ -33,14 +33,14 @@ pub(crate) const OURS: Operator = Operator {
     replicas: 2,
 };
 
-/// The cluster, and who plays on it.
+/// The cluster and its active operator.
 pub(crate) struct OperatorPair {
     pub(crate) stage: Stage,
     pub(crate) playing: &'static Operator,
 }
 
 impl OperatorPair {
-    /// Sets the stage with both parties; ours plays, and has a group.
+    /// Installs both operators; ours is active and has a group.
     pub(crate) fn begin() -> Self {
         let game = Self { stage: Stage::set(), playing: &OURS };
         game.on_the_first_node(|stage| {
@@ -52,8 +52,8 @@ impl OperatorPair {
         game
     }
 
-    /// Has a party play, with a group of its own and nothing else; says whether it did not before. What there was is always taken back
-    /// by ours, as theirs takes its time.
+    /// Makes an operator the active one, with a new group; returns whether it was not. Ours deletes the earlier objects, as the Tailscale
+    /// operator is slow at it.
     pub(crate) fn hand_to(&mut self, party: &'static Operator) -> bool {
         if self.playing == party {
             return false;
@@ -81,7 +81,7 @@ impl OperatorPair {
         });
     }
 
-    /// Has whatever is started meanwhile start on the first node.
+    /// Schedules Pods that are started meanwhile on the first node.
     pub(crate) fn on_the_first_node(&self, start: impl FnOnce(&Stage)) {
         let others: Vec<&str> = self.stage.cluster.nodes.iter().skip(1).map(|node| &node.name[..]).collect();
         let tell = |what: &str| self.stage.cluster.kubectl(&[&[what], &others[..]].concat());

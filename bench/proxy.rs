@@ -1,4 +1,4 @@
-//! One real proxy between a client and a target, with any number of services: what most benchmarks measure.
+//! One real proxy between a client and a target, with any number of services: used by most benchmarks.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tailyard::demo::topology::Topology;
 
 use crate::support::backend;
 
-/// How long a proxy may take until it is ready.
+/// Upper bound until a proxy is ready.
 const READY: Duration = Duration::from_mins(1);
 
 /// A directory of the benchmark's own, removed with it.
@@ -29,7 +29,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is small and in the temporary directory.
+        // Leftovers are small and in the temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -45,7 +45,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts the proxy of a replica with so many services, all to target 0, and waits until it is ready.
+    /// Starts the proxy of a replica with this number of services, all with target 0, and waits until it is ready.
     pub(crate) fn start(topology: &Topology, number: usize, services: u16) -> Result<Self> {
         let scratch = Scratch::make()?;
         let mut volume = Volume::make(scratch.0.join("egress"))?;

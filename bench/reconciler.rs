@@ -1,4 +1,4 @@
-//! What does the reconciler take for 1,000 and for 10,000 egress Services on one group: until all are ready, for one more, at rest?
+//! What does the reconciler use for 1,000 and for 10,000 egress Services on one group: until all are ready, for one more, and idle?
 //!
 //! The program itself under its real rights, on a real kube-apiserver, etcd and endpoint slice controller; the control plane is the
 //! stand-in of the tests, and the replicas are the proxy's own code without a kernel.
@@ -24,13 +24,13 @@ use replicas::Replica;
 const GROUP: &str = "g";
 /// How many Services show that it works.
 const FEW: usize = 20;
-/// Its replicas, where their number is not what is looked at.
+/// Number of replicas where it is not varied.
 const REPLICAS: u8 = 2;
 /// How many Services a group has where it is.
 const MANY_REPLICAS: usize = 1_000;
-/// How long the processes may take for everything.
+/// Upper bound of every wait.
 const PATIENCE: Duration = Duration::from_mins(20);
-/// How far apart single Services are made: longer than a replica rests between two things that it says.
+/// Interval between single Services: longer than a replica's interval between two status writes.
 const APART: Duration = Duration::from_millis(1500);
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -59,7 +59,7 @@ pub(crate) fn on_stage(measure: impl AsyncFnOnce(Stage) -> Result<()> + Send) ->
     measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")?
 }
 
-/// What a pass costs by itself.
+/// The cost of a pass alone.
 fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let mut group = IdleGroup::of(size)?;
     let (mut first, mut same, mut changed, mut acknowledged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -82,7 +82,7 @@ fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-/// What was done up to a moment.
+/// Counters at a moment.
 #[derive(Clone, Copy)]
 struct Mark {
     requests: u64,
@@ -102,7 +102,7 @@ impl Mark {
     }
 }
 
-/// So many Services on a group of so many replicas.
+/// Measures a number of Services on a group of a number of replicas.
 async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, sheet: &mut Sheet) -> Result<()> {
     stage.cluster.start_endpoints();
     let running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
@@ -147,7 +147,7 @@ async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, s
     Ok(())
 }
 
-/// What is shown to people.
+/// The duration of `tailyard status`.
 async fn shown(stage: &Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let mut took = Vec::new();
     for _ in 0..args.repetitions(10) {
@@ -161,7 +161,7 @@ async fn shown(stage: &Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Re
     Ok(())
 }
 
-/// What it does when nothing changes.
+/// The usage when nothing changes.
 async fn idle(running: &Running, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let lasts = Duration::from_secs(if args.quick { 2 } else { 60 });
     let before = Mark::set(running)?;
@@ -217,7 +217,7 @@ async fn forwarding(stage: &Stage, replicas: u8) -> Result<Vec<tokio::task::Join
     Ok(started)
 }
 
-/// Waits until nothing was asked of the API server for a second.
+/// Waits until the API server had no requests for a second.
 async fn settled(running: &Running) -> Result<()> {
     let (begun, mut last) = (Instant::now(), (u64::MAX, Instant::now()));
     while last.1.elapsed() < Duration::from_secs(1) || last.0 == u64::MAX {
@@ -233,7 +233,7 @@ async fn settled(running: &Running) -> Result<()> {
     Ok(())
 }
 
-/// Where a figure stands.
+/// The position of a figure in a plot.
 fn point(plot: &str, size: usize) -> Point {
     Point::of(plot, "Tailyard", size as u64)
 }

@@ -1,10 +1,9 @@
-//! What do clients of a group notice of a rolling restart, of a replica that is killed, and of a node that is lost, beside the
-//! Tailscale operator?
+//! How do clients of a group experience a rolling restart, a killed replica and a lost node, compared with the Tailscale operator?
 //!
-//! Both on the same cluster of two nodes, in the same run, in turn: ours, theirs, theirs, ours, and so on. Each makes a user's group of
-//! two replicas anew, with the proxies of its own; the other one has no Pods then. New connections are begun by the clock on the node
-//! that is not lost, by the Service's address in the cluster. The control plane of both is the stand-in of the tests; all else is real.
-//! Needs root and what `tests/servers/build` makes.
+//! Both on the same cluster of two nodes, in the same run, alternating: ours, theirs, theirs, ours, and so on. Each creates a new group of
+//! two replicas with its own proxies; the other one has no Pods meanwhile. New connections start at a fixed rate on the node that is not
+//! lost, to the Service's cluster IP. The control plane of both is the stand-in of the tests; all else is real. Needs root and the output
+//! of `tests/servers/build`.
 
 mod event;
 mod offer;
@@ -24,12 +23,12 @@ use crate::traffic::outcome::LoadOutcome;
 use event::{CALM, Event, settled};
 use offer::LoadRoute;
 
-/// All of them, as they follow one another: what takes the longest to be over is last.
+/// All of them in order: the slowest recovery is last.
 const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
-/// What happens in every round: of these ratios are taken. The others happen in every second one.
+/// Events of every round, for ratios. The others happen in every second one.
 const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 
-/// What was measured of a party.
+/// Samples of an operator.
 #[derive(Debug, Default)]
 struct Samples {
     /// How long rolling restarts took, in seconds.
@@ -44,7 +43,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
         let playing = if args.quick { 1 } else { both.len() };
         let events: &[Event] = if args.quick || round % 2 == 1 { &ALWAYS } else { &ALL };
-        // Who was second goes on: a change of the party takes longer than what is measured.
+        // The second operator of a round is first in the next: a change takes longer than the measurement.
         for (party, taken) in in_turn(both, round).into_iter().take(playing) {
             game.hand_to(party);
             taken.turn(&game, events, round)?;
@@ -62,7 +61,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 }
 
 impl Samples {
-    /// Has everything happen to the group of who plays, one thing after the other.
+    /// Runs all events on the group of the active operator, one after the other.
     fn turn(&mut self, game: &OperatorPair, events: &[Event], round: usize) -> Result<()> {
         settled(game);
         let way = way(game)?;
@@ -95,7 +94,7 @@ fn way(game: &OperatorPair) -> Result<LoadRoute> {
     Ok(LoadRoute { from, to: SocketAddr::new(address, PORT), greeting: "db " })
 }
 
-/// What clients of a party met.
+/// Adds the client outcomes of an operator.
 fn tell(sheet: &mut Sheet, event: Event, party: &Operator, taken: &Samples) {
     let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
     let each = |figure: fn(&LoadOutcome) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
@@ -125,7 +124,7 @@ fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
         taken.met.get(&Event::Killed).into_iter().flatten().map(|met| number(figure(met))).collect()
     };
     let both = |figure: fn(&LoadOutcome) -> usize| ratios(&killed(ours, figure), &killed(theirs, figure));
-    // Where theirs has lost none there is nothing to be a part of; what ours has lost stands above all the same.
+    // A ratio to zero failures is undefined; our failures are listed above in any case.
     let failed = both(|met| met.failed).into_iter().filter(|ratio| ratio.is_finite()).collect();
     sheet.add("replica killed: failed connects, ours to theirs, where theirs lost some", "ratio", failed, Some("≤ 0.05"));
     sheet.add("replica killed: not answered within a second, ours to theirs", "ratio", both(|met| met.late), None);

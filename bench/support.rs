@@ -1,4 +1,4 @@
-//! What the benchmarks share: the command line, printing and writing a sheet, and taking time and memory.
+//! Common code of the benchmarks: command line, output of sheets, measurement of time and memory.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -18,13 +18,13 @@ pub(crate) fn backend() -> String {
     std::env::var("TAILYARD_BENCH_BACKEND").unwrap_or_else(|_| "nftables".to_owned())
 }
 
-/// What a proxy of ours is called in plots.
+/// The name of our proxy in plots.
 #[must_use]
 pub(crate) fn tailyard() -> String {
     format!("Tailyard, {}", backend())
 }
 
-/// Runs benchmarks, and prints what each has measured
+/// Runs benchmarks and prints their results
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo bench --bench suite --")]
 #[allow(clippy::struct_excessive_bools, reason = "a flag is a bool")]
@@ -41,13 +41,13 @@ pub(crate) struct Args {
     /// Where to write the figures, as NAME.json; the directory must exist
     #[arg(long, value_name = "DIR")]
     json: Option<PathBuf>,
-    /// A tenth of the repetitions, and none of the large sizes: shows that it works, says little
+    /// A tenth of the repetitions, without the large sizes: a functional check without valid figures
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Of `reconciler`: only groups of so many Services
+    /// For `reconciler`: only groups with this number of Services
     #[arg(long, value_name = "N")]
     pub(crate) size: Option<usize>,
-    /// Of `first`: how many Services there are before, 1000 unless said
+    /// For `first`: number of existing Services, 1000 by default
     #[arg(long, value_name = "N")]
     pub(crate) services: Option<usize>,
     /// Run the one named benchmark in this process
@@ -128,7 +128,7 @@ fn print(sheet: &Sheet, out: &mut impl Write) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How long the work takes, in milliseconds.
+/// The duration of the work, in milliseconds.
 pub(crate) fn milliseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let begun = Instant::now();
     let done = work();
@@ -141,7 +141,7 @@ pub(crate) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Does all of this at the same time; what came of each. Fails if one of them does.
+/// Runs all of these in parallel; returns the results. Fails if one of them does.
 pub(crate) fn at_once<T: Send>(works: impl IntoIterator<Item = impl FnOnce() -> Result<T> + Send>) -> Result<Vec<T>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = works.into_iter().map(|work| scope.spawn(work)).collect();
@@ -149,7 +149,7 @@ pub(crate) fn at_once<T: Send>(works: impl IntoIterator<Item = impl FnOnce() -> 
     })
 }
 
-/// Some things in another order each round: each goes first, second and so on in turn.
+/// Rotates the order by round, so that each is first, second and so on in turn.
 pub(crate) fn in_turn<T>(things: impl IntoIterator<Item = T>, round: usize) -> Vec<T> {
     let mut order: Vec<T> = things.into_iter().collect();
     let first = round % order.len().max(1);
@@ -171,7 +171,7 @@ pub(crate) fn share(pid: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> 
     Ok(used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0)
 }
 
-/// The time on a processor of every thread of a process, to the nanosecond; of ended threads it knows nothing.
+/// The processor time of all threads of a process, in nanoseconds; ended threads are not included.
 pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     let mut total = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {

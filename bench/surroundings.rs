@@ -1,7 +1,7 @@
-//! What does the reconciler take of memory in a large cluster that has little to do with it?
+//! How much memory does the reconciler use in a large cluster with few relevant objects?
 //!
-//! The program itself under its real rights, on a real kube-apiserver and etcd: one group without Services, beside Nodes, Services and
-//! `EndpointSlices` of others.
+//! The program itself under its real rights, on a real kube-apiserver and etcd: one group without Services, beside unrelated Nodes,
+//! Services and `EndpointSlices`.
 
 use anyhow::{Context, Result, ensure};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
@@ -43,7 +43,7 @@ async fn measure(stage: &Stage, nodes: usize, services: usize, sheet: &mut Sheet
     Ok(())
 }
 
-/// What a reconciler that has read everything takes, and what it took at the most, in MB.
+/// Resident memory of a reconciler after its first sync, and its peak, in MB.
 async fn resident(stage: &Stage, name: &str) -> Result<[f64; 2]> {
     let running = stage.reconciler(name, 9100);
     running.leads(true).await;
@@ -53,7 +53,7 @@ async fn resident(stage: &Stage, name: &str) -> Result<[f64; 2]> {
     Ok(taken)
 }
 
-/// Makes so many objects, with what kubelets and controllers write into their status.
+/// Creates objects with the status that kubelets and controllers write.
 async fn make<K>(api: &Api<K>, count: usize, object: fn(usize) -> Value) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned + Serialize,

@@ -56,8 +56,8 @@ fn report(sheet: &mut Sheet, what: &str, [proxied, plain, bare]: &[Vec<Copied>; 
     sheet.plot(Point::limit(&each, PLAIN), "s for each Gbit", of(plain, PROCESSOR), None);
 }
 
-/// Makes a replica without a proxy a router that translates what comes in for the target's first port, with two rules for each family and
-/// none for the packets that follow: the least that any proxy of this kind can cost. Its addresses on the Pod network are returned.
+/// Makes a replica without a proxy a router with the fewest NAT rules: two for each family, and none for established flows. This is the
+/// lower bound for any proxy of this kind. Returns its Pod network addresses.
 fn translate_barely(site: &DemoSite, [v4, v6]: [IpAddr; 2]) -> Result<[IpAddr; 2]> {
     let rules = format!(
         "table inet bare {{

@@ -1,5 +1,5 @@
-//! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, compared with asking the
-//! backend directly, and through a tailnet compared with the stock proxy?
+//! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, compared with direct
+//! requests to the backend, and through a tailnet compared with the stock proxy?
 
 mod tailnet;
 
@@ -26,13 +26,13 @@ use crate::support::{Args, Sheet, ms, ratios};
 const NAMES: usize = 100;
 /// Clients at once.
 const AT_ONCE: usize = 4;
-/// How long one measurement takes.
+/// Duration of one measurement.
 const SLICE: Duration = Duration::from_millis(500);
 /// How often a certificate is swapped where that is measured: all of them once a second.
 const SWAP: Duration = Duration::from_millis(10);
 const SERVICE: &str = "svc:web";
 
-/// What one measurement gives.
+/// The result of one measurement.
 #[derive(Default)]
 struct Slice {
     latencies: Vec<f64>,

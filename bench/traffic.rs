@@ -1,4 +1,4 @@
-//! Connections, datagrams and loads that the questions send, and what became of them.
+//! Traffic of the benchmarks: connections, datagrams and loads, with their outcomes.
 
 pub(crate) mod copy;
 pub(crate) mod held_flows;

@@ -18,14 +18,14 @@ const AT_ONCE: usize = 16;
 /// The users of a cluster.
 pub(crate) struct Users {
     services: Api<Service>,
-    /// The tailnet's address that a Service of a number is to lead to.
+    /// The tailnet target of a Service by its number.
     target: Box<dyn Fn(usize) -> String>,
     news: BoxStream<'static, watcher::Result<Service>>,
     ready: BTreeSet<String>,
 }
 
 impl Users {
-    /// Users who see their Services. Each Service is to lead to port 80 of the address that `target` has for its number.
+    /// Users with a watch on their Services. Each Service has port 80 of the address that `target` returns for its number.
     pub(crate) fn watch(services: Api<Service>, target: impl Fn(usize) -> String + 'static) -> Self {
         let news = watcher(services.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
         Self { services, target: Box::new(target), news, ready: BTreeSet::new() }
@@ -44,7 +44,7 @@ impl Users {
         iter(numbers).map(one).buffer_unordered(AT_ONCE).try_collect::<()>().await
     }
 
-    /// Waits until so many of them are ready and stand for a child.
+    /// Waits until this number of Services is ready and has a child.
     pub(crate) async fn ready(&mut self, count: usize, patience: Duration) -> Result<()> {
         let begun = Instant::now();
         while self.ready.len() < count {
@@ -54,7 +54,7 @@ impl Users {
         Ok(())
     }
 
-    /// Waits until the name of a Service leads to its child: that one's name, in full.
+    /// Waits until the external name of a Service is that of its child; returns it in full.
     pub(crate) async fn child(&mut self, number: usize, patience: Duration) -> Result<String> {
         let (begun, name) = (Instant::now(), format!("service-{number}"));
         loop {
@@ -84,7 +84,7 @@ fn is_ready(service: &Service) -> bool {
     ready && child(service).is_some()
 }
 
-/// The child that the name of a Service leads to.
+/// The child in the external name of a Service.
 fn child(service: &Service) -> Option<&str> {
     service.spec.as_ref()?.external_name.as_deref().filter(|name| name.ends_with(".svc.cluster.local"))
 }

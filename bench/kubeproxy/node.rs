@@ -1,4 +1,4 @@
-//! A node between a client and a target whose rules the real kube-proxy makes, of Services that a real kube-apiserver has.
+//! A node between a client and a target with rules of the real kube-proxy, for Services of a real kube-apiserver.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -24,14 +24,14 @@ use crate::support::processor_time;
 pub(crate) const PORT: u16 = 80;
 /// Where Services are.
 const SERVICES: &str = "10.96.0.0/16";
-/// How kube-proxy knows the node.
+/// The node name for kube-proxy.
 const NAME: &str = "node";
 /// How many objects are made at a time.
 const AT_ONCE: usize = 32;
-/// How long kube-proxy may take for all of them.
+/// Upper bound for kube-proxy to program all Services.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// What kube-proxy uses of a second while it has nothing to do.
+/// Processor time of an idle kube-proxy in a second.
 const RESTING: Duration = Duration::from_millis(20);
 
 /// The node, with kube-proxy and its API server in its network.
@@ -50,7 +50,7 @@ pub(crate) fn address(number: u16) -> Ipv4Addr {
 }
 
 impl Node {
-    /// Starts kube-proxy where the API server is, on the way of this number; its Services lead to a target.
+    /// Starts kube-proxy next to the API server, on the route of this number; its Services have one target.
     pub(crate) async fn start(cluster: Cluster, topology: &Topology, way: usize, target: IpAddr) -> Result<Self> {
         let pod = topology.replicas.get(way).and_then(|site| site.pod).context("a way has a Pod address")?;
         let pod = pod.into_iter().find(IpAddr::is_ipv4).context("an IPv4 address")?;
@@ -71,7 +71,7 @@ impl Node {
         Ok(Self { cluster, proxy, client: topology.client.clone(), target, served: 0 })
     }
 
-    /// Makes Services until there are so many, and waits until the last ones accept connections.
+    /// Creates Services up to this number, and waits until the last ones accept connections.
     pub(crate) async fn serve(&mut self, count: u16) -> Result<()> {
         let made = iter(self.served..count).map(|number| self.make(number)).buffer_unordered(AT_ONCE);
         made.try_collect::<()>().await?;
@@ -87,7 +87,7 @@ impl Node {
         self.rested().await
     }
 
-    /// Waits until kube-proxy has next to nothing to do, so that the processors are there for what is measured.
+    /// Waits until kube-proxy is nearly idle, so that it does not compete with the measurement.
     async fn rested(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -138,7 +138,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // What cannot be killed has ended.
+        // An error means that it has ended.
         let _ = self.proxy.kill();
         let _ = self.proxy.wait();
     }

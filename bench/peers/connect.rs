@@ -12,10 +12,10 @@ use crate::traffic::route::{AT_ONCE, DIALLED, Route};
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
-/// Connections each second where latency counts: far below what any of the ways can take.
+/// Connections per second for latency: far below the limit of every route.
 const CALM: u32 = 200;
 
-/// What was measured of a Pod at one size.
+/// Samples of a Pod at one size.
 struct Measured {
     system: System,
     size: u16,
@@ -51,7 +51,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
 }
 
 impl Measured {
-    /// Gives the Pod its services; the first measurement, which warms up, is not kept.
+    /// Configures the Pod's services; the first, warming measurement is discarded.
     fn begin(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<Self> {
         pod.configure(0..size)?;
         all_live(stage, pod, size)?;

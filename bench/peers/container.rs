@@ -1,5 +1,5 @@
-//! A container as the kubelet has it: its first process is that of a process namespace of its own. When it ends, everything that
-//! it started ends with it; the network of its Pod stays. Ours keeps the supervisor running in a process of its own; theirs is both.
+//! A container as in a Pod: its first process is the init of a process namespace. When it ends, all its processes end; the network of the
+//! Pod stays. Our image runs the supervisor in a process of its own; in the Tailscale image it is the first process.
 
 use std::fs;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Container {
         self.programs()?.into_iter().map(used).sum()
     }
 
-    /// The process of this name that one of its programs has started, by its id outside.
+    /// The host process id of this child process of a program.
     pub(crate) fn child(&self, name: &str) -> Result<i32> {
         self.programs()?.into_iter().find_map(|program| child(program, name)).with_context(|| format!("no {name} in the container"))
     }
@@ -57,12 +57,12 @@ impl Container {
         self.0.ended()
     }
 
-    /// What it has written so far.
+    /// The output so far.
     pub(crate) fn output(&self) -> String {
         self.0.output()
     }
 
-    /// Kills it and waits until it has ended. Told to end while it programs, the Tailscale proxy goes on for longer than any grace.
+    /// Kills it and waits. After SIGTERM during programming the Tailscale proxy continues for longer than any grace period.
     pub(crate) fn end(mut self) -> Result<()> {
         self.kill()?;
         eventually("the container's end", DEADLINE, || self.ended().then_some(()));

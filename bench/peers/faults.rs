@@ -1,8 +1,8 @@
-//! What do clients notice when the supervisor is killed, and when tailscaled is, beside the Tailscale operator's proxy?
+//! How do clients experience a killed supervisor and a killed tailscaled, compared with the Tailscale operator's proxy?
 //!
-//! One replica, so that nothing hides what happens. It happens to ours and to theirs at the same time: most of what follows is waiting,
-//! and what the machine does meanwhile is the same for both. The part of the kubelet is played: a container that has ended is started
-//! again after a second, as the kubelet does it at the first time.
+//! One replica, so that no other one hides the fault. Both systems have the fault at the same time: most of the duration is waiting, and
+//! the load of the machine is equal. The kubelet is simulated: a container that has ended is restarted after a second, like a kubelet's
+//! first restart.
 
 use std::num::NonZeroU32;
 use std::thread::sleep;
@@ -34,7 +34,7 @@ const BRIEF: Duration = Duration::from_secs(5);
 /// How long a container stays ended.
 const RESTART: Duration = Duration::from_secs(1);
 
-/// What is killed.
+/// The killed process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     /// The process that supervises.
@@ -42,13 +42,13 @@ enum Fault {
     /// The first process of the container, and all others with it.
     Container,
     Tailscaled,
-    /// tailscaled, whose state is in a Secret, while the API server answers nobody.
+    /// tailscaled, whose state is in a Secret, while the API server does not answer.
     TailscaledApart,
-    /// Nothing, while the API server answers nobody.
+    /// Nothing, while the API server does not answer.
     Apart,
 }
 
-/// What came of it, for one system.
+/// Samples of one system.
 struct Samples {
     system: System,
     fault: Fault,
@@ -69,19 +69,19 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let lasts = if args.quick { BRIEF } else { LASTS };
     let nothing = |(fault, system): (Fault, &System)| Samples { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
     let faults: &[Fault] = if args.quick { &[Fault::TailscaledApart] } else { &Fault::ALL };
-    // With iptables what is told apart is how fast lost rules are written again, if any are.
+    // The firewalls differ only in the time until lost rules are restored.
     let systems = |fault: Fault| if !args.quick && fault.is_alone() { &System::ALL[..] } else { &System::ALL[..2] };
     let pairs = faults.iter().flat_map(|fault| systems(*fault).iter().map(move |system| (*fault, system)));
     let mut all: Vec<Samples> = pairs.map(nothing).collect();
     for _ in 0..args.repetitions(5) {
-        // Ours and theirs with the same firewall stand side by side.
+        // Our proxy and the Tailscale operator's with the same firewall run side by side.
         all.chunks_exact_mut(2).try_for_each(|pair| take(stage, pair))?;
     }
     report(sheet, &all);
     Ok(())
 }
 
-/// New Pods, the fault of all of them, and what the clients of each meet meanwhile.
+/// Starts new Pods, injects the fault into all of them, and records the clients' outcome.
 fn take(stage: &Stage, taken: &mut [Samples]) -> Result<()> {
     let pods = Pod::started_together(stage, taken.iter().map(|taken| taken.system), SIZE)?;
     pods.iter().try_for_each(|pod| all_live(stage, pod, SIZE))?;
@@ -131,7 +131,7 @@ impl Fault {
 }
 
 impl Samples {
-    /// The fault of a Pod, and what clients meet meanwhile.
+    /// Injects the fault into a Pod under load.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let load = Load { timeout: PATIENCE, ..Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
         let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
@@ -166,7 +166,7 @@ fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// What clients met, who must have met no wrong target.
+/// The clients' outcome; an answer of a wrong target is an error.
 fn judge(reports: &[AttemptReport], lasts: Duration) -> Result<LoadOutcome> {
     let wrong = |report: &&AttemptReport| {
         u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
@@ -181,7 +181,7 @@ fn report(sheet: &mut Sheet, all: &[Samples]) {
         let goal = (*fault == Fault::Apart).then_some("≤ 0");
         sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * lasts.as_secs()), failed.clone(), goal);
         sheet.plot(point("longest time without an answer"), "s", gap.clone(), None);
-        // Without the API server alone nobody is to lose any.
+        // An API server outage alone must not fail connections.
         let rival = all.iter().find(|other| other.fault == *fault && Some(other.system) == system.rival());
         if let Some(theirs) = rival.filter(|_| *fault != Fault::Apart) {
             let what = format!("{}, {}: ours to theirs", fault.plot("failed connects"), system.firewall);

@@ -1,4 +1,4 @@
-//! What does the supervisor take of memory and of the processor, tailscaled left out, beside the Tailscale operator's proxy?
+//! How much memory and processor time does the supervisor use, without tailscaled, compared with the Tailscale operator's proxy?
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::support::{Args, Point, Sheet, ms, ratios, status};
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
-/// When all is live, what is left to do is done after so long.
+/// Time for the remaining work after all services are live.
 const REST: Duration = Duration::from_secs(2);
 /// How long it is watched doing nothing.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// What was measured of one system at one size.
+/// Samples of one system at one size.
 struct Samples {
     system: System,
     memory: Vec<f64>,
@@ -43,7 +43,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-/// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.
+/// A new Pod of each system: usage until all services are live and the remaining work is done, and usage when nothing changes.
 fn measure_together(stage: &Stage, all: Vec<&mut Samples>, size: u16) -> Result<()> {
     let mut pods = Pod::started_together(stage, all.iter().map(|taken| taken.system), size)?;
     sleep(REST);

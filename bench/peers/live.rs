@@ -13,22 +13,22 @@ use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 
 /// How many services there are.
 const SIZES: [u16; 3] = [10, 100, 1_000];
-/// More than the base chains that a hook of the kernel takes: as many as the Tailscale proxy needs.
+/// More than the number of base chains per kernel hook: as many as the Tailscale proxy needs.
 const BEYOND: u16 = 1_100;
-/// What only ours is asked for.
+/// A size for our proxy only.
 const MANY: u16 = 10_000;
 /// How many more come one by one in each round.
 const MORE: u16 = 3;
-/// Of so many services on, a new Pod takes less time than the Tailscale proxy takes to forget them.
+/// From this number of services on, a new Pod is faster than the removal of all services by the Tailscale proxy.
 const HEAVY: u16 = 1_000;
-/// How long a change may take.
+/// Upper bound of a change.
 const LIMIT: Duration = Duration::from_secs(90);
-/// What the Tailscale proxy says last when a config is too much for it.
+/// Last log line of the Tailscale proxy when a config is too large for it.
 const FATAL: &str = "egress proxy failed";
-/// The rest after each change: what a program still has to write of it is written.
+/// Pause after each change, for remaining writes of a program.
 const REST: Duration = Duration::from_millis(200);
 
-/// What was measured of one system at one size.
+/// Samples of one system at one size.
 struct Samples {
     system: System,
     size: u16,
@@ -113,7 +113,7 @@ fn report(sheet: &mut Sheet, taken: &[Samples; 4]) {
     }
 }
 
-/// Whether so many work at all, and if not, what is said.
+/// Whether this number of services works, and the last error if not.
 fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Result<()> {
     let begun = Instant::now();
     let stands = pod.configure(0..size)?;
@@ -130,7 +130,7 @@ fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Res
     if works > 0.5 { clear(stage, pod, size) } else { Ok(()) }
 }
 
-/// Takes all of so many services away.
+/// Removes all services.
 fn clear(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<()> {
     let mut remaining = size;
     if size >= HEAVY {

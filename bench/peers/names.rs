@@ -1,6 +1,6 @@
-//! How long does a DNS name's old address get traffic after it has changed, beside the Tailscale operator's proxy?
+//! How long does a DNS name's old address get traffic after a change, compared with the Tailscale operator's proxy?
 //!
-//! The proxy of a Service that names its target by DNS (`ExternalName`): what comes from the tailnet is led to the name's address. The
+//! The proxy of a Service whose target is a DNS name (`ExternalName`): traffic from the tailnet is forwarded to the name's address. The
 //! client is a node of the tailnet, the DNS server a real one.
 
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,7 @@ use crate::peers::system::System;
 use crate::support::{Args, Point, Sheet, at_once, ratios};
 use crate::traffic::held_flows::meanwhile;
 
-/// The name, and for how many seconds an answer may be kept.
+/// The name, and the TTL of its record in seconds.
 const NAME: &str = "app.test";
 const TTL: u32 = 5;
 /// New connections each second.
@@ -34,12 +34,12 @@ const CHANGE: Duration = Duration::from_secs(1);
 const LASTS: Duration = Duration::from_secs(31);
 /// The same where it is only to be shown that it works.
 const BRIEF: Duration = Duration::from_secs(5);
-/// How long a proxy may take to start.
+/// Upper bound of a proxy start.
 const START: Duration = Duration::from_mins(1);
-/// How long a connection may take meanwhile.
+/// Timeout of a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a system did: seconds until the last new connection, and the last datagram of a flow, to the old address; failed connects.
+/// Samples of a system: seconds until the last new connection, and the last datagram of a flow, to the old address; failed connects.
 #[derive(Default)]
 struct Samples {
     connection: Vec<f64>,
@@ -47,7 +47,7 @@ struct Samples {
     failed: Vec<f64>,
 }
 
-/// The zone, whose server is in a thread of its own and ends with this.
+/// The zone; its server runs in another thread and ends with it.
 struct Zone(mpsc::UnboundedSender<(IpAddr, oneshot::Sender<Instant>)>);
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -107,7 +107,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
 }
 
 impl Zone {
-    /// Gives the name this address; says when.
+    /// Sets the name's address; returns the time of the change.
     fn lead_to(&self, address: IpAddr) -> Result<Instant> {
         let (done, is_done) = oneshot::channel();
         self.0.send((address, done)).ok().context("the DNS server has ended")?;

@@ -1,4 +1,4 @@
-//! The Pod: what the kubelet and the Tailscale operator give to a replica of an egress `ProxyGroup`.
+//! The Pod: environment and files as the kubelet and the Tailscale operator provide them to a replica of an egress `ProxyGroup`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use super::system::System;
 /// Where the kubelet mounts the account.
 const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
-/// How long a start may take.
+/// Upper bound of a start.
 const START: Duration = Duration::from_mins(2);
 
 /// A Pod, with or without its container.
@@ -29,12 +29,12 @@ pub(crate) struct Pod<'a> {
     stage: &'a Stage,
     volume: Volume,
     machine: Machine,
-    /// The DNS name that all of the tailnet's traffic to it is led to; without one it is a replica with an egress config.
+    /// The DNS target of all tailnet traffic; without one it is a replica with an egress config.
     name: Option<&'static str>,
 }
 
 impl<'a> Pod<'a> {
-    /// A new Pod with so many services, whose container is not started yet. The node's state is that of the Pods before it.
+    /// A new Pod with this number of services; its container is not started. The node's state is that of the Pods before it.
     pub(crate) fn make(stage: &'a Stage, system: System, services: u16) -> Result<Self> {
         let machine = stage.tailnet.machine(&stage.unique(system.pod));
         machine.node.sysctl("net.ipv4.ip_forward", "1");
@@ -54,7 +54,7 @@ impl<'a> Pod<'a> {
         Ok(pod)
     }
 
-    /// A new Pod that leads what comes from the tailnet to the addresses of a name, which this server knows.
+    /// A new Pod that forwards traffic from the tailnet to the addresses of a name, resolved by this server.
     pub(crate) fn named(stage: &'a Stage, system: System, name: &'static str, server: IpAddr) -> Result<Self> {
         let pod = Self { name: Some(name), ..Self::make(stage, system, 0)? };
         let write = format!("echo nameserver {server} > /etc/resolv.conf");
@@ -62,7 +62,7 @@ impl<'a> Pod<'a> {
         Ok(pod)
     }
 
-    /// A new Pod with so many services, all of which are answered since the container started; says how long after that.
+    /// A new Pod with this number of services, started and live; returns the time from the start of the container until then.
     pub(crate) fn started(stage: &'a Stage, system: System, services: u16) -> Result<(Self, Duration)> {
         let mut pod = Self::make(stage, system, services)?;
         let begun = pod.start();
@@ -70,7 +70,7 @@ impl<'a> Pod<'a> {
         Ok((pod, took))
     }
 
-    /// A new Pod for each of these systems, all started at once; every service of so many is answered.
+    /// A new Pod for each of these systems, all started at once, with all services live.
     pub(crate) fn started_together(stage: &'a Stage, systems: impl IntoIterator<Item = System>, services: u16) -> Result<Vec<Self>> {
         let pods = systems.into_iter().map(|system| Self::make(stage, system, services));
         let mut pods = pods.collect::<Result<Vec<_>>>()?;
@@ -96,7 +96,7 @@ impl<'a> Pod<'a> {
         took.with_context(|| self.container.as_ref().map(Container::output).unwrap_or_default())
     }
 
-    /// Starts its container; says when that was.
+    /// Starts its container; returns the time.
     pub(crate) fn start(&mut self) -> Instant {
         let dir = self.machine.own_dir();
         let path = |name: &str| dir.join(name).display().to_string();
@@ -130,17 +130,17 @@ impl<'a> Pod<'a> {
         begun
     }
 
-    /// Puts a config with these services into place as the kubelet does; says when it stood there.
+    /// Writes a config with these services as the kubelet does; returns the time.
     pub(crate) fn configure(&mut self, services: impl IntoIterator<Item = u16>) -> Result<Instant> {
         self.put(services.into_iter().map(|number| (service(number), service(number).identity().port)), &["TCP"])
     }
 
-    /// Puts a config with one service into place, which leads to this port of the target.
+    /// Writes a config with one service whose target is this port.
     pub(crate) fn lead_to(&mut self, port: u16) -> Result<Instant> {
         self.put([(service(0), port)], &["TCP", "UDP"])
     }
 
-    /// Puts a config with so many services into place, TCP and UDP, each of which leads where the one so many after it would.
+    /// Writes a config with this number of services, TCP and UDP, each with the target of the service `by` numbers later.
     pub(crate) fn shift(&mut self, services: u16, by: u16) -> Result<Instant> {
         self.put((0..services).map(|number| (service(number), service(number + by).identity().port)), &["TCP", "UDP"])
     }
@@ -178,7 +178,7 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// The service of a number; all lead to the one target.
+/// The service of a number; all have the same target host.
 pub(crate) fn service(number: u16) -> DemoService {
     DemoService { number, target: 0 }
 }

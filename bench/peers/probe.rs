@@ -1,4 +1,4 @@
-//! Whether a service leads to its target, seen from outside: by connections that are answered.
+//! Probes of services from outside: connections that are answered by the expected target.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,25 @@ use tokio::time::{sleep, timeout};
 use super::pod::{Pod, service};
 use super::stage::Stage;
 
-/// How often a service is looked at most, several of them more rarely, and all ever more rarely: so the looking costs little and is
-/// as fine as what is measured is short.
+/// Shortest interval between two probes. It grows with the number of services and with the time waited, so that probes are cheap and as
+/// precise as the measured time is short.
 const FINEST: Duration = Duration::from_millis(1);
-/// What part of the time waited so far passes between two looks.
+/// Divisor of the time waited so far that gives the interval between two probes.
 const PART: u32 = 20;
-/// How long one look may take.
+/// Timeout of a probe.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long the services of a config that is in force may take to answer.
+/// Upper bound until the services of an applied config answer.
 const ENOUGH: Duration = Duration::from_mins(1);
-/// How many services stand for all, where all come at once.
+/// Number of sampled services where all change at once.
 const SAMPLE: u16 = 16;
 
-/// Waits until these services of a Pod are answered by their target, and says how long after a moment the last of them was.
+/// Waits until these services of a Pod are answered by their target; returns the time of the last one since a moment.
 pub(crate) fn live(stage: &Stage, pod: &Pod<'_>, services: &[u16], since: Instant, limit: Duration) -> Result<Duration> {
     last(stage, pod, services, since, limit, |answered| answered.ended)
 }
 
-/// Waits as [`live`] does, and says when the last of the connections that were answered was begun: a port that nothing is mapped to
-/// refuses at once, so the mapping was there then. Not for a Pod whose tunnel may be down, for then nothing refuses.
+/// Waits like [`live`]; returns the start of the last answered connection: an unmapped port refuses at once, so the mapping existed then.
+/// Not for a Pod whose tunnel may be down, as nothing refuses then.
 pub(crate) fn mapped(stage: &Stage, pod: &Pod<'_>, services: &[u16], since: Instant, limit: Duration) -> Result<Duration> {
     last(stage, pod, services, since, limit, |answered| answered.began)
 }
@@ -56,7 +56,7 @@ fn last(
     last.with_context(|| format!("{}: not all of {} services were answered within {limit:?}", pod.system.name, services.len()))
 }
 
-/// Waits until every one of the first so many services of a Pod was answered, some at a time and in no haste.
+/// Waits until each of the first services of a Pod was answered, a few at a time with low load.
 pub(crate) fn all_live(stage: &Stage, pod: &Pod<'_>, size: u16) -> Result<()> {
     let begun = Instant::now();
     let one = async |number: u16| {
@@ -87,7 +87,7 @@ pub(crate) fn gone(stage: &Stage, pod: &Pod<'_>, services: &[u16], limit: Durati
     Ok(())
 }
 
-/// Services that stand for so many: spread over them, first and last included.
+/// A sample of the services, evenly spread with the first and the last.
 pub(crate) fn sample(size: u16) -> Vec<u16> {
     let count = size.min(SAMPLE);
     let spread = |turn: u16| u32::from(turn) * u32::from(size - 1) / u32::from((count - 1).max(1));
@@ -116,12 +116,12 @@ async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
     by(pod, number, start).await == Ok(service(number).identity())
 }
 
-/// By whom a service is answered.
+/// The target that answers a service.
 async fn by(pod: &Pod<'_>, number: u16, start: Instant) -> Result<TargetIdentity, AttemptFailure> {
     make(Talk::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await.outcome
 }
 
-/// Asks again and again, whatever became of those before, until one is answered by the right target.
+/// Connects again and again until one connection is answered by the right target.
 async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> AttemptReport {
     let mut open = JoinSet::new();
     for nonce in 0.. {

@@ -10,7 +10,7 @@ use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 /// How many services there are.
 const SIZES: [u16; 3] = [10, 1_000, 10_000];
 
-/// What was measured of one system at one size.
+/// Samples of one system at one size.
 struct Samples {
     system: System,
     starts: Vec<f64>,

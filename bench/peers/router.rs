@@ -7,9 +7,9 @@ use tailyard::demo::services::FIRST_TARGET_PORT;
 
 use super::stage::Stage;
 
-/// The client's address on this way: the tailnet must know whose packets it takes from the node.
+/// The client's address on this route: the tailnet must permit it as a source behind the node.
 const CLIENT: &str = "10.50.0.5";
-/// The network that the node leads to.
+/// The subnet behind the node.
 const ROUTE: &str = "10.50.0.0/24";
 
 /// The node; the client reaches the target by it while it is there.
@@ -19,7 +19,7 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// Makes it, and the client's way over it.
+    /// Creates it, and the client's route over it.
     pub(crate) fn start(stage: &Stage) -> Self {
         let machine = stage.tailnet.machine("router");
         machine.node.sysctl("net.ipv4.ip_forward", "1");
@@ -32,7 +32,7 @@ impl Router {
     }
 }
 
-/// So many ports of the target, as they are reached by the router.
+/// Ports of the target, as addresses behind the router.
 pub(crate) fn direct(stage: &Stage, count: u16) -> Vec<SocketAddr> {
     (0..count).map(|turn| SocketAddr::new(stage.target, FIRST_TARGET_PORT + turn)).collect()
 }

@@ -26,7 +26,7 @@ const API: u8 = 10;
 
 /// The stage.
 pub(crate) struct Stage {
-    /// Who connects.
+    /// The client.
     pub(crate) client: Machine,
     /// The target's address in the tailnet.
     pub(crate) target: IpAddr,
@@ -35,14 +35,14 @@ pub(crate) struct Stage {
     /// The API server, and where it is.
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) api: SocketAddr,
-    /// The account of a Pod: what is in its directory.
+    /// The directory of a Pod's service account.
     pub(crate) account: PathBuf,
     machines: AtomicUsize,
     _target: (DemoTarget, Process),
     pub(crate) tailnet: Tailnet,
 }
 
-/// Runs a benchmark on the stage; what it measured.
+/// Runs a benchmark on the stage; returns its sheet.
 pub(crate) fn on_stage(args: &Args, question: &str, measure: impl FnOnce(&Stage, &Args, &mut Sheet) -> Result<()> + Send) -> Result<Sheet> {
     stage(|stage| {
         let mut sheet = Sheet::new(question);
@@ -74,7 +74,7 @@ impl Stage {
         tailnet.plug_in(API);
         let (mut machine, tailscaled) = tailnet.node("db");
         let target = machine.tailnet_addresses().into_iter().find(IpAddr::is_ipv4).context("the target has an address")?;
-        // There is no other way to its address in the tailnet than the tailnet.
+        // The target's tailnet address must not be reachable outside the tailnet.
         machine.node.sysctl("net.ipv4.conf.all.arp_ignore", "1");
         let served = DemoTarget::start(&machine.node.ns, 0, FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS)?;
         let client = tailnet.machine("client");

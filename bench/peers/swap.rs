@@ -1,8 +1,7 @@
-//! What do clients notice when all services get another target under load, and when they are taken away, beside the Tailscale operator's
-//! proxy?
+//! How do clients experience the retargeting of all services under load, and their removal, compared with the Tailscale operator's proxy?
 //!
-//! New connections all the time, and on some services a connection and a UDP flow that were there before. Every answer says which port of
-//! the target gave it, and another port is another target.
+//! New connections at a fixed rate, and on some services one established connection and one UDP flow. Every answer has the target's port,
+//! and another port is another target.
 
 use std::num::NonZeroU32;
 use std::thread::sleep;
@@ -36,7 +35,7 @@ const OUTLIVES: Duration = Duration::from_secs(2);
 /// A figure of one round.
 type Field = fn(&Round) -> f64;
 
-/// What a system did in one round.
+/// Samples of a system in one round.
 #[derive(Debug, Default)]
 struct Round {
     failed: f64,
@@ -48,7 +47,7 @@ struct Round {
     outlived: f64,
 }
 
-/// When what was put into place, as offsets from the start.
+/// Times of the changes, as offsets from the start.
 struct Moments {
     swap: Duration,
     gone: Duration,
@@ -94,7 +93,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-/// All services lead to one target, get another one, and are taken away.
+/// All services get one target, then another one, and are removed.
 fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     pod.shift(SIZE, turn)?;
     for number in sample(SIZE) {
@@ -113,7 +112,7 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
 }
 
 fn judge(reports: &[AttemptReport], flows: &[HeldFlow], moments: &Moments, turn: u16) -> Result<Round> {
-    // What is shorter than the time between two of them cannot be told from that.
+    // The resolution is the time between two attempts.
     let (connections, datagrams) = (Duration::from_secs(1) / RATE, EVERY);
     let mut round = Round { last_connection: ms(connections), last_datagram: ms(datagrams), ..Round::default() };
     let port = |attempt: &Attempt, by: u16| anyhow::Ok(service(u16::try_from(attempt.lane.service)? + turn + by).identity().port);

@@ -1,4 +1,4 @@
-//! What is compared: a program and where its rules are.
+//! The compared systems: a program and its firewall.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ pub(crate) enum Program {
     Containerboot,
 }
 
-/// A program, and the firewall that it is told to use.
+/// A program with its firewall mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct System {
-    /// What runs.
+    /// The program.
     pub(crate) program: Program,
     /// The value of `TS_DEBUG_FIREWALL_MODE`.
     pub(crate) firewall: &'static str,
@@ -39,13 +39,13 @@ impl System {
     /// All of them; ours before theirs.
     pub(crate) const ALL: [Self; 4] = [Self::OURS, Self::STOCK, Self::OURS_IPTABLES, Self::STOCK_IPTABLES];
 
-    /// Whether so many services can be asked of it. A hook of the kernel takes 1,024 base chains, and theirs has one for each service
-    /// with nftables; with iptables it would take minutes.
+    /// Whether the system supports this number of services. A kernel hook has at most 1,024 base chains, and the Tailscale proxy has one
+    /// for each service with nftables; with iptables it would take minutes.
     pub(crate) fn takes_part(self, size: u16) -> bool {
         self.program == Program::Tailyard || size <= 1_000
     }
 
-    /// What ours is compared with: theirs with the same firewall.
+    /// The Tailscale proxy with the same firewall, for comparison.
     pub(crate) fn rival(self) -> Option<Self> {
         let theirs = |other: &Self| other.program == Program::Containerboot && other.firewall == self.firewall;
         Self::ALL.into_iter().find(theirs).filter(|_| self.program == Program::Tailyard)

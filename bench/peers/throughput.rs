@@ -12,10 +12,10 @@ use crate::peers::system::System;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios};
 use crate::traffic::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 
-/// The port of the target that takes everything.
+/// The port of the target's sink.
 const SINK: u16 = 6_999;
 
-/// A way to the sink: by which system, or by plain forwarding.
+/// A route to the sink: through a system, or by plain forwarding.
 struct SinkRoute {
     by: Option<System>,
     to: SocketAddr,

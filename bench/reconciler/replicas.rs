@@ -1,4 +1,4 @@
-//! Replicas as the reconciler sees them: what they read, plan and say is the proxy's own code, and as often; no kernel holds it.
+//! Replicas as the reconciler sees them: config reading, planning and status are the proxy's own code at its own pace, without a kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,12 @@ pub(crate) struct Replica {
     pub(crate) address: std::net::IpAddr,
     /// Where it finds its config.
     pub(crate) configs: Api<ConfigMap>,
-    /// Where it says what it holds.
+    /// The state Secrets.
     pub(crate) states: Api<Secret>,
 }
 
 impl Replica {
-    /// Holds what the config of a group says, for ever.
+    /// Follows the config of a group and reports it as applied, without end.
     pub(crate) async fn run(self, group: String) -> Result<()> {
         let only = watcher::Config::default().fields(&format!("metadata.name={group}-egress-config"));
         let mut configs = Box::pin(watcher(self.configs.clone(), only).default_backoff().applied_objects());

@@ -1,4 +1,4 @@
-//! What happens to a group of two replicas, whoever plays, and until when what it does to clients is looked at.
+//! Faults of a group of two replicas, and how long clients are observed after each.
 
 use std::fs;
 use std::thread::sleep;
@@ -14,16 +14,16 @@ use crate::players::{OperatorPair, OURS};
 
 /// New connections each second.
 const RATE: u32 = 200;
-/// The same while a node is lost: so few that hardly a source port is used again within two minutes. A client's connection tracking
-/// leads a first packet that was never answered to the same endpoint for so long, and a connection from the same port goes there too,
-/// however long Kubernetes has known that nobody is there (docs/failures.md).
+/// The rate while a node is lost: low enough that source ports are rarely reused within two minutes. A client's conntrack sends a first
+/// packet that was never answered, and connections from the same port, to the same endpoint for that time, even after Kubernetes has
+/// removed it (docs/failures.md).
 const SPARSE: u32 = 30;
 /// How long the load has been there before anything happens.
 pub(crate) const CALM: Duration = Duration::from_secs(2);
 /// How long it goes on after a rolling restart.
 const AFTER: Duration = Duration::from_secs(5);
 
-/// What happens to a group.
+/// A fault of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// Every replica is replaced, on purpose.
@@ -32,12 +32,12 @@ pub(crate) enum Event {
     Killed,
     /// A replica's Pod is deleted without its grace.
     Deleted,
-    /// A node with a replica answers nobody any more.
+    /// A node with a replica is disconnected.
     Lost,
 }
 
 impl Event {
-    /// What it is called in the sheet.
+    /// The name in the sheet.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Restart => "rolling restart",
@@ -52,13 +52,13 @@ impl Event {
         if self == Self::Lost { SPARSE } else { RATE }
     }
 
-    /// Until when the load goes on: longer than what it has to do with is over, or than it can be.
+    /// Duration of the load: longer than the effects of the event.
     fn lasts(self) -> Duration {
         match self {
             Self::Restart => AFTER,
             Self::Killed => Duration::from_secs(20),
             Self::Deleted => Duration::from_secs(30),
-            // Kubernetes takes a node for lost after 50 s.
+            // Kubernetes considers a node lost after 50 s.
             Self::Lost => Duration::from_secs(75),
         }
     }
@@ -70,7 +70,7 @@ impl Event {
         }
     }
 
-    /// Has it happen, and lets time pass; how long it took itself.
+    /// Causes the event and waits; returns the duration of the event itself.
     pub(crate) fn happen(self, game: &OperatorPair, round: usize) -> Duration {
         let cluster = &game.stage.cluster;
         let mut begun = Instant::now();
@@ -88,7 +88,7 @@ impl Event {
         took
     }
 
-    /// Undoes what does not pass by itself.
+    /// Repairs what does not recover by itself.
     pub(crate) fn mend(self, game: &OperatorPair) {
         if self == Self::Lost {
             let (cluster, node) = (&game.stage.cluster, lost(game));
@@ -98,7 +98,7 @@ impl Event {
     }
 }
 
-/// Has every replica replaced: their operator takes away what `kubectl rollout restart` writes, a new label replaces Pods there.
+/// Replaces every replica: the Tailscale operator reverts `kubectl rollout restart`, a new label replaces its Pods.
 fn restart(game: &OperatorPair, round: usize) {
     if *game.playing == OURS {
         game.stage.restart();
@@ -107,7 +107,7 @@ fn restart(game: &OperatorPair, round: usize) {
     }
 }
 
-/// Kills the first process of the container in which the tailscaled of a Pod runs, whose end is that of all others in it.
+/// Kills the first process of the container with a Pod's tailscaled, which ends all others in it.
 fn kill_container(uid: &str) {
     let inside = pods::processes(uid, None);
     let mut first = *pods::processes(uid, Some("tailscaled")).first().expect("a tailscaled");
@@ -127,7 +127,7 @@ fn lost(game: &OperatorPair) -> &Node {
     game.stage.cluster.nodes.last().expect("two nodes")
 }
 
-/// Has one replica on each node, whatever the scheduler made of them.
+/// Spreads the replicas over the nodes, one on each.
 fn spread(game: &OperatorPair) {
     let cluster = &game.stage.cluster;
     let nodes = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
@@ -141,7 +141,7 @@ fn spread(game: &OperatorPair) {
     settled(game);
 }
 
-/// Waits until the group is all that it is to be, and both replicas lead to the target.
+/// Waits until the group is complete and both replicas forward to the target.
 pub(crate) fn settled(game: &OperatorPair) {
     game.stage.cluster.rolled_out(NAMESPACE, "statefulset/eg");
     game.stage.ready();

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::traffic::outcome::LoadOutcome;
 
-/// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
+/// Timeout of a connection: longer than the second handshake attempt of `WireGuard` after 5 s.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longer than anything that happens.
 const LONGEST: Duration = Duration::from_mins(10);
@@ -25,19 +25,19 @@ const LONGEST: Duration = Duration::from_mins(10);
 pub(crate) struct LoadRoute {
     pub(crate) from: Namespace,
     pub(crate) to: SocketAddr,
-    /// What the right target says first.
+    /// Prefix of the right target's greeting.
     pub(crate) greeting: &'static str,
 }
 
 impl LoadRoute {
-    /// Loads it with so many connections each second until this has happened; fails if one led to another target.
+    /// Opens connections at this rate until the event is over; fails if one reaches another target.
     pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, LoadOutcome)> {
         let talk = Talk::Greeting(self.greeting.as_bytes().into());
         let schedule = LoadSchedule::new(NonZeroU32::new(rate).context("not zero")?);
         let load = Load { talk, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
-        // It halts as well where what happens panics.
+        // The load also ends if the event panics.
         let (halt, halted) = oneshot::channel::<()>();
         let offer = || {
             let halted = async { drop(halted.await) };
@@ -56,8 +56,8 @@ impl LoadRoute {
         Ok((happened, LoadOutcome::of(&reports, lasts)?))
     }
 
-    /// Lets the node forget where these connections went: what was never answered is remembered for two minutes, and a connection from
-    /// the same source port would go to the same endpoint, even one that is gone by then.
+    /// Deletes the node's conntrack entries of these connections: an unanswered one is remembered for two minutes, and a connection from
+    /// the same source port would go to the same endpoint, even if it is gone.
     pub(crate) fn forget(&self) -> Result<()> {
         let forgotten = self.from.run(|| {
             let mut conntrack = Conntrack::open()?;

@@ -1,8 +1,8 @@
-//! The same through a tailnet: our replica and the stock proxy's tailscaled, each a node that has a Tailscale Service with a certificate,
-//! asked by a third node over `WireGuard`.
+//! The same through a tailnet: our replica and the stock proxy's tailscaled, each a node with a Tailscale Service and its certificate; a
+//! third node connects over `WireGuard`.
 //!
-//! The stock proxy is what it makes of its tailscaled: a serve config by its LocalAPI, and the certificate in its directory. Everything
-//! but the control plane is real.
+//! The stock proxy is its tailscaled: a serve config by LocalAPI, and the certificate in its directory. Everything but the control plane is
+//! real.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -38,7 +38,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// Where the backend listens in its machine.
 const PORT: u16 = 8080;
 
-/// One of the two: by which name, and where it is asked.
+/// One of the two: its name and its address.
 #[derive(Clone)]
 struct Site {
     name: String,
@@ -64,7 +64,7 @@ impl Step {
     const ALL: [Self; 2] = [Self::Tcp, Self::Tls];
 }
 
-/// Measures both in turn, so often.
+/// Measures both alternately, in this number of rounds.
 pub(crate) fn compare(rounds: usize, sheet: &mut Sheet) -> Result<()> {
     let mut outcome = Ok(());
     let measured = &mut outcome;
@@ -94,7 +94,7 @@ async fn all(cluster: &Cluster, rounds: usize, sheet: &mut Sheet) -> Result<()> 
     })?
 }
 
-/// What works in a machine. To be made in its namespace.
+/// A runtime in a machine's namespace.
 fn inside(machine: &Machine) -> Result<Runtime> {
     Ok(Builder::new_multi_thread().thread_name(machine.node.name.clone()).enable_all().build()?)
 }

@@ -8,27 +8,27 @@ use anyhow::{Context, Result};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::net::Proto;
 
-/// How long one measurement takes.
+/// Duration of one measurement.
 const SLICE: Duration = Duration::from_secs(1);
 /// How much is written and read at once.
 const CHUNK: usize = 256 * 1024;
-/// What fits a packet of the tailnet, in both families.
+/// Payload that fits into a packet of the tailnet in both families.
 const DATAGRAM: usize = 1_200;
-/// After so long without a datagram all that will come has come.
+/// Time without a datagram that ends a UDP measurement.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// Takes everything, on one port.
+/// Discards everything on one port.
 pub(crate) struct Sink {
     tcp: TcpListener,
     udp: UdpSocket,
 }
 
-/// What one measurement came to.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copied {
-    /// What arrived, in Gbit/s.
+    /// Received data, in Gbit/s.
     pub(crate) rate: f64,
-    /// What all processors together did for each Gbit that arrived, in seconds: both ends, and whatever is between them.
+    /// Processor time of the whole machine per received Gbit, in seconds: both ends and everything between them.
     pub(crate) processor: f64,
 }
 
@@ -41,7 +41,7 @@ impl Sink {
         Ok(Self { tcp: TcpListener::bind(at)?, udp })
     }
 
-    /// Waits until a connection to it stands.
+    /// Waits until a connection to it is established.
     pub(crate) fn open(&self, client: &Namespace, to: SocketAddr) -> Result<()> {
         while client.run(|| TcpStream::connect(to))?.is_err() {
             std::thread::sleep(Duration::from_millis(10));
@@ -64,7 +64,7 @@ impl Sink {
         Ok(Copied { rate: gigabits / lasted.as_secs_f64(), processor })
     }
 
-    /// How many bytes came, and in what time.
+    /// Received bytes and duration.
     fn receive(&self, proto: Proto) -> IoResult<(u64, Duration)> {
         let (mut chunk, mut received) = (vec![0; CHUNK], 0);
         if proto == Proto::Tcp {

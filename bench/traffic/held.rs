@@ -1,4 +1,4 @@
-//! Connections and UDP flows that are held open and ask again and again: who answered, and how they ended.
+//! Long-lived connections and UDP flows with periodic requests: who answers, and how they end.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport,
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How often each asks.
+/// Interval of the requests.
 pub(crate) const EVERY: Duration = Duration::from_millis(20);
 
-/// A flow, and what became of it.
+/// A flow and its outcome.
 pub(crate) struct HeldFlow {
     pub(crate) attempt: Attempt,
-    /// When it asked, as an offset from the start, and who answered.
+    /// Request times, as offsets from the start, and the targets that answered.
     pub(crate) answers: Vec<(Duration, TargetIdentity)>,
     /// Whether it was reset.
     pub(crate) reset: bool,
 }
 
-/// Offers a load of these attempts, in turn, and holds these flows, all from one network namespace, while something is done that is told
-/// when both began. What the load and the flows met, and what came of it.
+/// Runs a load of these attempts and these long-lived flows in one network namespace while `work` runs; `work` gets their start time.
+/// Returns the reports, the flows, and the result of `work`.
 pub(crate) fn meanwhile<T>(
     from: &Namespace,
     load: Load,
@@ -48,7 +48,7 @@ pub(crate) fn meanwhile<T>(
 }
 
 impl HeldFlow {
-    /// Holds all of them in the network namespace of the calling thread, for so long after the start.
+    /// Runs all flows in the network namespace of the calling thread, until this time after the start.
     async fn all(flows: Vec<Attempt>, start: Instant, lasts: Duration) -> Result<Vec<Self>> {
         let mut open: JoinSet<Self> = flows.into_iter().map(|flow| Self::one(flow, start, lasts)).collect();
         let mut flows = Vec::new();

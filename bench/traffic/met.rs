@@ -1,14 +1,14 @@
-//! What a load met: how many of its connections failed, how long nobody was answered, and what a connect took.
+//! Outcome of a load: failed connections, longest gap without an answer, and connect latency.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tailyard::model::diagnostics::load::{AttemptFailure, AttemptReport};
 
-/// After this time a user takes what is not answered for hung.
+/// A connection without an answer after this time counts as hanging.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What came of a load.
+/// The outcome of a load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LoadOutcome {
     /// How many connections were sent.
@@ -23,13 +23,13 @@ pub(crate) struct LoadOutcome {
     pub(crate) gap: Duration,
     /// When the last one was due that failed.
     pub(crate) last: Duration,
-    /// 99 of 100 of those that were answered stood so soon after they were due.
+    /// 99th percentile of the connect time of answered connections, since they were due.
     pub(crate) connect: Duration,
 }
 
 impl LoadOutcome {
-    /// What these reports of a load of this length come to. Fails if the generator kept back more than a tenth: of what it did not send
-    /// the network knows nothing.
+    /// The outcome of these reports of a load of this duration. Fails if the generator did not send more than a tenth: unsent attempts are
+    /// no evidence about the network.
     pub(crate) fn of(reports: &[AttemptReport], lasts: Duration) -> Result<Self> {
         let sent: Vec<&AttemptReport> = reports.iter().filter(|report| report.outcome != Err(AttemptFailure::NotSent)).collect();
         let unsent = reports.len() - sent.len();

@@ -1,4 +1,4 @@
-//! A way to a target: how many new connections go by it each second, and how long one takes.
+//! A route to a target: new connections per second, and the latency of one.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,14 +13,14 @@ use tailyard::load::{Load, identity_protocol};
 use tailyard::model::base::net::Proto;
 use tailyard::model::diagnostics::load::{Attempt, Lane, LoadSchedule, Tally};
 
-/// How many destinations are dialled on every way: a client's search for a free port gets slower the fewer there are.
+/// Number of destinations on every route: a client's search for a free port gets slower the fewer there are.
 pub(crate) const DIALLED: u16 = 5;
 /// How many connections are opened at once where only the rate counts.
 pub(crate) const AT_ONCE: usize = 4;
-/// How long one measurement takes.
+/// Duration of one measurement.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// A way: whom to dial, in turn, and what was measured so far.
+/// A route: its destinations, used in turn, and its samples.
 pub(crate) struct Route {
     dial: Arc<Vec<SocketAddr>>,
     next: Arc<AtomicUsize>,
@@ -33,7 +33,6 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// The way to these destinations.
     pub(crate) fn new(dial: Vec<SocketAddr>) -> Self {
         let next = Arc::new(AtomicUsize::new(0));
         Self { dial: Arc::new(dial), next, rates: Vec::new(), latencies: Vec::new(), worst: Vec::new() }
@@ -66,7 +65,7 @@ impl Route {
         Ok(())
     }
 
-    /// How long a connection takes when there are so many each second.
+    /// The latency of a connection at this rate per second.
     pub(crate) fn latency(&mut self, client: &Namespace, each_second: u32) -> Result<()> {
         let load = Load::new(LoadSchedule::new(NonZeroU32::new(each_second).context("not zero")?), SLICE);
         let mut tally = Tally::default();

@@ -1,4 +1,4 @@
-//! The ACME server as tailscaled's client needs it: Pebble behind `front`, which says where an order is.
+//! ACME server for tailscaled's client: Pebble behind `front`, which adds the order's location.
 
 use std::net::TcpStream;
 

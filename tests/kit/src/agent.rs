@@ -1,7 +1,7 @@
-//! The supervision task alone, in a machine: what the program `agent` of the kit does, and how tests see it.
+//! The supervision task alone in a machine: the program `agent` of the kit and its handle for tests.
 //!
-//! It writes what it sees to files of `AGENT_DIR`: `state` (one line: phase, process id, restarts, login) and `netmap` (JSON).
-//! On SIGTERM it stops the daemon and ends.
+//! The agent writes to files of `AGENT_DIR`: `state` (one line: phase, process id, restarts, login) and `netmap` (JSON). SIGTERM stops the
+//! daemon and ends the agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,7 +28,7 @@ pub struct Agent {
     process: Process,
 }
 
-/// What the agent last said.
+/// The last state that the agent wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AgentState {
     pub phase: String,
@@ -58,14 +58,14 @@ impl Agent {
         AgentState { phase: next(), pid: next(), restarts: next().parse().unwrap_or_default(), login: next().trim().to_owned() }
     }
 
-    /// Waits until it has said something of this kind; returns it and how long that took.
+    /// Waits for a state; returns it and the time it took.
     pub fn until(&self, what: &str, wanted: impl Fn(&AgentState) -> bool) -> (AgentState, Duration) {
         let begin = Instant::now();
         let agent_state = eventually(&format!("{what}; it says {:?}", self.status()), DEADLINE, || Some(self.status()).filter(&wanted));
         (agent_state, begin.elapsed())
     }
 
-    /// Whether it says something of this kind within a time.
+    /// Whether a state occurs within a time.
     pub fn soon(&self, within: Duration, wanted: impl Fn(&AgentState) -> bool) -> Option<()> {
         let end = Instant::now() + within;
         while Instant::now() < end {
@@ -92,7 +92,7 @@ impl Agent {
         fs::rename(self.dir.join("conf/new"), self.dir.join("conf/cap-106.hujson")).expect("renamed");
     }
 
-    /// Asks it to stop; it must end well.
+    /// Sends SIGTERM; the exit status must be 0.
     pub fn stop(mut self) {
         self.process.signal(Signal::SIGTERM);
         assert!(self.process.wait().success(), "{}", self.process.output());
@@ -104,7 +104,7 @@ pub fn conf(name: &str, key: &str) -> String {
     conf_with(name, key, false)
 }
 
-/// What the program `agent` does.
+/// Entry point of the program `agent`.
 pub async fn run() {
     let var = |name: &str| std::env::var(name).expect("set by the test");
     let (dir, bin) = (PathBuf::from(var("AGENT_DIR")), PathBuf::from(var("AGENT_BIN")));

@@ -30,7 +30,7 @@ const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
 pub const NAMESPACE: &str = "ts";
 /// The user that the reconciler is: its service account.
 pub const RECONCILER: &str = "system:serviceaccount:ts:tailyard-reconciler";
-/// Longer than anything takes on a slow machine.
+/// Upper bound of every wait on a slow machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Two clusters at once would be too much for a small machine.
@@ -98,7 +98,7 @@ impl Cluster {
         self.place.path().join(name)
     }
 
-    /// Starts a program that dies with this thread; its output is kept and shown if the test fails.
+    /// Starts a program that ends with this thread; its output is printed if the test fails.
     pub fn spawn(&self, program: &str, arguments: &[String]) -> Child {
         let log = File::options().create(true).append(true).open(self.path(&format!("{program}.log"))).expect("log");
         let mut command = Command::new("setpriv");
@@ -137,7 +137,7 @@ impl Cluster {
         Api::all(admin).create(&PostParams::default(), &namespace).await.expect("a namespace");
     }
 
-    /// Starts the API server and waits until it serves, the rules that let anybody ask for his rights included.
+    /// Starts the API server and waits until it serves, including the default rules for self subject access reviews.
     pub async fn start_server(&mut self) {
         self.launch();
         for name in ["pod", "admin", "reconciler"] {
@@ -200,7 +200,7 @@ impl Cluster {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// Lets it go on.
+    /// Resumes the API server.
     pub fn thaw_server(&self) {
         self.signal(Signal::SIGCONT);
     }
@@ -293,7 +293,7 @@ impl Cluster {
         self.secrets().delete(name, &DeleteParams::default()).await.expect("deleted");
     }
 
-    /// Who wrote to a Secret, by field manager.
+    /// The field managers of a Secret.
     pub async fn managers(&self, name: &str) -> Vec<String> {
         let metadata = self.secrets().get(name).await.expect("a Secret").metadata;
         metadata.managed_fields.unwrap_or_default().into_iter().filter_map(|entry| entry.manager).collect()
@@ -307,12 +307,12 @@ impl Cluster {
         (values, secret.metadata.resource_version.expect("a version"))
     }
 
-    /// Gives the Pod these verbs on the named objects of a resource, and waits until the API knows.
+    /// Grants the Pod these verbs on the named objects of a resource, and waits until the API server applies the rule.
     pub async fn allow(&self, resource: &str, names: &[&str], verbs: &[&str]) {
         self.allow_in("", resource, names, verbs).await;
     }
 
-    /// The same, of an API group; no names stand for all.
+    /// The same for an API group; an empty list of names means all objects.
     pub async fn allow_in(&self, group: &str, resource: &str, names: &[&str], verbs: &[&str]) {
         let role = format!("{resource}-{}", verbs.join("-"));
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();

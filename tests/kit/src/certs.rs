@@ -1,4 +1,4 @@
-//! What the tests of this tier play on: a cluster with the Secrets of some names, a tailnet, an ACME server, and replicas.
+//! Stage of the certificate tests: a cluster with the Secrets of some names, a tailnet, an ACME server, and replicas.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -162,7 +162,7 @@ impl Drop for Replica {
     }
 }
 
-/// Tells the tailnet as tailscaled's bus does.
+/// Publishes the netmap as tailscaled's IPN bus does.
 async fn follow(api: LocalApi, netmap: watch::Sender<Option<Arc<NetMap>>>) {
     let (mut bus, mut fold) = (api.watch(MASK).await.expect("the bus"), Fold::default());
     while let Ok(Some(message)) = bus.next().await {

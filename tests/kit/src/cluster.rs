@@ -1,8 +1,7 @@
-//! A real cluster on one machine, on the switch of a real tailnet: a control plane and nodes that run Pods, each a machine of
-//! namespaces, with DNS. It is what tests of whole groups and `make cluster` stand on.
+//! A real cluster on one machine, on the switch of a real tailnet: a control plane and nodes that run Pods, each a machine of namespaces,
+//! with DNS. Tests of whole groups and `make cluster` use it.
 //!
-//! All processes end with the value, and with this process however it ends. The machine's own network, switches and control
-//! groups are never touched.
+//! All processes end with the value, and with this process. The machine's own network, switches and control groups are not changed.
 
 use std::io::Write;
 use std::ops::RangeInclusive;
@@ -33,7 +32,7 @@ use control::ControlPlane;
 use node::{Node, sweep};
 use pki::Pki;
 
-/// Longer than anything takes on a machine that has much else to do.
+/// Upper bound of every wait on a busy machine.
 pub const DEADLINE: Duration = Duration::from_mins(4);
 /// Where Pods are.
 const PODS: &str = "10.244.0.0/16,fd00:244::/48";
@@ -41,7 +40,7 @@ const PODS: &str = "10.244.0.0/16,fd00:244::/48";
 const DNS: &str = "10.96.0.10";
 /// The last byte of a control plane's address, less the number of its first node.
 const CONTROL: u8 = 1;
-/// What runs in a cluster and in its tailnet.
+/// Programs of a cluster and its tailnet.
 pub const PROGRAMS: [&str; 19] = [
     "etcd",
     "kube-apiserver",
@@ -87,7 +86,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of so many nodes; they are ready, and names are resolved.
+    /// Starts a cluster with this number of nodes and waits for nodes and DNS.
     pub fn start(nodes: u8) -> Self {
         Self::start_with(nodes, Control::Headscale)
     }
@@ -138,7 +137,7 @@ impl Cluster {
         cluster
     }
 
-    /// Tells every machine of the cluster the ways to the Pods of the others.
+    /// Adds routes to the Pods of the other nodes on every machine of the cluster.
     fn connect(&self) {
         for to in &self.nodes {
             let routes = to.routes();
@@ -149,12 +148,12 @@ impl Cluster {
         }
     }
 
-    /// Makes the image of a tailyard known on every node, under the name [`TAILYARD`].
+    /// Imports the image of a tailyard binary on every node, under the name [`TAILYARD`].
     pub fn load_tailyard(&self, binary: &Path) {
         self.load(&images::tailyard(self.tailnet.dir(), &self.bin, binary));
     }
 
-    /// Makes an image known on every node.
+    /// Imports an image on every node.
     pub fn load(&self, image: &Path) {
         thread::scope(|scope| {
             for node in &self.nodes {
@@ -168,12 +167,12 @@ impl Cluster {
         self.kubectl_command().args(args).output().expect("nsenter")
     }
 
-    /// Runs kubectl as the administrator, which must succeed; returns what it prints.
+    /// Runs kubectl as the administrator and returns its output; a failure panics.
     pub fn kubectl(&self, args: &[&str]) -> String {
         printed(&format!("kubectl {}", args.join(" ")), &self.try_kubectl(args))
     }
 
-    /// Runs helm as the administrator, which must succeed; returns what it prints.
+    /// Runs helm as the administrator and returns its output; a failure panics.
     pub fn helm(&self, args: &[&str]) -> String {
         let kubeconfig = format!("--kubeconfig={}", self.control.kubeconfig.display());
         let mut command = self.control.machine.command(&servers(&["helm"]).join("helm"));
@@ -188,7 +187,7 @@ impl Cluster {
         control::kubectl(&self.control.machine, &self.bin, &self.control.kubeconfig)
     }
 
-    /// Makes objects what they are to be.
+    /// Applies objects with kubectl.
     pub fn apply(&self, objects: &[Value]) {
         self.apply_text(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string());
     }
@@ -221,7 +220,7 @@ impl Cluster {
         eventually(&args.join(" "), DEADLINE, || self.try_kubectl(args).status.success().then_some(()));
     }
 
-    /// What a command in a Pod prints, if it succeeds.
+    /// The output of a command in a Pod, if the command succeeds.
     pub fn try_in_pod(&self, pod: &str, argv: &[&str]) -> Option<String> {
         let output = self.try_kubectl(&[&["exec", pod, "--"], argv].concat());
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -246,7 +245,7 @@ impl Cluster {
     }
 }
 
-/// What a program printed that had to succeed.
+/// The output of a program; a failed program panics.
 fn printed(what: &str, output: &Output) -> String {
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -256,7 +255,7 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The DNS server of the cluster, which also knows the tailnet's control server.
+/// The DNS server of the cluster, which also resolves the tailnet's control server.
 fn dns(tailnet: &Tailnet) -> [Value; 6] {
     let meta = |name: &str| json!({"name": name, "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}});
     let corefile = format!(

@@ -17,7 +17,7 @@ use hickory_server::zone_handler::{AxfrPolicy, Catalog, MessageResponseBuilder, 
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::time::sleep;
 
-/// How a name is answered, whatever the zone says.
+/// An injected fault of a name, which overrides the zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// With SERVFAIL.
@@ -104,7 +104,7 @@ impl Dns {
         }
     }
 
-    /// Makes every answer take this long.
+    /// Delays every answer.
     pub fn latency(&self, latency: Duration) {
         *self.state.latency.lock().expect("not poisoned") = latency;
     }

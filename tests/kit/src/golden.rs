@@ -1,6 +1,6 @@
-//! Golden files and generated parts of documents: a test compares what the program makes with what the repository holds.
+//! Golden files and generated parts of documents: a test compares the program's output with the repository.
 //!
-//! One switch writes them anew: `UPDATE_GOLDEN=1`, for the test that a failure names. Read the difference before you commit it.
+//! `UPDATE_GOLDEN=1` rewrites them, for the test that a failure names. Read the difference before you commit it.
 
 use std::{env, fs};
 

@@ -1,6 +1,6 @@
-//! The test kit: real servers, machines of namespaces and the helpers that every tier of tests and every benchmark uses.
+//! The test kit: real servers, machines of namespaces and helpers for all tiers of tests and all benchmarks.
 //!
-//! Nothing here decides whether the product is right; tests do. Everything that a value of the kit has started ends with it.
+//! The kit makes no assertions about the product; tests do. All processes that a value of the kit has started end with it.
 
 #![allow(
     clippy::expect_used,
@@ -61,7 +61,7 @@ pub fn tailyard() -> &'static str {
     PATH.get_or_init(|| built().join("tailyard").display().to_string())
 }
 
-/// The variable by which the runner of tiers says that it has built the programs of the kit.
+/// Variable by which the tier runner marks that the kit's programs are built.
 pub(crate) const PROGRAMS_BUILT: &str = "TAILYARD_KIT_BUILT";
 
 /// A program of the kit, as fresh as its source: cargo builds those of the package under test only, so this has it built once.

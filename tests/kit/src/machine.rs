@@ -1,7 +1,7 @@
 //! A machine: a set of namespaces (network, mounts, host name, processes) with a private `/etc`, `/var` and `/run`.
 //!
-//! Whatever runs in it may rewrite `/etc/resolv.conf`. Its first process ends when its standard input does, that is with the test
-//! however the test ends, and the kernel then ends all the others.
+//! Programs in it may rewrite `/etc/resolv.conf`. Its first process ends when its standard input is closed, which happens with the end of
+//! the test; the kernel then ends all the others.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -17,9 +17,9 @@ use tailyard::model::base::net::Family;
 use crate::netns::Node;
 use crate::wait::eventually;
 
-/// How long anything in a machine may take.
+/// Upper bound of every wait in a machine.
 pub const DEADLINE: Duration = Duration::from_secs(90);
-/// What the first process of a machine does: `$1` is its name, `$2` the control server's address.
+/// Script of a machine's first process: `$1` is its name, `$2` the control server's address.
 pub const INIT: &str = r#"set -e
 hostname "$1"
 mount --make-rprivate /
@@ -44,8 +44,8 @@ pub struct Boot<'a> {
     pub name: &'a str,
     /// The last byte of its address.
     pub host: u8,
-    /// What its first process does, in the shell's words: with this name and the control server's address it comes to
-    /// print `ready`, and it lives until its standard input ends.
+    /// Shell script of the first process: prints `ready` after its setup and runs until its standard input ends. `$1` is the machine's
+    /// name, `$2` the control server's address.
     pub init: &'a str,
     /// The control groups that all its processes are in, by hierarchy; the machine sees them as the roots. None: this process's own.
     pub cgroups: Vec<PathBuf>,
@@ -53,7 +53,7 @@ pub struct Boot<'a> {
 
 /// A machine.
 pub struct Machine {
-    /// Its network, by which servers and clients of the test work in it.
+    /// The machine's network node, for servers and clients of the test.
     pub node: Node,
     /// Its address outside the tailnet.
     pub address: IpAddr,
@@ -79,7 +79,7 @@ impl<'a> Boot<'a> {
 }
 
 impl Machine {
-    /// Starts the first process of a machine, whose node is on its switch already; it is ready. Logs and sockets are in `dir`.
+    /// Starts the first process of a machine whose node is on its switch, and waits until it is ready. Logs and sockets are in `dir`.
     pub(crate) fn start(boot: Boot<'_>, node: Node, address: IpAddr, control: IpAddr, dir: &Path, bin: &Path) -> Self {
         let Boot { name, init, cgroups, .. } = boot;
         let network = format!("--net={}", node.ns.path().display());
@@ -145,7 +145,7 @@ impl Machine {
         self.dir.join(format!("{}.sock", self.node.name))
     }
 
-    /// Runs the tailscale command, which must succeed; returns what it prints.
+    /// Runs the tailscale command and returns its output; a failure panics.
     pub fn tailscale(&self, args: &[&str]) -> String {
         let output = self.command(&self.bin.join("tailscale")).arg(format!("--socket={}", self.socket().display())).args(args).output();
         let output = output.expect("nsenter");
@@ -220,7 +220,7 @@ impl Process {
         self.child.wait().expect("a child")
     }
 
-    /// Tells it to end, which it must do well. Returns how long that took.
+    /// Sends SIGTERM and waits; the exit status must be 0. Returns the time it took.
     pub fn leave(mut self) -> Duration {
         let begin = Instant::now();
         self.signal(Signal::SIGTERM);
@@ -228,7 +228,7 @@ impl Process {
         begin.elapsed()
     }
 
-    /// What it has written so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

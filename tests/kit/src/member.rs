@@ -36,8 +36,7 @@ pub fn service(tailnet: &Tailnet, name: &str) -> Vec<IpAddr> {
     addresses.map(|address| address.as_str().expect("text").parse().expect("an address")).collect()
 }
 
-/// Has what runs in a machine find the API server of the lab as in a Pod, and its configs in this `ConfigMap`: what that takes in the
-/// environment.
+/// Prepares a machine like a Pod: API server address, service account, and config in this `ConfigMap`. Returns the environment.
 pub fn in_pod(machine: &Machine, account: &Path, configs: &str) -> Vec<(&'static str, String)> {
     let dir = "/var/run/secrets/kubernetes.io";
     let script = format!("mkdir -p {dir} && ln -s {} {dir}/serviceaccount", account.display());
@@ -53,12 +52,12 @@ pub fn in_pod(machine: &Machine, account: &Path, configs: &str) -> Vec<(&'static
 }
 
 impl Member {
-    /// Starts one that is told to advertise these services, with this L3 config and perhaps this serve config.
+    /// Starts a replica with these services in its config, an L4 config and optionally a serve config.
     pub fn start(tailnet: &Tailnet, name: &str, services: &[&str], ingress: &Value, serve: Option<&Value>) -> Self {
         Self::start_with(tailnet, name, &json!({"AdvertiseServices": services}), ingress, serve, |_| Vec::new())
     }
 
-    /// The same, with more in tailscaled's config, and in the environment what comes of preparing the machine.
+    /// The same with more tailscaled config, and with an environment from the prepared machine.
     pub fn start_with(
         tailnet: &Tailnet,
         name: &str,
@@ -138,12 +137,12 @@ impl Member {
         fs::rename(&fresh, &path).expect("renamed");
     }
 
-    /// What its tailscaled says that it advertises.
+    /// The services that tailscaled advertises.
     pub fn advertised(&self) -> BTreeSet<String> {
         self.prefs().expect("a tailscaled that answers").advertise_services.into_iter().collect()
     }
 
-    /// Whether its tailscaled says that it lets nobody new in.
+    /// Whether tailscaled has `ShieldsUp` set.
     pub fn shut(&self) -> Option<bool> {
         self.prefs().map(|prefs| prefs.shields_up)
     }
@@ -158,7 +157,7 @@ impl Member {
         thread::spawn(ask).join().expect("no panic")
     }
 
-    /// Asks it over HTTP: the whole answer, head and body.
+    /// Sends a GET request; returns the whole response with its head.
     pub fn get(&self, path: &str) -> io::Result<String> {
         let mut stream = self.machine.node.connect(SocketAddr::new(self.machine.address, HTTP), Duration::from_secs(2))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
@@ -174,12 +173,12 @@ impl Member {
         });
     }
 
-    /// Tells it to leave; it must end well. Returns how long that took.
+    /// Sends SIGTERM and waits; the exit status must be 0. Returns the time it took.
     pub fn leave(&mut self) -> Duration {
         self.process.take().expect("a running replica").leave()
     }
 
-    /// Tells it to leave, and kills it and its tailscaled as soon as something is so.
+    /// Sends SIGTERM, then SIGKILL to replica and tailscaled as soon as a condition holds.
     pub fn killed_once(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
         self.process.as_ref().expect("a running replica").signal(Signal::SIGTERM);
         eventually(what, DEADLINE, || so(self).then_some(()));
@@ -191,13 +190,13 @@ impl Member {
         }
     }
 
-    /// What it keeps under a key of its state.
+    /// The value of a key of its state.
     pub fn state(&self, key: &str) -> Option<String> {
         let state = fs::read(self.machine.own_dir().join("state.json")).ok()?;
         Some(serde_json::from_slice::<Value>(&state).ok()?.get(key)?.as_str()?.to_owned())
     }
 
-    /// What it has written to its log.
+    /// The log output.
     pub fn output(&self) -> String {
         let log = self.machine.own_dir().with_file_name(format!("{}-tailyard.log", self.machine.node.name));
         fs::read_to_string(Path::new(&log)).unwrap_or_default()

@@ -4,8 +4,8 @@
 //!   client(s) ──eth0── [cluster, MTU 1500] ──eth0── proxy(s) ──tailscale0── [tailnet, MTU 1280] ──tailscale0── target(s)
 //! ```
 //!
-//! Every node of the tailnet speaks both families; node `i` of a kind has the same last byte in both. Nothing in here
-//! knows of rules: a test puts them into a proxy's namespace with whatever it tests.
+//! Every node of the tailnet has an address of both families; node `i` of a kind has the same last byte in both. There are no firewall
+//! rules here: a test loads them in a proxy's namespace.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ use tailyard::model::base::net::Family;
 
 use crate::wait::uninterrupted;
 
-/// What a network is to consist of.
+/// The size of a network.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// Nodes of the cluster that use the proxies.
@@ -59,7 +59,7 @@ pub struct Lab {
 /// A node: a namespace and its addresses.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Says in failures which one it is; servers answer with it.
+    /// Identifies the node in failure messages and server greetings.
     pub name: String,
     /// Where it lives.
     pub ns: Namespace,
@@ -157,7 +157,7 @@ impl Node {
         self.feed(&["ip", "-batch", "-"], lines);
     }
 
-    /// Runs a program with this standard input; it must succeed. What it prints is returned.
+    /// Runs a program with this standard input and returns its output; a failure panics.
     pub fn feed(&self, argv: &[&str], input: &str) -> String {
         let (status, out, err) = self.try_feed(argv, input);
         assert!(status, "{}: {argv:?} failed: {err}\n{input}", self.name);
@@ -198,12 +198,12 @@ impl Node {
         Ok(stream)
     }
 
-    /// Asks a server by TCP, by a connection of its own.
+    /// Sends a request by TCP on a new connection.
     pub fn ask_tcp(&self, to: SocketAddr, patience: Duration) -> io::Result<Greeting> {
         Greeting::read(&mut self.connect(to, patience)?)
     }
 
-    /// Asks a server by UDP, from a port that nobody has asked from: another one's flow may be remembered, and would be gone on with.
+    /// Sends a request by UDP from an unused source port, so that no existing conntrack entry applies.
     pub fn ask_udp(&self, to: SocketAddr, patience: Duration) -> io::Result<Greeting> {
         let any = if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         let bind = || {
@@ -231,7 +231,7 @@ fn next_port() -> u16 {
     1_024 + u16::try_from(turn).expect("below 32,768")
 }
 
-/// What a server says first: who it is and whom it sees.
+/// A server's first line: its name and the source address it sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     /// The name of the server's node.
@@ -270,7 +270,7 @@ impl Server {
     fn start(name: String, tcp: TcpListener, udp: UdpSocket) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         tcp.set_nonblocking(true).expect("a listener");
-        // A connection beyond what may wait stands for its client and is forgotten here: on a busy machine many wait.
+        // Connections beyond the backlog look established to the client and are dropped here: a busy machine needs a large one.
         listen(&tcp, Backlog::new(WAITING).expect("a number")).expect("a listener");
         udp.set_read_timeout(Some(Duration::from_millis(20))).expect("a socket");
         let (ended, greeter) = (stop.clone(), name.clone());
@@ -312,7 +312,7 @@ impl Drop for Server {
     }
 }
 
-/// Greets, then gives back what comes until either side ends.
+/// Sends the greeting, then echoes until either side closes.
 fn echo(mut stream: TcpStream, greeting: &str, ended: &AtomicBool) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_nodelay(true);

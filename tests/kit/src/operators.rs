@@ -1,4 +1,4 @@
-//! The cluster on which both parties play, how each is put on it, and what a user has of them.
+//! Cluster for both operators: their installation, and a user's objects.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,19 +24,19 @@ use crate::wait::eventually;
 pub const PORT: u16 = 7000;
 /// The label of Services' children and of all their endpoints.
 const EGRESS: &str = "tailscale.com/svc-type=egress";
-/// The guide whose commands are run as they are written.
+/// The guide whose commands are run unchanged.
 const GUIDE: &str = include_str!("../../../docs/upgrade.md");
 /// How many nodes the cluster has.
 const NODES: u8 = 2;
 
-/// A cluster with all images, a target in the tailnet and a Pod to ask from.
+/// A cluster with all images, a target in the tailnet and a client Pod.
 pub struct Stage {
     pub cluster: Cluster,
     _target: (Server, Machine, Process),
 }
 
 impl Stage {
-    /// Starts it. Nobody plays yet.
+    /// Starts the cluster, without an operator.
     pub fn set() -> Self {
         let bin = servers(&["containerboot", "k8s-operator"]);
         let cluster = Cluster::start_with(NODES, Control::Hosted);
@@ -52,7 +52,7 @@ impl Stage {
         Self { cluster, _target: target }
     }
 
-    /// Takes over from their operator, by the commands of docs/upgrade.md.
+    /// Takes over from the Tailscale operator with the commands of docs/upgrade.md.
     pub fn take_over(&self) {
         let printed = self.shell(&documented("kubectl get secret"));
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
@@ -83,7 +83,7 @@ impl Stage {
         chart::helm(&self.cluster, what, &[], &flags.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// Runs a script of docs/upgrade.md; what it prints.
+    /// Runs a script of docs/upgrade.md and returns its output.
     fn shell(&self, script: &str) -> String {
         let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
         let mut command = self.cluster.control.machine.command(Path::new("sh"));
@@ -93,8 +93,7 @@ impl Stage {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Puts their operator on the cluster, by its own manifest. Only what must differ here does: the images, which are local,
-    /// the credentials, and where the control plane is.
+    /// Installs the Tailscale operator from its own manifest. Only images, credentials and the control plane URL differ.
     pub fn install_theirs(&self) {
         let manifest = changed(
             &fs::read_to_string(their_directory().with_file_name("manifests").join("operator.yaml")).expect("their manifest"),
@@ -114,7 +113,7 @@ impl Stage {
         self.cluster.rolled_out(NAMESPACE, "deployment/operator");
     }
 
-    /// What a user writes: a group, its class, and a Service that leads to a node of the tailnet; waits until all of it is ready.
+    /// Creates a group, its class, and a Service with a tailnet target; waits until all are ready.
     pub fn ask_for_a_group(&self) {
         let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": self.cluster.tailnet.name_of("db")});
         self.set_class(None, "first");
@@ -127,8 +126,8 @@ impl Stage {
         self.ready();
     }
 
-    /// Gives the group's class an image, or none, and its Pods a label, by which they are replaced: their operator takes away at
-    /// once what `kubectl rollout restart` writes. Nothing is ever pulled here, whatever the image.
+    /// Sets the class's image, if given, and a Pod label that replaces the Pods: the Tailscale operator reverts `kubectl rollout restart`.
+    /// Images are never pulled.
     pub fn set_class(&self, image: Option<&str>, label: &str) {
         let mut container = json!({"imagePullPolicy": "IfNotPresent"});
         if let Some(image) = image {
@@ -146,12 +145,12 @@ impl Stage {
         self.cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
     }
 
-    /// Has every replica replaced.
+    /// Replaces every replica.
     pub fn restart(&self) {
         self.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
     }
 
-    /// Ends a party's Pods; what they manage goes on.
+    /// Scales an operator to zero; its workloads continue.
     pub fn stop(&self, deployment: &str) {
         let deployment = format!("deployment/{deployment}");
         self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, "--replicas=0"]);
@@ -161,7 +160,7 @@ impl Stage {
         });
     }
 
-    /// What a user sees of the Service: what was asked for, and where its name leads.
+    /// The user's view of the Service: spec and external name.
     pub fn service(&self) -> String {
         let what = "jsonpath={.metadata.annotations}{.metadata.finalizers}{.spec}";
         self.cluster.kubectl(&["get", "service/db", "-o", what])
@@ -187,7 +186,7 @@ impl Stage {
         images.into_iter().collect::<Vec<_>>().join(" ")
     }
 
-    /// Makes a group of one replica from nothing, and takes it away again.
+    /// Creates a group of one replica and deletes it.
     pub fn another_group_comes_and_goes(&self) {
         self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "new"},
             "spec": {"type": "egress", "replicas": 1, "proxyClass": "lab"}})]);
@@ -196,7 +195,7 @@ impl Stage {
         self.cluster.kubectl(&["delete", "proxygroup/new", "--timeout=120s"]);
     }
 
-    /// Gives the group back to their operator, by what docs/upgrade.md says.
+    /// Returns the group to the Tailscale operator as docs/upgrade.md describes.
     pub fn give_back(&self) {
         let (_, back) = GUIDE.split_once("## Back to the Tailscale operator").expect("a chapter");
         let script = back.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
@@ -218,7 +217,7 @@ impl Stage {
         self.cluster.tailnet.api("GET", "/tailnet/-/keys")["keys"].as_array().map_or(0, Vec::len)
     }
 
-    /// What a replica's state Secret has under a key, as it is stored.
+    /// The stored value of a key of a replica's state Secret.
     pub fn state(&self, replica: &str, key: &str) -> Option<String> {
         let path = format!("jsonpath={{.data.{key}}}");
         let found = self.cluster.kubectl(&["get", "secret", "-n", NAMESPACE, replica, "-o", &path]);
@@ -230,7 +229,7 @@ impl Stage {
         ["eg-0", "eg-1"].iter().flat_map(|name| self.cluster.tailnet.addresses_of(name)).collect()
     }
 
-    /// Asks by the Service's name until each replica has led to the target; nobody else does.
+    /// Connects through the Service until each replica has forwarded a connection, and no other source was seen.
     pub fn through_both_replicas(&self) {
         let replicas = self.replicas();
         let mut sources = BTreeSet::new();
@@ -248,7 +247,7 @@ impl Stage {
     }
 }
 
-/// The command of the take-over that begins so, with the lines that continue it.
+/// The take-over command with this prefix, including continuation lines.
 fn documented(begin: &str) -> String {
     let (_, chapter) = GUIDE.split_once("## Taking over from the Tailscale operator").expect("a chapter");
     let (_, rest) = chapter.split_once(&format!("\n$ {begin}")).unwrap_or_else(|| panic!("docs/upgrade.md has no {begin}"));
@@ -262,7 +261,7 @@ fn documented_flags(begin: &str) -> Vec<String> {
     command.split_whitespace().skip_while(|word| *word != NAMESPACE).skip(1).map(str::to_owned).collect()
 }
 
-/// Where a test fails, how what it looked at was.
+/// Prints the state of the cluster if the test fails.
 impl Drop for Stage {
     fn drop(&mut self) {
         if !thread::panicking() {

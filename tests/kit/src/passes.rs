@@ -1,4 +1,4 @@
-//! Passes over a group as large as is wanted, without a cluster: what a decision costs, apart from what is written.
+//! Reconcile passes over a group of any size without a cluster: the cost of a decision apart from its writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tailyard::model::controller::proxygroup::{
 };
 use tailyard::model::controller::tenancy::DefaultTenancy;
 
-/// A group at rest, and what is remembered of it.
+/// A group without pending changes, with the reconciler's memory of it.
 pub struct IdleGroup {
     observed: Observed,
     memory: Memory,
 }
 
 impl IdleGroup {
-    /// A group of so many Services, all of them ready.
+    /// A group with this number of Services, all ready.
     pub fn of(size: usize) -> Result<Self> {
         let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"matchPortRange": {"start": 10_000, "end": 39_999}}});
         let group = json!({"metadata": {"name": "g", "uid": "u", "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
@@ -50,12 +50,12 @@ impl IdleGroup {
         plan_with_memo(&self.observed, &mut self.memory)
     }
 
-    /// One pass of a process that has just begun to lead.
+    /// The first pass after a leader election.
     pub fn first_pass(&self) -> GroupPlan {
         plan_with_memo(&self.observed, &mut Memory::default())
     }
 
-    /// The Service of this number leads elsewhere.
+    /// Changes the target of the Service with this number.
     pub fn retarget(&mut self, number: usize) -> Result<()> {
         let service = self.observed.services.get_mut(&key(number)).context("a Service")?;
         let annotations = Arc::make_mut(service).metadata.annotations.as_mut().context("annotations")?;
@@ -63,7 +63,7 @@ impl IdleGroup {
         Ok(())
     }
 
-    /// Does what a pass came to.
+    /// Applies the result of a pass.
     pub fn apply_plan(&mut self, pass: GroupPlan) -> Result<()> {
         self.observed.owned.extend(pass.apply.into_iter().map(|manifest| (manifest.object, Arc::new(manifest.value))));
         for ObjectUpdate { namespace, name, finalizers, external_name, conditions, .. } in pass.services {

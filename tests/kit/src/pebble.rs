@@ -1,4 +1,4 @@
-//! Pebble and the DNS server that it asks, on the control server's machine.
+//! Pebble and its DNS server, on the control server's machine.
 
 use std::fs;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub struct Pebble {
     bin: PathBuf,
     process: Option<Process>,
     manner: Manner,
-    /// What those before wrote.
+    /// Output of earlier processes.
     before: String,
     _dns: Process,
 }
@@ -27,11 +27,11 @@ pub struct Pebble {
 /// How it answers.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
-    /// Of a hundred nonces it refuses so many.
+    /// Percentage of nonces that Pebble rejects.
     pub bad_nonces: u8,
     /// How long its certificates are valid, in seconds.
     pub lifetime: u64,
-    /// How long it takes to look at a proof at the most, in seconds.
+    /// Maximum delay of a challenge validation, in seconds.
     pub slow: u8,
 }
 
@@ -127,12 +127,12 @@ impl Pebble {
         format!("https://{}:14000/dir", self.address)
     }
 
-    /// Who signed its own TLS certificate.
+    /// The CA of Pebble's own TLS certificate.
     pub fn ca(&self) -> PathBuf {
         self.ca.clone()
     }
 
-    /// What it has written so far.
+    /// The output so far.
     pub fn log(&self) -> String {
         self.process.as_ref().map_or_else(|| self.before.clone(), Process::output)
     }

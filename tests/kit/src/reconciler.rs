@@ -1,4 +1,4 @@
-//! A cluster with the definitions and rights of the reconciler, a control plane, and what a kubelet and replicas would do.
+//! A cluster with the reconciler's definitions and rights, a control plane, and simulated kubelets and replicas.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -75,7 +75,7 @@ impl Stage {
         stage
     }
 
-    /// Applies a file of the repository as it is.
+    /// Applies a file of the repository unchanged.
     async fn file(&self, url: &str, text: &str) {
         let request = hyper::Request::patch(format!("{url}?fieldManager=test")).header("Content-Type", "application/apply-patch+yaml");
         self.client.request_text(request.body(text.as_bytes().to_vec()).expect("a request")).await.expect("applied");
@@ -93,12 +93,12 @@ impl Stage {
         fs::write(self.place.path().join(file), text).expect("written");
     }
 
-    /// Takes such a file away.
+    /// Removes a credential file.
     pub fn no_credential(&self, file: &str) {
         fs::remove_file(self.place.path().join(file)).expect("removed");
     }
 
-    /// What Events say about objects of this name.
+    /// The messages of Events about objects of this name.
     pub async fn events(&self, name: &str) -> Vec<String> {
         let events = self.all::<Event>().list(&kube::api::ListParams::default()).await.expect("Events");
         let of = |event: &Event| event.regarding.as_ref().and_then(|about| about.name.clone()).unwrap_or_default();
@@ -118,7 +118,7 @@ impl Stage {
         eventually_async("the definition is established", DEADLINE, established, |established| *established).await;
     }
 
-    /// Applies a file of config/rbac as it is, but for the namespaces: the reconciler's own, and one that is watched.
+    /// Applies a file of config/rbac with these namespaces: the reconciler's own, and a watched one.
     pub async fn grant(&self, file: &str, watched: &str) {
         let path = crate::root().join("config/rbac").join(file);
         let text = fs::read_to_string(path).expect("rights").replace("namespace: tailscale", &format!("namespace: {NAMESPACE}"));
@@ -221,7 +221,7 @@ impl Stage {
         }
     }
 
-    /// Plays the kubelet: the Pod of a replica, ready, with an address.
+    /// Simulates the kubelet: creates a ready Pod of a replica with an address.
     pub async fn pod(&self, group: &str, ordinal: u8) -> Pod {
         let name = format!("{group}-{ordinal}");
         let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": group});
@@ -234,7 +234,7 @@ impl Stage {
         self.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status")
     }
 
-    /// Plays the replicas: they are in the tailnet, and hold the egress config as it is.
+    /// Simulates the replicas: they join the tailnet and acknowledge the egress config.
     pub async fn join(&self, group: &str, replicas: u8) {
         for ordinal in 0..replicas {
             self.member(group, ordinal).await;
@@ -242,7 +242,7 @@ impl Stage {
         self.acknowledge(group, replicas).await;
     }
 
-    /// Plays a replica: it is in the tailnet.
+    /// Simulates a replica: it joins the tailnet.
     pub async fn member(&self, group: &str, ordinal: u8) {
         let pod = self.pod(group, ordinal).await;
         let name = pod.name_any();
@@ -255,7 +255,7 @@ impl Stage {
         self.cluster.patch_secret(&name, &values).await;
     }
 
-    /// Plays the replicas: they hold the egress config as it is.
+    /// Simulates the replicas: they acknowledge the current egress config.
     pub async fn acknowledge(&self, group: &str, replicas: u8) {
         let mut services = self.config(group).await;
         for service in services.values_mut() {
@@ -288,7 +288,7 @@ impl Stage {
         text.map_or(Map::new(), |text| serde_json::from_slice(&text).expect("a config"))
     }
 
-    /// Waits until the replicas hold what they are told and the Service is ready.
+    /// Acknowledges the config until the Service is ready.
     pub async fn served(&self, service: &str, group: &str, replicas: u8) {
         let look = async || {
             self.acknowledge(group, replicas).await;
@@ -299,7 +299,7 @@ impl Stage {
             .await;
     }
 
-    /// What a user's Service says: status, reason and message; empty if nothing.
+    /// A condition of a user's Service: status, reason and message; empty if absent.
     pub async fn condition(&self, service: &str, kind: &str) -> String {
         let status = self.users().get_opt(service).await.ok().flatten().and_then(|service| service.status);
         let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
@@ -307,12 +307,12 @@ impl Stage {
         condition.map_or(String::new(), |condition| format!("{} {} {}", condition.status, condition.reason, condition.message))
     }
 
-    /// Whether a group says that it is ready.
+    /// The condition `ProxyGroupReady` of a group.
     pub async fn ready(&self, group: &str) -> String {
         self.says(group, "ProxyGroupReady").await
     }
 
-    /// What a group says.
+    /// A condition of a group.
     pub async fn says(&self, group: &str, kind: &str) -> String {
         let status = self.all::<ProxyGroup>().get_opt(group).await.ok().flatten().and_then(|group| group.status);
         let condition = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == kind);
@@ -342,11 +342,11 @@ impl Stage {
         eventually_async(&format!("{name} is gone"), DEADLINE, there, |there| !there).await;
     }
 
-    /// Waits until the reconciler has nothing to do and writes nothing; returns how many looks it has made.
+    /// Waits until the reconciler is idle and writes nothing; returns its number of reconciliations.
     pub async fn quiet(&self, running: &Running) -> u64 {
         let mut last = (usize::MAX, 0);
         let look = async || {
-            // A whole look at everything that is asked for after the last write shows that none follows.
+            // A full round of requeued objects after the last write shows that no write follows.
             let now = (self.cluster.writes().len(), running.looks());
             let quiet = now.0 == last.0 && now.1 > last.1 + 3;
             if now.0 != last.0 {
@@ -375,7 +375,7 @@ impl Running {
         self.child.wait().expect("ended");
     }
 
-    /// What it has logged.
+    /// The log output.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -385,7 +385,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it answers.
+    /// The response to a GET request.
     pub fn get(&self, path: &str) -> String {
         let ask = || -> std::io::Result<String> {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
@@ -398,7 +398,7 @@ impl Running {
         ask().unwrap_or_default()
     }
 
-    /// The sum of a metric's series whose line holds this text.
+    /// The sum of the metric series whose line contains this text.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn metric(&self, text: &str) -> u64 {
         let page = self.get("/metrics");
@@ -411,7 +411,7 @@ impl Running {
         self.metric("tailyard_reconcile_total{kind=\"ProxyGroup\"")
     }
 
-    /// Waits until it leads, or does not.
+    /// Waits until it is the leader, or is not.
     pub async fn leads(&self, leads: bool) {
         let line = format!("\ntailyard_leader {}\n", u8::from(leads));
         eventually_async(line.trim(), DEADLINE, async || self.get("/metrics"), |page| page.contains(&line)).await;

@@ -1,5 +1,4 @@
-//! docs/benchmarks.md and its plots, from sheets and from the words that stand beside each question. Pure: what is measured is not
-//! measured here, and nothing is read or written.
+//! docs/benchmarks.md and its plots, rendered from sheets and from the texts of bench/words. Pure: no measurement and no I/O.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ mod table;
 
 /// Where the words of a question leave room for its figures, and those of the whole for all questions.
 const FIGURES: &str = "<!-- figures -->\n";
-/// Where the words of the whole leave room for what was aimed at.
+/// Marker of the table of goals.
 const GOALS: &str = "<!-- goals -->\n";
 
 /// The benchmarks, in the order of the report; their names are those of the variants in `snake_case`.
@@ -53,7 +52,7 @@ impl Benchmark {
         Self::value_variants()
     }
 
-    /// The name by which it is run, and of its files in bench/words and bench/results.
+    /// The benchmark's name on the command line, in bench/words and in bench/results.
     pub fn name(self) -> String {
         self.to_possible_value().expect("no variant is hidden").get_name().to_owned()
     }
@@ -64,13 +63,13 @@ impl Benchmark {
     }
 }
 
-/// One question: a benchmark, what is to be said about it, and what it measured.
+/// One question: a benchmark, its text, and its results.
 pub struct Question {
     /// The benchmark's name.
     pub name: String,
     /// A heading, and words before and after the figures.
     pub words: String,
-    /// What was measured, if it was.
+    /// The results, if the benchmark was run.
     pub sheet: Option<Sheet>,
 }
 
@@ -115,7 +114,7 @@ impl Question {
         Ok(format!("{before}{plot}{}{} {figures}\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
     }
 
-    /// What was aimed at, and what was reached.
+    /// Goals and results.
     fn goals(&self) -> Result<Vec<goal::Row>, String> {
         let heading =
             self.words.lines().find_map(|line| line.strip_prefix("## ")).ok_or_else(|| format!("{} has no heading", self.name))?;

@@ -1,7 +1,7 @@
-//! A scripted tailscaled: a real process that speaks HTTP on the unix socket it is told, and does what the files in its
-//! directory say. It is the program `scripted-tailscaled` of the kit; the directory is in `FAKE_DIR`, the arguments in `FAKE_ARGS`.
+//! A scripted tailscaled: a real process with an HTTP server on a unix socket, controlled by the files of a directory. It is the program
+//! `scripted-tailscaled` of the kit; the directory is in `FAKE_DIR`, the arguments in `FAKE_ARGS`.
 //!
-//! | file | means |
+//! | file | meaning |
 //! |---|---|
 //! | `starts` | one line of arguments is added for each start |
 //! | `calls` | one line is added for each request: method, path, body |
@@ -35,7 +35,7 @@ struct Script {
     bus: broadcast::Sender<String>,
 }
 
-/// What the program `scripted-tailscaled` does: it follows its script.
+/// Entry point of the program `scripted-tailscaled`.
 pub async fn run() {
     let dir = PathBuf::from(std::env::var_os("FAKE_DIR").expect("FAKE_DIR"));
     let args = std::env::var("FAKE_ARGS").expect("FAKE_ARGS");
@@ -74,7 +74,7 @@ pub async fn run() {
     }
 }
 
-/// Ends with the pipe whose number is in `TS_PARENT_DEATH_FD`, as the real one does.
+/// Ends with the pipe whose number is in `TS_PARENT_DEATH_FD`, like tailscaled in the tests.
 fn die_with_parent() {
     let fd = std::env::var("TS_PARENT_DEATH_FD").expect("TS_PARENT_DEATH_FD");
     std::thread::spawn(move || {
@@ -94,7 +94,7 @@ impl Script {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()
     }
 
-    /// Sends what is added to `bus` from now on.
+    /// Sends lines appended to `bus` from now on.
     async fn follow(self) {
         let mut sent = self.read("bus").len();
         loop {

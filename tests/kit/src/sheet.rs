@@ -1,5 +1,5 @@
-//! A sheet: what one benchmark measured, on which machine and of what, as it is kept in JSON. Pure but for [`Conditions::here`];
-//! benchmarks fill sheets, the report reads them.
+//! A sheet: the results of one benchmark, with machine and versions, stored as JSON. Pure but for [`Conditions::here`]; benchmarks fill
+//! sheets, the report reads them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -23,7 +23,7 @@ pub struct Sheet {
 pub struct Conditions {
     /// When it began, RFC 3339.
     pub date: String,
-    /// What was typed.
+    /// The command line.
     pub command: String,
     /// The kernel's release.
     pub kernel: String,
@@ -33,18 +33,18 @@ pub struct Conditions {
     pub distribution: String,
     /// How many wanted a processor in the minute before, if that was looked at.
     pub busy: Option<f64>,
-    /// Built without optimizations, or with few repetitions: shows that it works, says nothing.
+    /// Built without optimizations, or with few repetitions: a functional check without valid figures.
     pub trial: bool,
-    /// Which versions of what was measured.
+    /// Versions of the measured programs.
     pub versions: BTreeMap<String, String>,
 }
 
-/// One line of the result: repeated measurements of one thing.
+/// One line of the result: repeated measurements of one quantity.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
-    /// What was measured, at which size.
+    /// Measured quantity and size.
     pub what: String,
-    /// Of what the figures are.
+    /// Unit of the figures.
     pub unit: String,
     /// How many measurements.
     pub count: usize,
@@ -54,24 +54,24 @@ pub struct Line {
     pub range: [f64; 2],
     /// 99 of 100 are at most this.
     pub p99: f64,
-    /// What it should be, if something is asked for: `≥ 0.95`, `≤ 25`, of the median unless it begins with `p99` or `most`.
+    /// The goal, if there is one: `≥ 0.95`, `≤ 25`, for the median unless it begins with `p99` or `most`.
     pub goal: Option<String>,
-    /// Where it stands in a plot, if there is one.
+    /// Position in a plot, if it is plotted.
     pub point: Option<Point>,
 }
 
-/// Where a line stands in a plot: each system is a curve over the size.
+/// Position of a line in a plot: each system is a curve over the size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// What is compared; plots of a question are told apart by it.
+    /// The comparison; identifies a plot of the question.
     pub plot: String,
-    /// What does it: `Tailyard, nftables`, `Tailscale proxy, nftables`, `plain forwarding`.
+    /// The system: `Tailyard, nftables`, `Tailscale proxy, nftables`, `plain forwarding`.
     pub system: String,
     /// With how many services; a limit does not depend on them.
     pub size: Option<u64>,
 }
 
-/// The option, without its dashes, by which the benchmark program runs one benchmark in a process of its own: nobody types it.
+/// Internal option (without dashes) for the process of one benchmark.
 pub const ALONE: &str = "alone";
 
 /// The limit.
@@ -84,7 +84,7 @@ impl Point {
         Self { plot: plot.to_owned(), system: system.to_owned(), size: Some(size.into()) }
     }
 
-    /// What holds at every size.
+    /// A point of a quantity that does not depend on the size.
     #[must_use]
     pub fn limit(plot: &str, system: &str) -> Self {
         Self { plot: plot.to_owned(), system: system.to_owned(), size: None }
@@ -108,7 +108,7 @@ impl Sheet {
         self.lines.extend(Line::of(what.into(), unit, samples, goal));
     }
 
-    /// Adds a line that stands in a plot too.
+    /// Adds a line that is also plotted.
     pub fn plot(&mut self, point: Point, unit: &str, samples: Vec<f64>, goal: Option<&str>) {
         let services = point.size.map_or_else(String::new, |size| format!(", {size} services"));
         let what = format!("{}: {}{services}", point.plot, point.system);
@@ -121,7 +121,7 @@ impl Line {
     fn of(what: String, unit: &str, mut samples: Vec<f64>, goal: Option<&str>) -> Option<Self> {
         samples.sort_by(f64::total_cmp);
         let range = [*samples.first()?, *samples.last()?];
-        // The nearest rank: at least so many hundredths of the samples are not above it.
+        // The nearest rank: at least this many hundredths of the samples are not above it.
         let at = |hundredths: usize| samples.get((samples.len() * hundredths).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
         let (median, p99) = (at(50), at(99));
         Some(Self { what, unit: unit.to_owned(), count: samples.len(), median, range, p99, goal: goal.map(str::to_owned), point: None })
@@ -153,7 +153,7 @@ impl Conditions {
     }
 }
 
-/// What a program says, or nothing.
+/// The output of a program, or empty text.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())

@@ -1,4 +1,4 @@
-//! A machine as the stock proxy has it: a tailscaled that ends TLS itself, told by its LocalAPI what it serves and advertises.
+//! A machine like that of the stock proxy: tailscaled terminates TLS; its LocalAPI configures services and advertisements.
 
 use std::path::Path;
 

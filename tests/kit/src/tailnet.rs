@@ -1,5 +1,5 @@
-//! A real tailnet on one machine: headscale with its own DERP server, or the stand-in of Tailscale's hosted control plane, and
-//! machines that run real tailscaleds. Logs are kept where a test fails.
+//! A real tailnet on one machine: headscale with its own DERP server, or the stand-in of Tailscale's hosted control plane, and machines
+//! with real tailscaleds. Logs are preserved if a test fails.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,7 +21,7 @@ use crate::wait::{eventually, report_boot};
 /// The last byte of the control server's address.
 const CONTROL: u8 = 20;
 
-/// Who controls a tailnet.
+/// The control server of a tailnet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Control {
     /// A real headscale.
@@ -95,7 +95,7 @@ impl Tailnet {
         "tskey-auth-any".clone_into(&mut self.key);
     }
 
-    /// What the stand-in's API answers, if it does.
+    /// The response of the stand-in's API, if it succeeds.
     fn try_api(&self, method: &str, path: &str, body: &str) -> Option<serde_json::Value> {
         let (machine, _) = self.control.as_ref().expect("a control server");
         let curl = |args: &[&str]| {
@@ -113,17 +113,17 @@ impl Tailnet {
         Some(if answer.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&answer).expect("JSON") })
     }
 
-    /// Asks the stand-in's API, which must serve.
+    /// Calls the stand-in's API; a failure panics.
     pub fn api(&self, method: &str, path: &str) -> serde_json::Value {
         self.try_api(method, path, "").unwrap_or_else(|| panic!("{method} {path} is refused"))
     }
 
-    /// Tells the stand-in's API something, which it must take.
+    /// Sends a change to the stand-in's API; a failure panics.
     pub fn tell(&self, method: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
         self.try_api(method, path, &body.to_string()).unwrap_or_else(|| panic!("{method} {path} is refused"))
     }
 
-    /// Replaces the names for which every node of the stand-in's tailnet may have certificates.
+    /// Sets the certificate domains of every node in the stand-in's tailnet.
     pub fn set_cert_domains(&self, names: &[&str]) {
         let (machine, _) = self.control.as_ref().expect("a control server");
         let body = serde_json::to_string(names).expect("JSON");
@@ -156,17 +156,17 @@ impl Tailnet {
         self.dir.as_ref().expect("there until it is dropped").path()
     }
 
-    /// The control server's base URL, by address: its name is known in machines only.
+    /// The control server's base URL by address: its name resolves only in machines.
     pub fn control_url(&self) -> String {
         format!("https://{}:8443", self.address(CONTROL))
     }
 
-    /// Whether the control server knows a node.
+    /// Whether the control server has a node of this name.
     pub fn knows(&self, name: &str) -> bool {
         self.listed(name).is_some()
     }
 
-    /// Who controls it.
+    /// The kind of control server.
     pub fn kind(&self) -> Control {
         self.kind
     }
@@ -182,7 +182,7 @@ impl Tailnet {
         output.lines().last().expect("a key").trim().to_owned()
     }
 
-    /// Runs a command of headscale, which must succeed; returns what it prints.
+    /// Runs a headscale command and returns its output; a failure panics.
     pub fn headscale(&self, args: &[&str]) -> String {
         let output = self.try_headscale(args);
         assert!(output.status.success(), "headscale {args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -259,7 +259,7 @@ impl Tailnet {
         Ipv4Addr::new(a, b, c, host).into()
     }
 
-    /// Pulls the cable of a machine out of the switch. The machine sees nothing of it, but that nobody answers.
+    /// Disconnects a machine from the switch. Its link stays up; packets are lost.
     pub fn cut(&self, machine: &Machine) {
         self.switch.ip(&format!("link set {} nomaster\n", port_of(machine)));
     }
@@ -289,7 +289,7 @@ impl Control {
         }
     }
 
-    /// The domain of names in its tailnet. The Tailscale operator takes only names of two labels under `ts.net`.
+    /// The domain of the tailnet's names. The Tailscale operator accepts only names of two labels under `ts.net`.
     fn domain(self) -> &'static str {
         match self {
             Self::Headscale => "tail.lab",

@@ -1,4 +1,4 @@
-//! Somebody in the tailnet who asks for what clusters publish, by name, and believes whoever signs for the ACME server of the lab.
+//! A tailnet client of published services: it connects by name and trusts the CA of the lab's ACME server.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,23 +14,23 @@ use crate::machine::{Machine, Process};
 use crate::tailnet::Tailnet;
 use crate::wait::eventually;
 
-/// The port over which is asked with TLS.
+/// The TLS port.
 const HTTPS: u16 = 443;
 
-/// That somebody, on a machine of his own.
+/// A client on a machine of its own.
 pub struct TailnetClient {
     machine: Machine,
-    /// Who signs the certificates.
+    /// CA certificates for curl and load runs.
     roots: PathBuf,
     _tailscaled: Process,
     tailnet: Arc<Tailnet>,
 }
 
-/// New connections of his, begun by the clock: `tailyard load`, as a user runs it.
+/// A load run: `tailyard load` with new connections at a fixed rate.
 pub struct LoadRun(Process);
 
 impl TailnetClient {
-    /// Joins the tailnet, whose ACME server serves already.
+    /// Joins the tailnet; its ACME server must be running.
     pub fn join(tailnet: &Arc<Tailnet>) -> Self {
         let (machine, tailscaled) = tailnet.node("user");
         behind_a_gateway(&machine);
@@ -64,8 +64,8 @@ impl TailnetClient {
         eventually(&format!("{answer:?} by {scheme} of {service}"), DEADLINE, answers);
     }
 
-    /// Begins to ask a port of a name so often each second, with TLS on that of HTTPS; there are answers, which begin so. Who is not
-    /// answered within so many seconds has failed.
+    /// Starts a load run on a port of a name at a rate per second, with TLS on port 443, and waits for the first answer. An attempt without
+    /// an answer of this prefix within the timeout (seconds) is a failure.
     pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, timeout: &str) -> LoadRun {
         let address = self.address(service).expect("a Tailscale Service");
         let (to, roots) = (format!("{}:{port}", self.name(service)), self.roots.display().to_string());
@@ -121,11 +121,11 @@ impl LoadRun {
     }
 }
 
-/// Gives a machine a gateway for what no tailnet leads anywhere, which drops it, as those of the world do.
+/// Adds a gateway for tailnet addresses without a route. It drops these packets, like a router of the internet.
 ///
-/// When an address moves, the stand-in tells first who loses it: for some milliseconds the user's tailnet leads it nowhere, and what
-/// is sent then leaves by the machine's own link. The lab's default route has no gateway: there the kernel would keep that packet for the 3 s
-/// in which nobody answers for the address, send no other of its connection meanwhile, and then give up.
+/// When an address moves, the stand-in first updates the node that loses it. For some milliseconds the client's tailscaled has no peer for
+/// the address, and packets leave by the machine's own link. The lab's default route has no gateway: without this one the kernel would wait
+/// 3 s for ARP, send no other packet of the connection, and then fail it.
 fn behind_a_gateway(machine: &Machine) {
     let IpAddr::V4(own) = machine.address else { panic!("{} is of the other family", machine.address) };
     let [a, b, c, _] = own.octets();

@@ -1,4 +1,4 @@
-//! Waiting for a condition, with a deadline: the one way in which tests wait.
+//! Waiting for a condition with a deadline: the only way in which tests wait.
 
 use std::fmt::Debug;
 use std::io;
@@ -14,7 +14,7 @@ fn pause(waited: Duration) -> Duration {
     (waited / 20).clamp(PAUSE[0], PAUSE[1])
 }
 
-/// Says how long something took to start, in the form that the runner of tiers collects for its table of boot times.
+/// Reports a start-up time in the format that the tier runner collects for its table of boot times.
 pub fn report_boot(what: &str, begin: Instant) {
     println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
 }
@@ -30,7 +30,7 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// Tries until there is an answer; fails with what was waited for after the deadline.
+/// Retries until there is a value; panics with the description after the deadline.
 pub fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
@@ -42,12 +42,12 @@ pub fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -
     }
 }
 
-/// Waits until a condition holds; fails with what was waited for after the deadline.
+/// Waits until a condition holds; panics with the description after the deadline.
 pub fn until(what: &str, deadline: Duration, mut holds: impl FnMut() -> bool) {
     eventually(what, deadline, || holds().then_some(()));
 }
 
-/// Looks until what is seen holds; fails with what was seen last after the deadline. For async tests on a real clock.
+/// Polls until a value satisfies a condition; panics with the last value after the deadline. For async tests on a real clock.
 pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look: impl AsyncFnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
     let begin = Instant::now();
     loop {
@@ -60,7 +60,7 @@ pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look
     }
 }
 
-/// Waits until a condition holds; fails with what was waited for after the deadline. For async tests on a real clock.
+/// Waits until a condition holds; panics with the description after the deadline. For async tests on a real clock.
 pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut() -> bool) {
     eventually_async(what, deadline, holds, |is_true| *is_true).await;
 }

@@ -1,4 +1,4 @@
-//! Worlds of any size: what the operator's config and a netmap come to.
+//! Planner inputs of any size, from an egress config and a netmap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use tailyard::model::base::netmap::NetMap;
 use tailyard::model::config::EgressConfig;
 use tailyard::model::plan::world::World;
 
-/// An egress config of so many mappings, two for each service (TCP and UDP); the service of the number leads elsewhere.
+/// An egress config with this number of mappings, two for each service (TCP and UDP); the service with number `elsewhere` has another
+/// target.
 pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
     let port = |protocol: &str, number: u32| egress::PortMap {
         protocol: protocol.to_owned(),

@@ -1,5 +1,5 @@
-//! `make cluster`: a real cluster on a real tailnet on this machine, to try things by hand. `up` leaves a process behind that
-//! keeps it; `down` ends that process, and with it everything, whatever state it is in.
+//! `make cluster`: a real cluster on a real tailnet on this machine, for manual tests. `up` starts a background process that owns the
+//! cluster; `down` ends that process and with it everything, in any state.
 
 #![allow(
     clippy::expect_used,
@@ -40,11 +40,11 @@ enum Args {
     },
     /// End it; nothing is left
     Down,
-    /// Say how it is
+    /// Print the state of the cluster
     Status,
-    /// Make an image known on every node
+    /// Import an image on every node
     LoadImage {
-        /// The image's archive [default: what `make image` made]
+        /// The image's archive [default: the output of `make image`]
         file: Option<PathBuf>,
     },
     /// Be the process that keeps it
@@ -110,7 +110,7 @@ fn up(nodes: u8) -> ExitCode {
     }
 }
 
-/// Starts the cluster, says where it is, and waits until it is told to end.
+/// Starts the cluster, prints its location, and waits for SIGTERM.
 fn keep(nodes: u8) -> ExitCode {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -133,7 +133,7 @@ fn keep(nodes: u8) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes the commands by which the cluster is used from outside.
+/// Writes the commands for use of the cluster from outside.
 fn commands(cluster: &Cluster) {
     let (bin, dir) = (cluster.bin.display(), cluster.tailnet.dir().display());
     let (control, kubeconfig) = (cluster.control.machine.pid(), cluster.control.kubeconfig.display());
@@ -212,7 +212,7 @@ fn down() -> ExitCode {
             thread::park_timeout(Duration::from_millis(50));
         }
     }
-    // What is left if its keeper was killed: no process, for they all end with it, but these.
+    // Leftovers of a killed owner process: its child processes have ended, these files have not.
     if let Some(record) = Record::read() {
         let _ = fs::remove_dir_all(record.dir);
     }
@@ -237,7 +237,7 @@ impl Record {
         serde_json::from_slice(&fs::read(Self::path()).ok()?).ok()
     }
 
-    /// The cluster whose keeper still runs.
+    /// The cluster whose owner process is running.
     fn running() -> Option<Self> {
         Self::read().filter(|record| began(record.keeper).as_ref() == Some(&record.began))
     }

@@ -1,7 +1,7 @@
 //! Answers each TCP connection with one line and closes it: `greeter PORT ANSWER`.
 //!
-//! It listens with a backlog of 128. That of busybox's `nc -ll` is 2: on a machine without free processors connections overflow it,
-//! which the client takes for established and which are never answered.
+//! The listen backlog is 128. The backlog of busybox's `nc -ll` is 2: on a busy machine connections overflow it, which the client considers
+//! established and which are never answered.
 
 use std::io::{Error, Write};
 use std::net::{Ipv6Addr, TcpListener};

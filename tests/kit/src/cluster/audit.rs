@@ -1,4 +1,4 @@
-//! What the operators of a cluster ask of its API server, by its audit log.
+//! API requests of the operators of a cluster, counted from the audit log.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,32 +12,32 @@ use crate::audit_policy;
 
 /// Where the API server keeps it, on its machine.
 pub const LOG: &str = "/run/audit.log";
-/// Whose requests are kept: our reconciler's and the Tailscale operator's, each in the namespace of both.
+/// Service accounts whose requests are recorded: our reconciler's and the Tailscale operator's, each in the namespace of both.
 const ACCOUNTS: [&str; 2] = ["tailyard-reconciler", "operator"];
 
-/// What somebody has asked for: all but watches and Leases.
+/// Requests of one account, without watches and Leases.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct RequestCounts {
     /// All of it.
     pub requests: usize,
-    /// Of it what was to change something.
+    /// Requests with a verb that changes objects.
     pub writes: usize,
 }
 
 impl RequestCounts {
-    /// What came after an earlier look.
+    /// The requests since an earlier count.
     pub fn since(self, before: Self) -> Self {
         Self { requests: self.requests - before.requests, writes: self.writes - before.writes }
     }
 }
 
-/// What is kept.
+/// The audit policy of the cluster.
 pub fn policy() -> String {
     let users = ACCOUNTS.map(user);
     audit_policy::policy(&users.each_ref().map(String::as_str))
 }
 
-/// The log, as it is read on behalf of one service account: each look parses only what was appended since the last one.
+/// The audit log for one service account; each call parses only the appended lines.
 pub struct Log {
     path: PathBuf,
     file: File,
@@ -54,7 +54,7 @@ impl Log {
         Self { path, file, growing: Growing::default(), user: user(account), counts: RequestCounts::default() }
     }
 
-    /// What the account has asked for so far.
+    /// The account's requests so far.
     pub fn counts(&mut self) -> RequestCounts {
         let mut appended = Vec::new();
         self.file.read_to_end(&mut appended).expect("a file in memory");
@@ -75,14 +75,14 @@ impl Log {
     }
 }
 
-/// A log that grows: what was appended since the last look, whole lines only. What is half there is kept for the next look.
+/// Splits appended bytes into complete lines; an incomplete line is buffered for the next call.
 #[derive(Debug, Default)]
 struct Growing {
     half: Vec<u8>,
 }
 
 impl Growing {
-    /// The requests whose lines are whole with what was appended.
+    /// The requests of the lines completed by these bytes.
     fn take(&mut self, appended: &[u8]) -> Vec<Value> {
         self.half.extend_from_slice(appended);
         let whole = self.half.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);

@@ -32,7 +32,7 @@ pub fn install(cluster: &Cluster, values: &[&str]) {
     helm(cluster, "install", &[values, &[&credentials]].concat(), &[]);
 }
 
-/// Installs or upgrades the chart with these values, which say how the control plane is asked; the reconcilers are those of the chart.
+/// Installs or upgrades the chart with these values, which configure the control plane; the number of reconcilers is the chart's default.
 pub fn helm(cluster: &Cluster, what: &str, values: &[&str], flags: &[&str]) {
     let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
     let own = format!("image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");

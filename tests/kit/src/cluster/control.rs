@@ -20,13 +20,13 @@ pub const SERVICES: &str = "10.96.0.0/16,fd00:96::/112";
 const API: &str = "10.96.0.1";
 /// The program that serves it.
 const API_SERVER: &str = "kube-apiserver";
-/// The file that says what it writes into its audit log.
+/// The audit policy file of the API server.
 const AUDIT: &str = "audit.json";
 /// And those that act by it.
 const MANAGER: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
 
-/// The running control plane; what runs ends with it.
+/// The running control plane; its processes end with it.
 pub struct ControlPlane {
     /// The machine.
     pub machine: Machine,
@@ -52,10 +52,10 @@ impl ControlPlane {
         plane
     }
 
-    /// Ends the API server at once, and the controller manager and the scheduler; etcd and all the nodes go on.
+    /// Kills the API server, the controller manager and the scheduler; etcd and the nodes continue.
     ///
-    /// Those two end by themselves when they cannot renew their Lease for ten seconds. If the controller manager lived through
-    /// an outage, it would take the nodes' silence for their loss, and take their Pods out of all endpoints.
+    /// Those two exit anyway when they cannot renew their Lease for ten seconds. A controller manager that survived an outage would
+    /// consider the nodes lost and remove their Pods from all endpoints.
     pub fn stop_api(&self) {
         for mut process in self.running.lock().expect("not poisoned").drain(..) {
             process.signal(Signal::SIGKILL);
@@ -89,7 +89,7 @@ fn serves(machine: &Machine, servers: &Path, kubeconfig: &Path) {
 /// The administrator's kubectl, on the machine of the control plane.
 pub fn kubectl(machine: &Machine, servers: &Path, kubeconfig: &Path) -> Command {
     let mut command = machine.command(&servers.join("kubectl"));
-    // Else it keeps what it learns in the home directory.
+    // Otherwise kubectl caches discovery results in the home directory.
     command.arg(flag("kubeconfig", kubeconfig)).env("KUBECACHEDIR", "/run/kubectl");
     command
 }

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use super::text;
 
-/// What the Pods of tests run: a shell and its tools, and what answers clients; it is also what holds a Pod's namespaces.
+/// Image of test Pods: a shell with its tools, a server for clients, and the pause container of the Pods.
 pub const TOOLS: &str = "localhost/tools:1";
 /// The cluster's DNS server.
 pub const COREDNS: &str = "localhost/coredns:1";
-/// What is under test.
+/// The image under test.
 pub const TAILYARD: &str = "localhost/tailyard:lab";
 
 /// The Tailscale operator's proxy; its path ends as that of the published one does.
@@ -17,7 +17,7 @@ pub const STOCK: &str = "localhost/tailscale:1";
 /// The Tailscale operator.
 pub const OPERATOR: &str = "localhost/k8s-operator:1";
 
-/// What the shell's image has of busybox.
+/// Busybox applets of the shell image.
 const APPLETS: [&str; 26] = [
     "sh", "cat", "date", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping",
     "ps", "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
@@ -38,7 +38,7 @@ pub fn common(dir: &Path, servers: &Path) -> Vec<PathBuf> {
     vec![tools, coredns]
 }
 
-/// Builds the image of a tailyard, its symbols left out, that believes the authority of the tailnet's control server; returns its file.
+/// Builds the image of a stripped tailyard binary that trusts the CA of the tailnet's control server; returns its archive.
 pub fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
     let (stripped, out) = (dir.join("tailyard"), dir.join("tailyard.tar"));
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(binary).status().expect("strip, which is beside the linker");
@@ -50,7 +50,7 @@ pub fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
     out
 }
 
-/// Builds the image of the Tailscale operator's proxy from its programs, which believes the same authority; returns its file.
+/// Builds the image of the Tailscale operator's proxy from its programs, with the same CA; returns its archive.
 pub fn stock(dir: &Path, servers: &Path) -> PathBuf {
     let out = dir.join("stock.tar");
     let mut command = plain(STOCK, &out);
@@ -63,7 +63,7 @@ pub fn stock(dir: &Path, servers: &Path) -> PathBuf {
     out
 }
 
-/// Builds the image of the Tailscale operator, which believes the same authority; returns its file.
+/// Builds the image of the Tailscale operator, with the same CA; returns its archive.
 pub fn operator(dir: &Path, servers: &Path) -> PathBuf {
     let out = dir.join("operator.tar");
     let mut command = plain(OPERATOR, &out);

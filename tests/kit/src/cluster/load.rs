@@ -1,4 +1,4 @@
-//! `tailyard load` in a Pod of the image under test: what those who connect to a Service meet.
+//! `tailyard load` in a Pod of the image under test: measures connections to a Service as a client.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,23 +11,23 @@ use super::images::TAILYARD;
 use super::{Cluster, DEADLINE, pods};
 use crate::wait::eventually;
 
-/// How a load names what it could not send.
+/// Failure reason of attempts that the generator did not send.
 const NOT_SENT: &str = "not_sent";
 
-/// A load under way.
+/// A running load.
 pub struct Load<'a> {
     cluster: &'a Cluster,
     name: String,
     uid: String,
 }
 
-/// What a load told.
+/// The JSON lines of a load run.
 pub struct LoadReport {
     lines: Vec<Value>,
 }
 
 impl<'a> Load<'a> {
-    /// Begins `tailyard load` with these arguments in a Pod of this name, on a node if one is named; it is under way.
+    /// Starts `tailyard load` with these arguments in a Pod of this name, on a node if one is given, and waits for its first second.
     pub fn begin(cluster: &'a Cluster, name: &str, node: Option<&str>, args: &[&str]) -> Self {
         let command = [&["tailyard", "load", "--duration", "1h"], args].concat();
         // The proxies that it measures must not keep it from sending.
@@ -40,12 +40,12 @@ impl<'a> Load<'a> {
         load
     }
 
-    /// What it has told so far.
+    /// The report up to now.
     pub fn so_far(&self) -> LoadReport {
         LoadReport { lines: self.lines() }
     }
 
-    /// Ends it, and takes its Pod away.
+    /// Ends the load and deletes its Pod.
     pub fn end(self) -> LoadReport {
         pods::signal(&self.uid, Some("tailyard"), Signal::SIGTERM);
         let report = eventually("the balance of the load", DEADLINE, || {
@@ -63,12 +63,12 @@ impl<'a> Load<'a> {
 }
 
 impl LoadReport {
-    /// What its output says so far, of which the last line may be half there.
+    /// Parses output; an incomplete last line is ignored.
     pub fn read(output: &str) -> Self {
         Self { lines: output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect() }
     }
 
-    /// So many attempts were answered so far, to the second.
+    /// Attempts answered so far, in steps of a second.
     pub fn answered_so_far(&self) -> u64 {
         self.events("second").last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
     }
@@ -91,12 +91,12 @@ impl LoadReport {
         moment.duration_since(self.begun()).unwrap_or_default()
     }
 
-    /// The attempts that failed on their way.
+    /// Attempts that failed in the network.
     fn faults(&self) -> impl Iterator<Item = &Value> {
         self.events("fault").filter(|line| line["failure"] != NOT_SENT)
     }
 
-    /// When the attempts were due that failed on their way.
+    /// Scheduled times of the attempts that failed in the network.
     pub fn failures(&self) -> Vec<SystemTime> {
         self.faults().map(|line| self.begun() + seconds(&line["at"])).collect()
     }
@@ -106,29 +106,30 @@ impl LoadReport {
         self.failures().into_iter().filter_map(|due| due.duration_since(moment).ok()).max().unwrap_or_default()
     }
 
-    /// So many attempts failed on their way.
+    /// Number of attempts that failed in the network.
     pub fn failed(&self) -> usize {
         self.faults().count()
     }
 
-    /// So many the generator could not send in time, for want of room or of its own processor: of the network they say nothing.
+    /// Number of attempts that the generator did not send in time, for lack of capacity or processor time. They are no evidence about the
+    /// network.
     pub fn unsent(&self) -> usize {
         self.events("fault").count() - self.failed()
     }
 
-    /// So many attempts were answered by the intended target.
+    /// Number of attempts answered by the expected target.
     pub fn answered(&self) -> u64 {
         self.summary()["answered"].as_object().expect("counts").values().filter_map(Value::as_u64).sum()
     }
 
-    /// So many were answered up to a moment, to the second.
+    /// Attempts answered up to a moment, in steps of a second.
     pub fn answered_by(&self, moment: SystemTime) -> u64 {
         let up_to = self.since_begun(moment);
         let seconds = self.events("second").take_while(|line| seconds(&line["at"]) <= up_to);
         seconds.last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
     }
 
-    /// Of those held open: which stand by which address of the tailnet, as its server sees it.
+    /// The long-lived flows whose server sees one of these tailnet addresses as the source.
     pub fn flows_via(&self, addresses: &[String]) -> Vec<u64> {
         let opened = self.events("flow").filter_map(|line| Some((line["flow"].as_u64()?, line["what"]["open"]["said"].as_str()?)));
         opened.filter(|(_, said)| addresses.iter().any(|address| said.contains(&address[..]))).map(|(flow, _)| flow).collect()
@@ -140,12 +141,12 @@ impl LoadReport {
         of.find_map(|line| Some((line["what"]["ended"].as_str()?.to_owned(), self.begun() + seconds(&line["at"]))))
     }
 
-    /// So many connections that were held open ended with a reset.
+    /// Number of long-lived connections that ended with a reset.
     pub fn reset(&self) -> u64 {
         self.summary()["flows"]["reset"].as_u64().expect("a count")
     }
 
-    /// So many hung.
+    /// Number of long-lived connections without answers.
     pub fn hung(&self) -> u64 {
         self.summary()["flows"]["hung"].as_u64().expect("a count")
     }
@@ -168,7 +169,7 @@ impl LoadReport {
         assert!(self.failed() == 0, "{what}: {self}");
     }
 
-    /// Fails if nothing was measured, or if the generator itself kept back more than one of ten attempts.
+    /// Fails if nothing was measured, or if the generator did not send more than one of ten attempts.
     pub fn measured(&self, what: &str) {
         let unsent = u64::try_from(self.unsent()).expect("small");
         assert!(unsent * 10 <= self.answered() && self.answered() > 0, "{what}: the generator could not send {unsent}: {self}");

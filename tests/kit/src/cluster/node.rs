@@ -28,9 +28,9 @@ const HIERARCHIES: [&str; 9] = ["cpu", "cpuacct", "cpuset", "memory", "devices",
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The last byte of the first node's address, less one.
 const HOST: u8 = 10;
-/// How long the kernel may take to end the last process of a group.
+/// Time for the kernel to end the last process of a control group.
 const LEAVING: Duration = Duration::from_secs(30);
-/// What containerd leaves out: what this machine may not have, and what calls elsewhere.
+/// Disabled containerd plugins: those that this machine does not permit, and those with outside connections.
 const DISABLED: [&str; 8] = [
     "io.containerd.snapshotter.v1.btrfs",
     "io.containerd.snapshotter.v1.zfs",
@@ -42,7 +42,7 @@ const DISABLED: [&str; 8] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// A running node; what runs on it ends with it.
+/// A running node; its processes end with it.
 pub struct Node {
     /// Its name.
     pub name: String,
@@ -60,14 +60,14 @@ pub struct Node {
 struct Cgroups(Vec<PathBuf>);
 
 impl Node {
-    /// Boots the machine and starts what makes it a node. It is ready some time later.
+    /// Boots the machine and starts kubelet and containerd. The node becomes ready later.
     pub fn start(tailnet: &Tailnet, control: IpAddr, pki: &Pki, servers: &Path, index: u8) -> Self {
         let name = format!("n{index}");
         let cgroups = Cgroups::make(&name);
         let machine = tailnet.boot(Boot { name: &name, host: HOST + index, init: INIT, cgroups: cgroups.0.clone() });
         let six = address6(index);
         machine.node.ip(&format!("addr add {six}/64 dev eth0 nodad\n"));
-        // By proxy ARP, at once, those that know no node find its Pods.
+        // Proxy ARP without delay: machines without routes to the nodes reach their Pods.
         let switches = [
             ("net.ipv4.ip_forward", "1"),
             ("net.ipv6.conf.all.forwarding", "1"),
@@ -121,20 +121,20 @@ impl Node {
         self.kubelet = Some(self.run(servers, "kubelet", &flags));
     }
 
-    /// The routes by which another machine reaches its Pods, as lines for `ip -batch`.
+    /// Routes to this node's Pods for other machines, as lines for `ip -batch`.
     pub fn routes(&self) -> String {
         let (index, four, six) = (self.index, self.machine.address, address6(self.index));
         format!("route replace 10.244.{index}.0/24 via {four}\nroute replace fd00:244:0:{index}::/64 via {six}\n")
     }
 
-    /// Makes an image known on the node.
+    /// Imports an image on the node.
     pub fn import(&self, servers: &Path, image: &Path) {
         let output = ctr(&self.machine, servers).args(import_args(image)).output().expect("nsenter");
         assert!(output.status.success(), "{}: import {}: {}", self.name, image.display(), String::from_utf8_lossy(&output.stderr));
     }
 }
 
-/// What tells `ctr` to take in an image.
+/// Arguments of `ctr` for an import.
 pub fn import_args(image: &Path) -> [String; 6] {
     let args = ["--namespace=k8s.io", "images", "import", "--local=true", "--snapshotter=overlayfs"].map(str::to_owned);
     let [namespace, images, import, local, snapshotter] = args;
@@ -221,7 +221,7 @@ impl Cgroups {
         for hierarchy in HIERARCHIES {
             fs::create_dir_all(group(hierarchy)).expect("a control group (root is needed)");
         }
-        // A group of this hierarchy takes nobody in before it has processors and memory.
+        // A cpuset group accepts processes only after its processors and memory nodes are set.
         let root = Path::new(CGROUPS).join("cpuset");
         for file in ["cpuset.cpus", "cpuset.mems"] {
             let value = fs::read(root.join(file)).expect("a control file");
@@ -243,7 +243,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// Takes away a group and those below it, once their last processes are gone.
+/// Removes a control group and its children after their last processes have ended.
 fn remove(group: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -259,7 +259,7 @@ fn remove(group: &Path) {
     }
 }
 
-/// Takes away what a run left whose process was killed.
+/// Removes the leftovers of a killed run.
 pub fn sweep() {
     for hierarchy in HIERARCHIES {
         for entry in fs::read_dir(Path::new(CGROUPS).join(hierarchy)).into_iter().flatten().flatten() {

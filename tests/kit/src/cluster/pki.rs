@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::text;
 
-/// What openssl needs of a configuration: nothing that would add to what is asked for.
+/// Minimal openssl configuration: adds nothing to the request.
 const CONFIG: &str = "[req]\ndistinguished_name = name\n[name]\n";
 
 /// A directory of keys and certificates.
@@ -17,7 +17,7 @@ pub struct Pki {
     dir: PathBuf,
 }
 
-/// Whose certificate it is and what for.
+/// Subject and use of a certificate.
 pub struct Leaf<'a> {
     /// The name of its files.
     pub file: &'a str,
@@ -25,7 +25,7 @@ pub struct Leaf<'a> {
     pub authority: &'a str,
     /// The name, such as `/O=system:nodes/CN=system:node:n1`.
     pub subject: &'a str,
-    /// By which names and addresses it serves; none for a client.
+    /// Subject alternative names of a server; empty for a client.
     pub names: &'a [String],
 }
 
@@ -76,7 +76,7 @@ impl Pki {
         run(&mut command);
     }
 
-    /// Makes the key pair by which tokens of service accounts are signed.
+    /// Generates the key pair for service account tokens.
     pub fn token_key(&self, file: &str) {
         let (private, public) = (self.path(&format!("{file}.key")), self.path(&format!("{file}.pub")));
         run(Command::new("openssl").args(["genrsa", "-out"]).arg(&private).arg("2048"));

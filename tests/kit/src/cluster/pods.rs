@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::Cluster;
 use super::images::TOOLS;
 
-/// The Pod `client`, from which a test asks.
+/// The Pod `client` for commands of a test.
 pub fn client() -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
         "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}})
 }
 
-/// What of a Pod outlives no restart of it.
+/// The UID of a Pod, which changes when the Pod is replaced.
 pub fn uid(cluster: &Cluster, namespace: &str, pod: &str) -> String {
     field(cluster, namespace, pod, "{.metadata.uid}")
 }

@@ -32,14 +32,14 @@ pub fn ingress(name: &str, group: &str) -> Value {
             "defaultBackend": {"service": {"name": name, "port": {"number": 80}}}}})
 }
 
-/// The class by which replicas order from an ACME server of the lab, which the images believe: said so that either image reads it.
+/// The class for orders at an ACME server of the lab, whose CA the images trust; both images read these settings.
 pub fn class(directory: &str) -> Value {
     let env = json!([{"name": "TS_DEBUG_ACME_DIRECTORY_URL", "value": directory}]);
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": CLASS},
         "spec": {"statefulSet": {"pod": {"tailscaleContainer": {"env": env}}}}})
 }
 
-/// A group of two replicas of that class, whose names in the tailnet begin so.
+/// A group of two replicas of that class with this hostname prefix.
 pub fn group(name: &str, prefix: &str) -> Value {
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name},
         "spec": {"type": "ingress", "replicas": 2, "proxyClass": CLASS, "hostnamePrefix": prefix}})

@@ -1,4 +1,4 @@
-//! Backends: each says its name and what it was asked, streams what it is sent, or changes the protocol.
+//! HTTP backends: each echoes its name and the request, streams the request body, or switches protocols.
 
 use super::front::DEADLINE;
 use crate::wait::until_async;
@@ -35,7 +35,7 @@ pub struct Backend {
     tasks: JoinSet<()>,
 }
 
-/// What a backend has seen, and how what it holds back is let go.
+/// Counters of a backend, and the release of its delayed responses.
 #[derive(Default)]
 pub struct State {
     name: String,
@@ -45,7 +45,7 @@ pub struct State {
     pub paths: Mutex<Vec<String>>,
     /// Held by every connection that is open.
     open: Arc<()>,
-    /// Wakes who waits on `/hold`.
+    /// Releases requests to `/hold`.
     pub go: Notify,
 }
 
@@ -61,12 +61,12 @@ impl State {
 }
 
 impl Backend {
-    /// One that speaks HTTP/1.1 and HTTP/2 without TLS.
+    /// A backend with HTTP/1.1 and HTTP/2 in clear text.
     pub async fn new(name: &str) -> Self {
         Self::at("127.0.0.1:0".parse().expect("an address"), name, None).await
     }
 
-    /// One that speaks both over TLS, with a certificate that nobody trusts.
+    /// A backend with both over TLS, with an untrusted certificate.
     pub async fn over_tls(name: &str, alpn: &[&str]) -> Self {
         let made = rcgen::generate_simple_self_signed(vec!["backend".to_owned()]).expect("a certificate");
         let chain = CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).expect("a certificate");

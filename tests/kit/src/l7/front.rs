@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Nothing that is waited for takes longer.
+/// Upper bound of every wait.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 /// Where all clients come from.
 pub const CLIENT: &str = "100.64.0.9:51234";
@@ -74,7 +74,7 @@ impl Authority {
         &self.pem
     }
 
-    /// What trusts it alone.
+    /// A TLS client that trusts only this CA.
     pub fn client(&self, alpn: &str) -> &TlsConnector {
         if alpn == "h2" { &self.http2 } else { &self.http1 }
     }
@@ -104,7 +104,7 @@ pub struct Front {
     pub work: JoinHandle<()>,
 }
 
-/// What differs between terminators.
+/// Options of a terminator.
 #[derive(Default)]
 pub struct Options {
     pub limits: Limits,
@@ -161,7 +161,7 @@ impl Front {
         self.certificates.send_modify(|pairs| drop(Arc::make_mut(pairs).insert(name.to_owned(), pair)));
     }
 
-    /// Says who answers for the port `http` of Service `ns/web`.
+    /// Sets the endpoints of the port `http` of Service `ns/web`.
     pub fn answers(&self, addresses: &[(SocketAddr, &str)]) {
         let port = ServicePort { namespace: "ns".into(), service: "web".into(), port: "http".into() };
         let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint {
@@ -174,7 +174,7 @@ impl Front {
         self.endpoints.send_replace(Arc::new(UpstreamEndpoints { endpoints: [(port, endpoints)].into(), ..UpstreamEndpoints::default() }));
     }
 
-    /// Waits until a site stands so.
+    /// Waits for a status of a site.
     pub async fn placed(&mut self, service: &str, so: impl Fn(&SiteStatus) -> bool) -> SiteStatus {
         let wait = self.l7.in_place.wait_for(|sites| sites.get(service).is_some_and(&so));
         timeout(DEADLINE, wait).await.expect("in time").expect("a terminator")[service].clone()
@@ -233,7 +233,7 @@ pub async fn forwarded_from(client: &str, at: SocketAddr) -> std::io::Result<Tcp
     Ok(stream)
 }
 
-/// What was answered.
+/// A complete HTTP response.
 #[derive(Debug)]
 pub struct ReceivedResponse {
     pub status: StatusCode,
@@ -242,7 +242,7 @@ pub struct ReceivedResponse {
 }
 
 impl ReceivedResponse {
-    /// What the backend says that it was asked (see [`super::backend`]).
+    /// The request as the backend echoes it (see [`super::backend`]).
     pub fn echoed(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
     }

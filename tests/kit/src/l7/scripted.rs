@@ -1,4 +1,4 @@
-//! A backend that answers every connection with the same bytes once it has read the head of a request, and keeps what it was sent.
+//! A backend that answers every connection with the same bytes after the request head, and records the request.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ impl Scripted {
         Self { address, heard }
     }
 
-    /// What it was sent, in small letters.
+    /// The recorded request bytes, in lower case.
     pub fn heard(&self) -> String {
         String::from_utf8_lossy(&self.heard.lock().expect("no panic")).to_ascii_lowercase()
     }

@@ -1,4 +1,4 @@
-//! What the tests of the reconciler look at and change: groups, their objects and configs, tailnets, owners of names.
+//! Objects of reconciler tests: groups with their objects and configs, tailnets, owners of names.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -17,14 +17,14 @@ use crate::hosted::CLIENT;
 use crate::wait::eventually_async;
 
 impl Stage {
-    /// What the replicas of a group are told.
+    /// The egress config of a group.
     pub async fn egress_config(&self, group: &str) -> Value {
         let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
         let text = config.and_then(|config| config.binary_data).and_then(|mut data| data.remove("egress-services"));
         text.map_or(Value::Null, |ByteString(text)| serde_json::from_slice(&text).expect("a config"))
     }
 
-    /// The port of the Pods that stands for a port of a Service, and the Service's target.
+    /// The match port of a Service port, and the Service's target.
     pub async fn port(&self, key: &str, port: u16) -> (Option<u64>, String) {
         let entry = self.egress_config("g").await[key].clone();
         let ports = entry["ports"].as_array().cloned().unwrap_or_default();
@@ -38,7 +38,7 @@ impl Stage {
         eventually_async("ready", DEADLINE, async || self.ready("g").await, |condition| condition.starts_with("True")).await;
     }
 
-    /// What there is of a group, by kind and name.
+    /// The objects of a group, as kind and name.
     pub async fn objects(&self, group: &str) -> Vec<String> {
         let labels = format!("tailscale.com/parent-resource-type=proxygroup,tailscale.com/parent-resource={group}");
         let select = kube::api::ListParams::default().labels(&labels);
@@ -53,7 +53,7 @@ impl Stage {
         names
     }
 
-    /// Deletes what there is of a group; returns what that was, by kind and name.
+    /// Deletes the objects of a group; returns them as kind and name.
     pub async fn delete_objects(&self, group: &str) -> Vec<String> {
         let objects = self.objects(group).await;
         macro_rules! delete {
@@ -82,7 +82,7 @@ impl Stage {
         self.ingresses().patch(ingress, &PatchParams::default(), &patch).await.expect("changed");
     }
 
-    /// Makes a Tailnet whose credentials are in the Secret `creds`.
+    /// Creates a Tailnet with credentials in the Secret `creds`.
     pub async fn tailnet(&self, name: &str) {
         let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": name},
             "spec": {"loginUrl": self.hosted.url(), "credentials": {"secretName": "creds"}}});
@@ -105,7 +105,7 @@ impl Stage {
         self.cluster.make_secret("creds", &[("client_id", CLIENT.0), ("client_secret", secret)]).await;
     }
 
-    /// Plays the kubelet: a Pod that was asked to go is gone.
+    /// Simulates the kubelet: removes a terminating Pod.
     pub async fn pod_goes(&self, name: &str) {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.here::<Pod>().delete(name, &now).await.expect("the Pod goes");

@@ -1,4 +1,4 @@
-//! What the tests of publishing play and look at: users' objects, endpoints, the replicas of a group of type ingress and what they are told.
+//! Objects of publishing tests: users' Services and Ingresses, endpoints, and the replicas of a group of type ingress.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -50,7 +50,7 @@ impl Stage {
         self.apply(self.users(), name, object).await;
     }
 
-    /// A Service of type `LoadBalancer`, at a name that it does not say.
+    /// A Service of type `LoadBalancer` without an explicit name.
     pub async fn balanced(&self, name: &str, group: &str) {
         let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": {"tailscale.com/proxy-group": group}},
             "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "allocateLoadBalancerNodePorts": false,
@@ -58,7 +58,7 @@ impl Stage {
         self.apply(self.users(), name, object).await;
     }
 
-    /// Plays the controller of endpoints: a Service has one that gets traffic, or none.
+    /// Simulates the endpoint slice controller: sets whether a Service has a ready endpoint.
     pub async fn endpoint(&self, service: &str, ready: bool) {
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), USERS);
         let labels = json!({"kubernetes.io/service-name": service});
@@ -67,7 +67,7 @@ impl Stage {
         self.apply(slices, &format!("{service}-1"), object).await;
     }
 
-    /// Waits until both replicas are told to advertise just these.
+    /// Waits until the config of both replicas advertises exactly these services.
     pub async fn wait_advertised(&self, group: &str, names: &[&str]) {
         for ordinal in 0..2 {
             let advertised = async || self.named(&format!("{group}-{ordinal}")).await;
@@ -75,7 +75,7 @@ impl Stage {
         }
     }
 
-    /// Waits until an Ingress says that it is reached.
+    /// Advertises until an Ingress has a host name in its status.
     pub async fn serves(&self, name: &str, group: &str) {
         let look = async || {
             self.advertise(group, 2).await;
@@ -98,7 +98,7 @@ impl Stage {
         text.map_or(Value::Null, |ByteString(text)| serde_json::from_slice(&text).expect("JSON"))
     }
 
-    /// What a replica is told to advertise.
+    /// The services in a replica's tailscaled config.
     pub async fn named(&self, replica: &str) -> Vec<String> {
         let secret = self.here::<Secret>().get_opt(&format!("{replica}-config")).await.expect("an answer");
         let text = secret.and_then(|secret| secret.data).and_then(|mut data| data.remove("cap-106.hujson"));
@@ -106,7 +106,7 @@ impl Stage {
         serde_json::from_value(config.get("AdvertiseServices").cloned().unwrap_or_else(|| json!([]))).expect("names")
     }
 
-    /// Plays the replicas' tailscaleds: they advertise what they are told.
+    /// Simulates the replicas' tailscaleds: they advertise the configured services.
     pub async fn advertise(&self, group: &str, replicas: u8) {
         for ordinal in 0..replicas {
             let name = format!("{group}-{ordinal}");
@@ -115,13 +115,13 @@ impl Stage {
         }
     }
 
-    /// What an Ingress says that it is reached by.
+    /// The load balancer status of an Ingress.
     pub async fn reached(&self, name: &str) -> Value {
         let ingress = self.ingresses().get_opt(name).await.expect("an answer");
         ingress.map_or(Value::Null, |ingress| json!(ingress.status.and_then(|status| status.load_balancer)))
     }
 
-    /// A group of type ingress whose replicas are in the tailnet.
+    /// Creates a group of type ingress and joins its replicas to the tailnet.
     pub async fn publisher(&self, group: &str, replicas: u8) {
         self.class().await;
         self.backend("web").await;
@@ -135,7 +135,7 @@ impl Stage {
         }
     }
 
-    /// Plays the replicas: they are in the tailnet.
+    /// Simulates the replicas: they join the tailnet.
     pub async fn attend(&self, group: &str, replicas: u8) {
         for ordinal in 0..replicas {
             self.member(group, ordinal).await;

@@ -3,7 +3,7 @@
 use super::number::{SPREAD, spread};
 use crate::sheet::Line;
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Debug, PartialEq)]
 struct Goal {
     of: Of,
@@ -88,7 +88,7 @@ pub(crate) fn summary(rows: &[Row]) -> String {
     format!("{reached} Missed:\n\n| question | figure | goal | {SPREAD} |\n|---|---|---:|---:|\n{}", missed.concat())
 }
 
-/// What a heading is linked by.
+/// The anchor of a heading.
 fn anchor(heading: &str) -> String {
     let slug = heading.to_lowercase().replace(' ', "-");
     slug.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()

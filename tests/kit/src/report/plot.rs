@@ -11,12 +11,12 @@ use crate::sheet::{Line, Sheet};
 const PANEL: (f64, f64) = (440.0, 250.0);
 /// Where its axes are: from the left, the right, the top and the bottom.
 const MARGIN: (f64, f64, f64, f64) = (58.0, 52.0, 44.0, 40.0);
-/// What stands above all plots.
+/// Height of the legend.
 const LEGEND: f64 = 34.0;
 /// How high the row of a system is where nothing is swept.
 const ROW: f64 = 40.0;
 
-/// The colours of systems, by what their names begin with. What the same thing is has the same colour everywhere.
+/// Colours by prefix of the system's name. A system has the same colour in all plots.
 const COLOURS: [(&str, Colour); 8] = [
     ("Tailyard, iptables", ("aqua", "#1baf7a", "#199e70")),
     ("Tailyard", ("blue", "#2a78d6", "#3987e5")),
@@ -28,18 +28,18 @@ const COLOURS: [(&str, Colour); 8] = [
     ("", ("green", "#008300", "#2ca02c")),
 ];
 
-/// One thing that is compared.
+/// One comparison.
 struct Panel<'a> {
     title: &'a str,
     unit: &'a str,
     curves: Vec<Curve<'a>>,
 }
 
-/// What one system came to.
+/// The results of one system.
 struct Curve<'a> {
     system: &'a str,
     colour: Colour,
-    /// By size; what does not depend on it has none.
+    /// By size, if the figure depends on the size.
     lines: Vec<(Option<u64>, &'a Line)>,
 }
 
@@ -245,7 +245,7 @@ fn colour(system: &str) -> Colour {
     COLOURS.into_iter().find(|(begin, _)| system.starts_with(begin)).map_or(INK, |(_, colour)| colour)
 }
 
-/// What a dot says when pointed at.
+/// The tooltip of a dot.
 fn tooltip(line: &Line) -> String {
     let [median, least, most, p99] = [line.median, line.range[0], line.range[1], line.p99].map(figure);
     format!("{}: {median} {} (least {least}, p99 {p99}, most {most}, n {})", line.what, line.unit, line.count)

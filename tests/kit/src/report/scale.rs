@@ -23,7 +23,7 @@ pub(crate) enum Scale {
 }
 
 impl Scale {
-    /// The one on which all of these values can be told apart.
+    /// A scale on which all of these values are distinguishable.
     pub(crate) fn of(values: &[f64]) -> Self {
         let most = values.iter().copied().fold(0.0, f64::max);
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -52,7 +52,7 @@ impl Scale {
         }
     }
 
-    /// What is written beside it.
+    /// The labelled marks.
     pub(crate) fn marks(self) -> Vec<f64> {
         match self {
             Self::Linear { step, steps } => (0..=steps).map(|number| step * f64::from(number)).collect(),

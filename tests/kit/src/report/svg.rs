@@ -1,5 +1,4 @@
-//! What a drawing is made of. Each thing has its colour for a light ground as an attribute, which every program understands, and a
-//! class by which it gets another on a dark one.
+//! SVG elements of a drawing. Each has its colour for a light background as an attribute, and a class with another colour for a dark one.
 
 use std::fmt::Write;
 
@@ -64,7 +63,7 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<polygon points="{points}" fill-opacity="0.14" {fill}/>"#);
     }
 
-    /// A dot that says what it is when pointed at.
+    /// A dot with a tooltip.
     pub(crate) fn dot(&mut self, (x, y): (f64, f64), colour: Colour, says: &str) {
         let (fill, says) = (self.fill(colour), escaped(says));
         let _ = writeln!(self.body, r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.5" {fill}><title>{says}</title></circle>"#);

@@ -14,13 +14,13 @@ pub(super) struct Options {
     /// Tiers to run, separated by commas
     #[arg(long = "tier", value_delimiter = ',')]
     more: Vec<String>,
-    /// Only tests whose names start with this, e.g. `kernel::flows`
+    /// Only tests whose names have this prefix, e.g. `kernel::flows`
     #[arg(long)]
     pub(super) only: Option<String>,
     /// Only tiers that need neither root nor servers
     #[arg(long)]
     check: bool,
-    /// Slots: a heavy tier takes two, others take one
+    /// Slots: a heavy tier uses two, others one
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) jobs: u32,
     /// Run the chosen tiers this many times
@@ -38,7 +38,7 @@ pub(super) struct Options {
     /// Run the programs of the last build
     #[arg(long)]
     pub(super) no_build: bool,
-    /// Print the tiers and what they need
+    /// Print the tiers and their requirements
     #[arg(long)]
     pub(super) list: bool,
 }

@@ -68,7 +68,7 @@ pub(super) fn build(table: &Table, tiers: &[&Tier]) -> Result<Vec<Built>, String
     let programs = distinct(tiers.iter().map(|tier| tier.program));
     let mut packages: Vec<&str> =
         distinct(programs.iter().map(|program| program.package)).into_iter().flat_map(|name| ["-p", name]).collect();
-    // One `--lib` stands for the libraries of all packages; cargo takes no second one.
+    // One `--lib` selects the libraries of all packages; cargo accepts no second one.
     let mut selection: Vec<&str> = distinct(programs.iter().map(|program| program.selection())).concat();
     if tiers.len() == table.tiers.len() {
         selection.clear();
@@ -102,7 +102,7 @@ fn record() -> PathBuf {
     target_directory().join("tiers/programs.json")
 }
 
-/// Runs cargo and returns what it printed.
+/// Runs cargo and returns its output.
 fn cargo(arguments: &[&str]) -> Result<String, String> {
     let path = target_directory().join("tiers/cargo.out");
     let mut command = process::command("cargo");

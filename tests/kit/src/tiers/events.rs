@@ -1,4 +1,4 @@
-//! libtest's JSON output: one event a line, among whatever children of tests write to the same file.
+//! libtest's JSON output: one event per line, mixed with output of child processes.
 
 use std::collections::BTreeMap;
 

@@ -126,8 +126,8 @@ pub(super) fn create(path: &Path) -> Result<File, String> {
         .map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A process that uses a processor. It sleeps for a moment four times a second: beside two that never do, Linux 6.18 let its own threads
-/// wait for up to 40 s, RCU's among them, and with them every change of rules and namespaces.
+/// A process that uses one processor. It sleeps briefly four times a second: next to two processes that never do, Linux 6.18 delayed its
+/// own threads (RCU among them) by up to 40 s, and with them every change of rules and namespaces.
 const BUSY: &str = "while :; do i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done; sleep 0.001; done";
 
 /// Processes that use the processor, until this value is dropped or the runner ends.

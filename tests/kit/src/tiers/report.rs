@@ -1,4 +1,4 @@
-//! What a run prints and writes to `target/tiers.json`.
+//! Output of a run on the terminal and in `target/tiers.json`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

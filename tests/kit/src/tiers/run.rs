@@ -32,7 +32,7 @@ impl From<Built> for News {
 #[derive(Debug, Clone)]
 enum Servers {
     Building,
-    /// After so many seconds.
+    /// Seconds of the build.
     Built(f64),
     Failed(String),
 }
@@ -50,7 +50,7 @@ struct Runner {
     news: Receiver<News>,
 }
 
-/// Runs what the command line says. True if every test passed.
+/// Runs the selected tiers. True if every test passed.
 pub(super) fn run(table: &'static Table, options: Options) -> Result<bool, String> {
     if options.list {
         say(list(table).trim_end());

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-/// What the schedule knows about a tier.
+/// Scheduling data of a tier.
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) slots: u32,

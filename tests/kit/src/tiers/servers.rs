@@ -39,7 +39,7 @@ impl Drop for Builds {
     }
 }
 
-/// Builds what the tiers need and sends a result for each tier that needs servers, unless the runner stops before.
+/// Builds the servers of the tiers and sends a result for each tier that needs servers, unless the runner stops before.
 pub(super) fn build<News: From<Built> + Send + 'static>(script: &'static str, tiers: &[&'static Tier], sender: &Sender<News>) -> Builds {
     let queue = Arc::new(Mutex::new(needs(tiers)));
     let start = |_| {

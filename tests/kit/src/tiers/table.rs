@@ -2,10 +2,10 @@
 //!
 //! Times are seconds on two processors in the development build. They order the schedule and bound hanging tiers; no test depends on them.
 
-/// All tiers, and what is common to them.
+/// All tiers, with their common settings.
 #[derive(Debug)]
 pub struct Table {
-    /// The package whose programs tests start, if there is one. It is built before the tests.
+    /// The package with the programs that tests start, if there is one. It is built before the tests.
     pub tools: Option<&'static str>,
     /// The script that builds servers: `SCRIPT NAME...`, relative to the workspace.
     pub servers: &'static str,
@@ -24,7 +24,7 @@ pub struct Tier {
     pub modules: &'static [&'static str],
     /// Tests at once.
     pub threads: u32,
-    /// Uses the processor all the time, or measures time under load. Takes two slots; other tiers mostly wait and take one.
+    /// Uses the processor continuously, or measures time under load. Takes two slots; other tiers mostly wait and take one.
     pub heavy: bool,
     /// Tiers that name the same resource never run at the same time.
     pub resource: Option<&'static str>,

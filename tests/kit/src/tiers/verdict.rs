@@ -3,7 +3,7 @@
 use super::events::{Output, TestResult};
 use super::process::End;
 
-/// What happened to a tier in one round.
+/// The outcome of a tier in one round.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) tier: &'static str,
