@@ -119,7 +119,7 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
                 },
                 "message": {"description": "Why, and what to do, in a sentence.", "type": "string", "maxLength": 32768},
                 "observedGeneration": {
-                    "description": "The metadata.generation that it judges.",
+                    "description": "The metadata.generation of this condition.",
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,

@@ -37,7 +37,7 @@ pub struct DesiredCondition<'a> {
     pub reason: &'a str,
     /// A sentence for why, and what to do.
     pub message: String,
-    /// The generation of the object that it judges; 0 where the format has none.
+    /// The generation of the object when the condition was set; 0 if the format has none.
     pub generation: i64,
 }
 
