@@ -38,8 +38,6 @@ pub(crate) struct Source {
     pub(crate) lines: usize,
     /// Its texts: the literals of its production part.
     pub(crate) texts: Vec<String>,
-    /// Its identifiers, as often as they occur.
-    pub(crate) identifiers: Vec<String>,
     /// The types that it defines.
     pub(crate) types: Vec<String>,
     /// Every path that it names, `use` groups spelled out.
@@ -52,15 +50,14 @@ impl Source {
         let module: Vec<String> = path.trim_end_matches(".rs").split('/').filter(|name| *name != "mod").map(str::to_owned).collect();
         let production = without_tests(text);
         let (code, texts) = split(&production);
-        let identifiers: Vec<String> = code.split(|c: char| !is_name(c)).filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        let names = words(&code);
         let defines = |pair: &[String]| matches!(pair[0].as_str(), "struct" | "enum" | "trait").then(|| pair[1].clone());
         Self {
             is_test: module.iter().any(|name| name == "tests"),
             lines: production.lines().count(),
-            types: identifiers.windows(2).filter_map(defines).collect(),
+            types: names.windows(2).filter_map(defines).collect(),
             paths: paths(&code),
             texts,
-            identifiers,
             module,
         }
     }
@@ -85,6 +82,15 @@ impl Source {
         let least = if wanted.len() == 1 && wanted[0].starts_with(char::is_lowercase) { 2 } else { wanted.len() };
         self.paths.iter().any(|path| path.len() >= least && wanted.iter().zip(path).all(|(wanted, name)| wanted == name))
     }
+}
+
+/// The identifiers of a text, tests included, as often as they occur.
+pub(crate) fn identifiers(text: &str) -> Vec<String> {
+    words(&split(text).0)
+}
+
+fn words(code: &str) -> Vec<String> {
+    code.split(|c: char| !is_name(c)).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 /// The text without inline test modules.
