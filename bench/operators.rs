@@ -15,7 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::time::sleep;
 
-use crate::players::{GROUP, OperatorPair, OURS, Operator, THEIRS};
+use crate::players::{GROUP, OURS, Operator, OperatorPair, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
 use crate::users::Users;
 

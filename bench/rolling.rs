@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use kit::cluster::chart::NAMESPACE;
 use kit::operators::PORT;
 
-use crate::players::{OperatorPair, OURS, Operator, THEIRS};
+use crate::players::{OURS, Operator, OperatorPair, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::traffic::outcome::LoadOutcome;
 

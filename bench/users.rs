@@ -79,8 +79,10 @@ impl Users {
 
 fn is_ready(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let ready =
-        conditions.into_iter().flatten().any(|condition| condition.type_ == "TailscaleEgressSvcReady" && condition.reason == "ReadyToRouteTraffic");
+    let ready = conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "TailscaleEgressSvcReady" && condition.reason == "ReadyToRouteTraffic");
     ready && child(service).is_some()
 }
 

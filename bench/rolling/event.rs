@@ -10,7 +10,7 @@ use kit::cluster::pods;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::players::{OperatorPair, OURS};
+use crate::players::{OURS, OperatorPair};
 
 /// New connections each second.
 const RATE: u32 = 200;

@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_and_absent_are_the_same() {
+    fn null_and_absent_fields_are_equal() {
         let notify: Notify = serde_json::from_str(r#"{"PeersChanged":null,"State":null,"NetMap":null,"DriveShares":null}"#).expect("read");
         assert_eq!(notify, Notify::default());
         let status: DaemonStatus =
@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_set_is_masked_in() {
+    fn masked_prefs_mark_only_set_fields() {
         let none = MaskedPrefs { advertise_services: Some(Vec::new()), netfilter_mode: Some(1), ..MaskedPrefs::default() };
         let text = serde_json::to_string(&none).expect("written");
         assert_eq!(text, r#"{"AdvertiseServices":[],"AdvertiseServicesSet":true,"NetfilterMode":1,"NetfilterModeSet":true}"#);
     }
 
     #[test]
-    fn start_options_speak_as_go_does() {
+    fn start_options_are_written_with_go_field_names() {
         assert_eq!(serde_json::to_string(&StartOptions { auth_key: "k".into() }).expect("written"), r#"{"AuthKey":"k"}"#);
     }
 }

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_later_version_has_is_read_and_kept() {
+    fn unknown_enum_values_of_later_versions_are_preserved() {
         let later = json!({"type": "sidecar", "kubeAPIServer": {"mode": "half"}, "tailyard": {"firewallMode": "bpf"}});
         let spec: ProxyGroupSpec = serde_json::from_value(later.clone()).expect("a spec");
         assert_eq!(spec.type_, ProxyGroupType::Other("sidecar".into()));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_of_the_definition_is_known() {
+    fn every_enum_value_of_the_definition_is_parsed() {
         let definition = serde_json::to_value(crate::api::crd::definitions()).expect("JSON");
         let names = |field: &str| {
             let place = format!("/1/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{field}/enum");

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_operator_writes_is_read_and_written_alike() {
+    fn serve_config_of_the_operator_round_trips() {
         let text = r#"{"Services":{"svc:my-app":{"TCP":{"80":{"HTTP":true},"443":{"HTTPS":true}},"Web":{"my-app.tail1234.ts.net:443":{"Handlers":{"/":{"Proxy":"http://10.96.0.20:80/"}}},"my-app.tail1234.ts.net:80":{"Handlers":{"/":{"Redirect":"301:https://${HOST}${REQUEST_URI}"}}}}}}}"#;
         let config: ServeConfig = serde_json::from_str(text).expect("readable");
         assert_eq!(config.services["svc:my-app"].web.len(), 2);

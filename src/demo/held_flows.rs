@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flows_cover_each_protocol_and_family_over_each_replica() {
+    fn flows_cover_each_protocol_and_family_of_each_replica() {
         let flows = flows(10);
         for (proto, family, replica) in
             Proto::ALL.into_iter().flat_map(|p| Family::ALL.into_iter().flat_map(move |f| [(p, f, 0), (p, f, 1)]))

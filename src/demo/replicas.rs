@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_keeps_its_state_in_a_file_or_in_the_secret_of_its_name() {
+    fn replica_state_is_in_a_file_or_in_the_secret_of_its_name() {
         let topology = Topology::make(1, 0).expect("namespaces");
         let directory = tempfile::tempdir().expect("a directory");
         let launch = |api| Launch {

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_udp_flow_of_a_replica_that_was_killed_is_behind_only_once_that_is_back() {
+    fn udp_flow_of_a_killed_replica_is_late_only_after_its_restart() {
         let topology = Topology::make(1, 2).expect("namespaces");
         let (old, lane) = (DemoService { number: 0, target: 0 }, Lane { service: 0, replica: 0 });
         let mut board = Scoreboard::new(Instant::now(), &topology, [old]);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_added_while_a_replica_was_away_goes_by_it_once_it_was_seen_there() {
+    fn service_added_during_a_restart_is_expected_once_the_replica_has_served_it() {
         let topology = Topology::make(2, 1).expect("namespaces");
         let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
         let mut board = Scoreboard::new(start, &topology, [DemoService { number: 0, target: 0 }]);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_service_leads_by_name_moves_with_the_names() {
+    fn target_by_name_follows_renamed_peers() {
         let topology = Topology::make(1, 3).expect("namespaces");
         let [by_name, by_address] = [DemoService { number: 0, target: 2 }, DemoService { number: 1, target: 2 }];
         let mut board = Scoreboard::new(Instant::now(), &topology, [by_name, by_address]);

@@ -75,8 +75,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_pods_addresses_are_read_from_the_headers() {
-        let (url, request_text) = answering("HTTP/1.1 200 OK\r\nPod-IPv4: 10.0.0.5\r\npod-ipv6: FD00:0::5\r\nContent-Length: 2\r\n\r\nok").await;
+    async fn pod_addresses_are_read_from_response_headers() {
+        let (url, request_text) =
+            answering("HTTP/1.1 200 OK\r\nPod-IPv4: 10.0.0.5\r\npod-ipv6: FD00:0::5\r\nContent-Length: 2\r\n\r\nok").await;
         let expected = ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into();
         assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(expected));
         let request_text = request_text.await.expect("asked");
@@ -84,13 +85,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_may_say_nothing_of_itself() {
+    async fn response_without_pod_headers_has_no_addresses() {
         let (url, _asked) = answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n").await;
         assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(BTreeSet::new()));
     }
 
     #[tokio::test]
-    async fn refused_silent_and_senseless_are_told_apart() {
+    async fn refused_probe_differs_from_timeout_and_garbage() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/healthz", listener.local_addr().expect("an address"));
         assert_eq!(ping(&url, Duration::from_millis(50)).await, HealthProbe::Silent);

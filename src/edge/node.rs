@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_machine_has_a_kernel_and_a_loopback() {
+    fn kernel_version_and_loopback_link_are_read() {
         assert!(kernel().expect("a version").starts_with(|character: char| character.is_ascii_digit()));
         assert!(links().expect("links").iter().any(|(name, mtu)| name == "lo" && *mtu > 1_000));
     }

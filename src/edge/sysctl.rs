@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_switched_on_and_what_is_on_is_only_read() {
+    fn disabled_forwarding_is_enabled_and_enabled_forwarding_is_only_read() {
         let ns = Namespace::make().expect("a namespace");
         let off = || Family::ALL.map(|family| fs::write(file(family).0, "0").expect("off"));
         ns.run(off).expect("ran");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_that_is_off_and_read_only_is_an_error_that_says_what_to_run() {
+    fn read_only_disabled_sysctl_is_an_error_with_the_command() {
         for (family, name) in [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")] {
             let error = sealed(|| forward(&[family])).expect_err(name);
             assert_eq!(error.reason(), "Write", "{family}");

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_counts_when_it_is_complete_and_what_is_known_outlives_a_lost_watch() {
+    fn list_is_applied_when_complete_and_survives_a_lost_watch() {
         let mut gathered = InspectCache::new("ts");
         for (change, news) in [
             (WatchChange::Begin, false),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_read_is_a_gap_that_closes() {
+    fn forbidden_kind_is_a_gap_until_it_is_listed() {
         let mut gathered = InspectCache::new("ts");
         assert!(gathered.take(StatusPart::States, lost(403)));
         assert!(!gathered.take(StatusPart::States, lost(403)), "once told is enough");

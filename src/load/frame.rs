@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_goes_over_the_one_before_and_wipes_what_was_longer() {
+    fn frame_overwrites_the_previous_one_and_erases_its_rest() {
         let (mut out, mut frame) = (Vec::new(), Frame::default());
         frame.draw(&mut out, &["a".to_owned(), "b".to_owned()]).expect("drawn");
         frame.draw(&mut out, &["c".to_owned()]).expect("drawn");

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_tied_to_its_question() {
+    fn answer_matches_only_its_question() {
         let identity = TargetIdentity { target: 2, port: 7003 };
         let answered = answer(question(0x0123_4567_89ab_cdef), identity);
         assert_eq!(read(0x0123_4567_89ab_cdef, &answered), Some(identity));

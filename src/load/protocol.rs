@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_intended_servers_words_count() {
+    fn answer_without_the_expected_greeting_is_wrong_target() {
         let talk = Talk::Greeting(b"db ".as_slice().into());
         assert_eq!(talk.read(1, b"db 10.0.0.1:1"), Ok(ANYBODY));
         assert_eq!(talk.read(1, b"cache 10.0.0.1:1"), Err(AttemptFailure::WrongTarget));

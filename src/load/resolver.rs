@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_aim_is_a_host_and_a_port() {
+    fn load_target_is_a_host_and_a_port() {
         for (text, shown) in [("db:7000", "db:7000"), ("10.0.0.1:80", "10.0.0.1:80"), ("[fd00::1]:80", "[fd00::1]:80")] {
             assert_eq!(text.parse::<HostPort>().expect(text).to_string(), shown);
         }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_families_are_used_in_turn() {
+    async fn address_families_alternate() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         let found = [at("10.0.0.1:1"), at("10.0.0.2:1"), at("[fd00::1]:1")].into();
         assert_eq!(in_turn(found), [at("10.0.0.1:1"), at("[fd00::1]:1"), at("10.0.0.2:1")]);

@@ -53,7 +53,7 @@ fn rate(per_second: u32) -> LoadSchedule {
 }
 
 #[test]
-fn every_attempt_is_made_and_every_answer_says_who_gave_it() {
+fn every_attempt_is_made_and_every_answer_identifies_its_server() {
     let (topology, _targets) = plain_path();
     let (tally, reports) = offer(&topology, Load::new(rate(400), Duration::from_secs(1)), 7001);
     assert_eq!((tally.answered(), tally.answered_over(Proto::Udp)), (400, 200), "{:?}", tally.faults());
@@ -72,7 +72,7 @@ fn a_closed_port_is_refused_over_both_protocols() {
 }
 
 #[test]
-fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
+fn attempts_over_the_in_flight_limit_are_generator_failures() {
     let (topology, targets) = plain_path();
     // Stopped targets leave their links behind; without these nobody answers, not even with a refusal.
     drop(targets);
@@ -87,7 +87,7 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
 }
 
 #[tokio::test]
-async fn what_the_generator_comes_to_too_late_is_its_own_failure() {
+async fn attempts_started_too_late_are_generator_failures() {
     let load = Load { timeout: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
     // As if it had had no processor for five seconds.
     let start = Instant::now().checked_sub(Duration::from_secs(5)).expect("a machine that runs for longer");

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_malformed_service_leaves_the_others() {
+    fn malformed_service_does_not_affect_the_others() {
         let text = br#"{"good":{"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":2}],"new":1},
                         "bad":{"ports":"all"}}"#;
         let config = EgressConfig::parse(text).expect("a JSON object");
@@ -108,20 +108,20 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_null_are_no_services() {
+    fn empty_and_null_documents_have_no_services() {
         for text in [&b""[..], b" \n", b"null", b"{}"] {
             assert_eq!(EgressConfig::parse(text).expect("readable").services.len(), 0);
         }
     }
 
     #[test]
-    fn a_truncated_document_says_where() {
+    fn truncated_document_error_has_line_and_column() {
         let fault = EgressConfig::parse(br#"{"a":{"#).expect_err("truncated").to_string();
         assert!(fault.contains("line 1 column 6"), "{fault}");
     }
 
     #[test]
-    fn a_following_document_shares_what_did_not_change() {
+    fn next_document_shares_unchanged_services() {
         let first = EgressConfig::parse(br#"{"a":{"ports":[]},"b":{"ports":[]},"c":{"ports":[]}}"#).expect("readable");
         let second = first.next(&Bytes::from_static(br#"{ "b": {"ports":[{}]}, "a": {"ports":[]} }"#)).expect("readable");
         assert!(Arc::ptr_eq(&first.services["a"], &second.services["a"]));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_and_the_length_count_in_a_digest() {
+    fn digest_depends_on_every_byte_and_the_length() {
         let text = br#"{"a":{"ports":[]},"b":1,"longer":"than four words of eight bytes, with a rest of some"}"#;
         for at in 0..text.len() {
             let mut other = *text;

@@ -332,13 +332,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_neighbours_of_one_kind_are_done_at_once() {
+    fn only_adjacent_objects_of_one_kind_run_in_parallel() {
         assert_eq!(runs(vec![1, 1, 2, 1], |n| *n), [vec![1, 1], vec![2], vec![1]]);
         assert_eq!(runs(Vec::<u8>::new(), |n| *n), Vec::<Vec<u8>>::new());
     }
 
     #[test]
-    fn a_status_drops_what_is_not_in_it() {
+    fn absent_status_fields_are_nulled() {
         assert_eq!(whole(&json!({"url": "x"})), json!({"conditions": null, "devices": null, "url": "x"}));
     }
 }

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_counts_from_the_first_one_and_ends_with_an_answer() {
+    fn denial_counts_from_its_first_time_until_success() {
         let controls = ControlPlanes::new(true);
         let outcome = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
         controls.answered("g", outcome(Some("no")), at(1));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_plane_that_is_to_be_asked_is_not_told_to_be_away() {
+    fn unqueried_control_plane_is_not_unavailable() {
         assert_eq!(ControlPlanes::new(true).state(None, false), TailnetState::Asking);
         assert!(matches!(ControlPlanes::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
         assert_eq!(ControlPlanes::new(false).state(Some("t"), true), TailnetState::Asking);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_for_long_has_no_figures_that_change() {
+    fn lasting_messages_have_no_changing_numbers() {
         let too_often = |wait| Denied::TooOften { group: "g".into(), wait: Duration::from_secs(wait) };
         assert_eq!(too_often(1).lasting(), too_often(2).lasting());
         let paused = |after| Denied::from(ControlError::Paused { call: "x", after: Duration::from_secs(after) });

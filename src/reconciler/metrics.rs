@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_has_exactly_the_series_of_what_was_done_and_what_there_is() {
+    fn page_has_exactly_the_reconciler_series() {
         let metrics = Metrics::new().expect("families");
         metrics.reconciled("ProxyGroup", Duration::from_millis(3), Some("Conflict"));
         metrics.requested(Verb::Patch, "Service", None);

@@ -69,14 +69,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_in_may_be_larger_than_a_pipe_holds() {
+    async fn input_may_exceed_the_pipe_buffer() {
         let text = "x".repeat(1 << 20);
         let output = sh("cat", &text, LONG).await.expect("run");
         assert!(output.status.success() && output.stdout == text.as_bytes());
     }
 
     #[tokio::test]
-    async fn a_program_that_refuses_says_why_and_need_not_read_its_input() {
+    async fn failed_command_returns_its_truncated_stderr() {
         let output = sh("echo no >&2; exit 3", &"x".repeat(1 << 20), LONG).await.expect("run");
         assert_eq!((output.status.code(), complaint(&output).as_str()), (Some(3), "no"));
         let output = sh("head -c 5000 /dev/zero | tr '\\0' y >&2; exit 3", "", LONG).await.expect("run");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_missing_or_hangs_is_told_apart() {
+    async fn missing_program_differs_from_timeout() {
         assert_eq!(run("/nowhere/program", &[], "", LONG).await.expect_err("missing").reason(), "Missing");
         let hung = sh("exec sleep 600", "", Duration::from_millis(50)).await.expect_err("hangs");
         assert_eq!(hung.reason(), "Timeout");

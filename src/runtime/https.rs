@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_of_a_bundle_is_left_out() {
+    fn unusable_certificates_of_a_bundle_are_skipped() {
         let (one, two) = (authority("one"), authority("two"));
         let torn = "-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n";
         let bundle = format!("# a comment\n{one}\n{REFUSED}{torn}{two}-----BEGIN CERTIFICATE-----\nMAMC");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_of_which_none_is_left_is_an_error_that_says_so() {
+    fn bundle_without_usable_certificates_is_an_error() {
         for (text, why) in
             [("", "there is no certificate in it"), (REFUSED, "number 1: "), ("no PEM at all", "there is no certificate in it")]
         {

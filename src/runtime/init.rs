@@ -117,7 +117,7 @@ mod tests {
     const PROGRAM: Pid = Pid::from_raw(7);
 
     #[test]
-    fn a_crash_starts_the_program_again_and_what_it_decided_ends_the_container() {
+    fn crash_restarts_the_program_and_exit_ends_the_container() {
         let killed = WaitStatus::Signaled(PROGRAM, Signal::SIGSEGV, false);
         let exited = |code| WaitStatus::Exited(PROGRAM, code);
         for (end, after, requested, wanted) in [

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_given_once() {
+    fn duplicate_metric_name_is_an_error() {
         let mut registry = Registry::new();
         registry.gauge("t_up", "Whether it is up", []).expect("a family").set([], 1.0);
         let error = registry.gauge("t_up", "Again", []).expect_err("taken");

@@ -106,19 +106,19 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_decides_what_is_seen() {
+    fn filter_selects_log_levels() {
         assert_eq!(messages("info"), ["applied"]);
         assert_eq!(messages("debug"), ["applied", "detail"]);
         assert_eq!(messages("off"), [""; 0]);
     }
 
     #[test]
-    fn the_kubernetes_client_is_heard_if_it_is_asked_for() {
+    fn kubernetes_client_logs_are_enabled_by_filter() {
         assert_eq!(messages("info,kube_client=info"), ["applied", "failed with error"]);
     }
 
     #[test]
-    fn a_bad_filter_is_an_error_with_an_example() {
+    fn invalid_filter_is_an_error_with_examples() {
         let error = subscriber(LogFormat::Text, "tailyard=loud", io::sink).err().expect("no such level");
         assert!(error.to_string().contains("examples"), "{error}");
     }

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_value_wakes_nobody() {
+    fn equal_value_does_not_notify() {
         let (cell, mut receiver) = watch::channel(1);
         assert!(!put(&cell, 1) && !receiver.has_changed().expect("a sender"));
         assert!(put(&cell, 2));

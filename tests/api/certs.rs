@@ -44,7 +44,7 @@ async fn note(stage: &Stage, name: &str) -> OrderNote {
 }
 
 #[test]
-fn fifty_names_at_once_are_ordered_once_each_by_one_replica_and_read_by_the_other() {
+fn fifty_names_are_ordered_once_by_one_replica_and_read_by_the_other() {
     let names = names(50);
     let manner = Manner { bad_nonces: 15, ..Manner::default() };
     stage_with(&refs(&names), manner, async |stage| {
@@ -67,7 +67,7 @@ fn fifty_names_at_once_are_ordered_once_each_by_one_replica_and_read_by_the_othe
 }
 
 #[test]
-fn pods_that_come_anew_twenty_times_order_nothing() {
+fn twenty_restarts_order_nothing() {
     let names = names(20);
     stage(&refs(&names), async |stage| {
         let mut pairs = Vec::new();
@@ -90,7 +90,7 @@ fn pods_that_come_anew_twenty_times_order_nothing() {
 }
 
 #[test]
-fn a_certificate_that_its_secret_lost_is_put_back_and_one_that_nobody_has_is_ordered() {
+fn lost_certificate_is_restored_or_ordered_again() {
     stage(&[WEB], async |stage| {
         let first = stage.replica(0).await;
         let pair = first.pair(WEB).await;
@@ -118,7 +118,7 @@ fn a_certificate_that_its_secret_lost_is_put_back_and_one_that_nobody_has_is_ord
 }
 
 #[test]
-fn a_certificate_is_renewed_before_it_ends_and_served_all_the_time() {
+fn certificate_is_renewed_before_expiry_without_interruption() {
     let manner = Manner { lifetime: 40, ..Manner::default() };
     stage_with(&[WEB], manner, async |stage| {
         let (first, second) = (stage.replica(0).await, stage.replica(1).await);
@@ -135,7 +135,7 @@ fn a_certificate_is_renewed_before_it_ends_and_served_all_the_time() {
 }
 
 #[test]
-fn a_certificate_is_renewed_when_the_server_suggests_it() {
+fn certificate_is_renewed_at_the_suggested_time() {
     stage(&[WEB], async |stage| {
         let pair = stage.replica(0).await.pair(WEB).await;
         stage.pebble.suggest_now(&stage.tailnet, &pair.chain);
@@ -148,7 +148,7 @@ fn a_certificate_is_renewed_when_the_server_suggests_it() {
 }
 
 #[test]
-fn a_server_that_wants_a_pause_gets_it_from_every_replica() {
+fn retry_after_is_respected_by_every_replica() {
     stage(&[WEB], async |mut stage| {
         stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
         let front = Front::start(&stage.pebble.directory(), 7200).await;
@@ -168,7 +168,7 @@ fn a_server_that_wants_a_pause_gets_it_from_every_replica() {
 }
 
 #[test]
-fn servers_that_are_away_and_accounts_that_are_lost_delay_and_nothing_more() {
+fn acme_outage_and_lost_account_only_delay_orders() {
     stage(&[WEB, API, DB], async |mut stage| {
         stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");
         let first = stage.replica_at(0, &[WEB], &stage.pebble.directory()).await;
@@ -194,7 +194,7 @@ fn servers_that_are_away_and_accounts_that_are_lost_delay_and_nothing_more() {
 }
 
 #[test]
-fn an_order_whose_replica_died_is_made_again_by_it_and_one_that_is_away_is_stood_in_for() {
+fn dead_replica_repeats_its_order_and_an_absent_one_is_replaced() {
     let manner = Manner { slow: 5, ..Manner::default() };
     stage_with(&[WEB, API], manner, async |mut stage| {
         stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
@@ -224,7 +224,7 @@ fn an_order_whose_replica_died_is_made_again_by_it_and_one_that_is_away_is_stood
 }
 
 #[test]
-fn a_server_that_goes_in_the_middle_of_an_order_costs_that_order_and_nothing_more() {
+fn acme_outage_during_an_order_loses_only_that_order() {
     let manner = Manner { slow: 5, ..Manner::default() };
     stage_with(&[WEB], manner, async |mut stage| {
         stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");

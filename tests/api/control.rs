@@ -37,7 +37,7 @@ fn expected(hostname: &str) -> ExpectedDevice {
 }
 
 #[tokio::test]
-async fn a_key_is_for_one_device_once_and_soon() {
+async fn auth_key_is_single_use_and_expires_soon() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     let key = control.mint_key(&tags(), "eg/0 (default)").await.expect("a key");
@@ -52,7 +52,7 @@ async fn a_key_is_for_one_device_once_and_soon() {
 }
 
 #[tokio::test]
-async fn what_is_gone_already_is_gone() {
+async fn deleting_absent_devices_and_keys_succeeds() {
     let (hosted, control) = start().await;
     hosted.add_device("nDev", "eg-0");
     control.delete_device(&id("nDev"), &expected("eg-0")).await.expect("deleted");
@@ -77,7 +77,7 @@ async fn device_of_another_host_or_other_tags_is_not_deleted() {
 }
 
 #[tokio::test]
-async fn many_workers_share_one_access_token() {
+async fn concurrent_calls_share_one_access_token() {
     let (hosted, control) = start().await;
     let calls: Vec<_> = (0..20).map(|_| control.clone()).map(|control| async move { control.mint_key(&tags(), "x").await }).collect();
     for made in futures_util::future::join_all(calls).await {
@@ -87,7 +87,7 @@ async fn many_workers_share_one_access_token() {
 }
 
 #[tokio::test]
-async fn a_token_that_ended_early_is_replaced() {
+async fn revoked_access_token_is_replaced() {
     let (hosted, control) = start().await;
     control.mint_key(&tags(), "x").await.expect("a key");
     hosted.revoke_tokens();
@@ -104,7 +104,7 @@ async fn a_token_that_ended_early_is_replaced() {
 }
 
 #[tokio::test]
-async fn wrong_credentials_say_what_to_check() {
+async fn wrong_credentials_error_names_the_scopes() {
     let hosted = Hosted::start().await;
     let control = ControlClient::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
     let error = control.probe().await.expect_err("refused");
@@ -113,7 +113,7 @@ async fn wrong_credentials_say_what_to_check() {
 }
 
 #[tokio::test]
-async fn pause_wanted_by_the_server_holds_every_call_back_until_it_is_over() {
+async fn retry_after_delays_every_call() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     hosted.fail([Fault::Status(429, Some(1))]);
@@ -133,7 +133,7 @@ async fn pause_wanted_by_the_server_holds_every_call_back_until_it_is_over() {
 }
 
 #[tokio::test]
-async fn faults_are_told_apart() {
+async fn response_errors_have_different_reasons() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     let faults = [
@@ -157,7 +157,7 @@ async fn faults_are_told_apart() {
 }
 
 #[tokio::test]
-async fn requests_keep_to_the_rate() {
+async fn requests_respect_the_rate_limit() {
     let hosted = Hosted::start().await;
     let mut settings = settings(hosted.url(), oauth(CLIENT.1));
     settings.rate = Rate { burst: 2, per_second: 10.0 };
@@ -170,7 +170,7 @@ async fn requests_keep_to_the_rate() {
 }
 
 #[tokio::test]
-async fn a_service_account_token_takes_the_secrets_place() {
+async fn service_account_token_replaces_the_client_secret() {
     let hosted = Hosted::start().await;
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("token");
@@ -189,7 +189,7 @@ async fn a_service_account_token_takes_the_secrets_place() {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_work_are_said_so() {
+async fn invalid_client_settings_are_rejected() {
     for url in ["", "hs.lab", "ftp://hs.lab"] {
         assert_eq!(ControlClient::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").reason(), "Settings", "{url}");
     }
@@ -200,7 +200,7 @@ async fn settings_that_cannot_work_are_said_so() {
 }
 
 #[test]
-fn headscale_makes_keys_that_work_and_takes_devices_back() {
+fn headscale_mints_working_keys_and_deletes_devices() {
     let tailnet = Tailnet::start([10, 96, 7]);
     let api_key = tailnet.headscale(&["apikeys", "create", "-e", "1h"]).lines().last().expect("a key").trim().to_owned();
     let machine = tailnet.machine("egress");

@@ -44,7 +44,7 @@ fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
 }
 
 #[test]
-fn nothing_is_lost_and_nothing_grows() {
+fn soak_loses_no_connection_and_grows_no_resource() {
     let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
     thread::scope(|scope| {
         let (api_sender, api) = oneshot::channel();

@@ -41,7 +41,7 @@ fn mapping(vips: &[IpAddr], to: IpAddr) -> serde_json::Value {
 }
 
 #[test]
-fn a_service_of_the_kernel_is_advertised_once_it_is_mapped_and_taken_back_before_its_replica_leaves() {
+fn l4_service_is_advertised_when_mapped_and_withdrawn_before_exit() {
     let tailnet = Tailnet::start_with([10, 97, 0], Control::Hosted);
     let vips = service(&tailnet, "svc:db");
     let backend = tailnet.machine("backend");
@@ -91,7 +91,7 @@ fn a_service_of_the_kernel_is_advertised_once_it_is_mapped_and_taken_back_before
 }
 
 #[test]
-fn a_service_is_reached_where_the_pod_network_is_inside_the_tailnets_range() {
+fn service_is_reached_with_pod_network_in_the_tailnet_range() {
     let tailnet = Tailnet::start_with([100, 65, 0], Control::Hosted);
     let vips = service(&tailnet, "svc:db");
     let backend = tailnet.machine("backend");
@@ -107,7 +107,7 @@ fn a_service_is_reached_where_the_pod_network_is_inside_the_tailnets_range() {
 }
 
 #[test]
-fn a_replica_that_is_killed_while_it_lets_nobody_in_lets_in_again_and_knows_whom_it_spoke_with() {
+fn replica_killed_with_shields_up_accepts_again_and_remembers_peers() {
     let tailnet = Tailnet::start_with([10, 94, 0], Control::Hosted);
     let vips = service(&tailnet, "svc:db");
     let backend = tailnet.machine("backend");
@@ -130,7 +130,7 @@ fn a_replica_that_is_killed_while_it_lets_nobody_in_lets_in_again_and_knows_whom
 }
 
 #[test]
-fn a_service_with_a_listener_is_served_before_it_is_advertised_with_the_clients_address() {
+fn site_is_served_before_advertised_with_the_client_address() {
     let tailnet = Tailnet::start_with([10, 96, 0], Control::Hosted);
     let vips = service(&tailnet, "svc:web");
     let (mut client, _client) = tailnet.node("client");
@@ -194,7 +194,7 @@ async fn own_certificate(
 }
 
 #[test]
-fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certificate() {
+fn site_is_reached_over_https_through_either_replica() {
     const HOST: &str = "web.tail-lab.ts.net";
     apiserver::cluster(async |cluster| {
         let tailnet = Tailnet::start_with([10, 98, 0], Control::Hosted);
@@ -249,7 +249,7 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
 }
 
 #[test]
-fn a_client_is_answered_on_a_port_again_whose_last_connection_over_tls_has_just_ended() {
+fn client_port_can_be_reused_after_a_tls_connection() {
     const HOST: &str = "web.tail-lab.ts.net";
     apiserver::cluster(async |cluster| {
         let tailnet = Tailnet::start_with([10, 92, 0], Control::Hosted);
@@ -285,7 +285,7 @@ fn a_client_is_answered_on_a_port_again_whose_last_connection_over_tls_has_just_
 }
 
 #[test]
-fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unasked() {
+fn serve_config_of_the_stock_proxy_is_replaced() {
     let tailnet = Tailnet::start_with([10, 93, 0], Control::Hosted);
     let vips = service(&tailnet, "svc:web");
     service(&tailnet, "svc:old");
@@ -317,7 +317,7 @@ fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unaske
 }
 
 #[test]
-fn readiness_waits_for_approval_and_a_killed_tailscaled_serves_again() {
+fn readiness_waits_for_approval_and_tailscaled_recovers() {
     let tailnet = Tailnet::start_with([10, 95, 0], Control::Hosted);
     let (mut client, _client) = tailnet.node("client");
     client.tailnet_addresses();
@@ -353,7 +353,7 @@ fn readiness_waits_for_approval_and_a_killed_tailscaled_serves_again() {
 }
 
 #[test]
-fn on_headscale_replicas_share_an_address_as_a_route_and_take_turns() {
+fn headscale_replicas_fail_over_a_shared_route() {
     const VIP: &str = "10.9.0.1";
     let tailnet = Tailnet::start([10, 94, 0]);
     let backend = tailnet.machine("backend");

@@ -23,7 +23,7 @@ const PORT: u16 = 7000;
 const NODES: u8 = 3;
 
 #[test]
-fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
+fn pod_reaches_a_tailnet_target_through_a_service() {
     let _turn = turn();
     let before = kit::netns::own_links();
     let begin = Instant::now();
@@ -65,7 +65,7 @@ fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
 }
 
 #[test]
-fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
+fn annotated_service_stays_connected_under_faults() {
     let _turn = turn();
     let stage = Stage::start();
     stage.play();

@@ -18,7 +18,7 @@ use shared::{ANSWERS, EITHER, GROUP, SHOP, Shop};
 use sides::{PORT, egress, published};
 
 #[test]
-fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted() {
+fn service_is_used_across_clusters_during_proxy_restarts() {
     let both = Both::new();
     let sides = both.turn();
     let begin = Instant::now();
@@ -42,7 +42,7 @@ fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted
 }
 
 #[test]
-fn a_name_of_two_clusters_is_answered_over_https_until_the_last_one_leaves() {
+fn shared_name_is_served_over_https_until_the_last_cluster_leaves() {
     let both = Both::new();
     let sides = both.turn();
     let ([first, second], begin) = (ANSWERS, Instant::now());

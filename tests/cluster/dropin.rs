@@ -20,7 +20,7 @@ use kit::wait::eventually;
 const UNSERVED: May = May::Fail(15);
 
 #[test]
-fn our_image_runs_under_their_operator() {
+fn our_image_runs_under_the_tailscale_operator() {
     let _turn = turn();
     let stage = Stage::set();
     stage.install_theirs();
@@ -52,7 +52,7 @@ fn our_image_runs_under_their_operator() {
 }
 
 #[test]
-fn a_group_is_handed_over_and_back() {
+fn group_is_handed_over_and_back() {
     let _turn = turn();
     let stage = Stage::set();
     stage.install_theirs();

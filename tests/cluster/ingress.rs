@@ -20,7 +20,7 @@ use stage::{ANSWER, GROUP, Stage};
 const PATIENCE: &str = "5s";
 
 #[test]
-fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
+fn ingress_is_reached_over_https_during_rollouts() {
     let stage = Stage::set();
     let begin = Instant::now();
     stage.publish();

@@ -49,7 +49,7 @@ fn resolve(fold: &Fold, name: &str) -> BTreeSet<IpAddr> {
 }
 
 #[test]
-fn the_localapi_tells_of_peers_that_come_and_go() {
+fn localapi_reports_joining_and_leaving_peers() {
     let before = kit::netns::own_links();
     let tailnet = Tailnet::start([10, 99, 0]);
     let (one, _one) = tailnet.node("one");
@@ -76,7 +76,7 @@ fn the_localapi_tells_of_peers_that_come_and_go() {
 }
 
 #[test]
-fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
+fn supervised_daemon_recovers_from_a_kill_and_accepts_a_new_key() {
     let tailnet = Tailnet::start([10, 99, 0]);
     let (mut peer, _peer) = tailnet.node("peer");
     let machine = tailnet.machine("replica");
@@ -114,7 +114,7 @@ fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
 }
 
 #[test]
-fn two_steps_join_without_the_tailscale_command() {
+fn two_step_login_needs_no_tailscale_command() {
     let tailnet = Tailnet::start([10, 99, 0]);
     let machine = tailnet.machine("two-steps");
     let agent = Agent::start(&machine, "", Some(tailnet.key()));
@@ -124,7 +124,7 @@ fn two_steps_join_without_the_tailscale_command() {
 }
 
 #[test]
-fn a_pod_network_inside_the_tailnets_range_stays_reachable() {
+fn pod_network_in_the_tailnet_range_stays_reachable() {
     let tailnet = Tailnet::start([100, 65, 0]);
     let machine = tailnet.machine("replica");
     let client = tailnet.machine("client");
@@ -196,7 +196,7 @@ impl Group {
 }
 
 #[test]
-fn two_replicas_serve_real_nodes_and_follow_them() {
+fn replicas_serve_and_follow_real_peers() {
     let group = Group::start();
     for replica in &group.replicas {
         for (port, name) in [(10001, "db"), (10002, "app"), (10003, "app")] {
@@ -241,7 +241,7 @@ fn two_replicas_serve_real_nodes_and_follow_them() {
 }
 
 #[test]
-fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
+fn killed_tailscaled_and_restarted_replica_lose_few_connections() {
     let mut group = Group::start();
     group.answered_by(10001, "db");
     let load = Load::start(&group.client.node, &group.replicas.each_ref(), 10001);
@@ -276,7 +276,7 @@ fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
 }
 
 #[test]
-fn a_replica_that_crashes_forwards_on_and_takes_its_tailscaled_over() {
+fn crashed_replica_keeps_forwarding_and_readopts_tailscaled() {
     let mut group = Group::start();
     group.answered_by(10001, "db");
     let replica = &group.replicas[0];
@@ -312,7 +312,7 @@ fn a_replica_that_crashes_forwards_on_and_takes_its_tailscaled_over() {
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[test]
-fn connections_right_after_readiness_succeed_and_a_silent_target_holds_nobody_up() {
+fn connections_succeed_right_after_readiness() {
     let mut group = Group::start();
     group.answered_by(10001, "db");
     group.answered_by(10002, "app");
@@ -343,7 +343,7 @@ fn connections_right_after_readiness_succeed_and_a_silent_target_holds_nobody_up
 }
 
 #[test]
-fn a_replica_whose_pod_network_is_inside_the_tailnets_range_forwards() {
+fn replica_with_pod_network_in_the_tailnet_range_forwards() {
     let tailnet = Tailnet::start([100, 65, 0]);
     let db = tailnet.machine("db");
     let _tailscaled = db.tailscaled();
@@ -376,7 +376,7 @@ impl Pair {
 }
 
 #[test]
-fn a_replica_whose_nodes_are_inside_the_tailnets_range_answers_their_probes() {
+fn replica_answers_probes_of_nodes_in_the_tailnet_range() {
     let Pair { replica, client, .. } = &Pair::start(Manner { node_ip: "100.66.0.1", ..Manner::default() });
     // A client with a node's address: the kubelet, or a Pod in its node's network.
     let [at, from]: [IpAddr; 2] = ["100.66.0.5", "100.66.0.9"].map(|ip| ip.parse().expect("an address"));
@@ -390,7 +390,7 @@ fn a_replica_whose_nodes_are_inside_the_tailnets_range_answers_their_probes() {
 }
 
 #[test]
-fn a_replica_with_the_capabilities_of_an_unprivileged_pod_forwards() {
+fn unprivileged_replica_forwards() {
     let Pair { replica, client, .. } = &Pair::start(Manner { confined: true, ..Manner::default() });
     let status = std::fs::read_to_string(format!("/proc/{}/status", replica.worker().expect("a process"))).expect("a status");
     // Of linux/capability.h: 10 NET_BIND_SERVICE, 12 NET_ADMIN, 13 NET_RAW.
@@ -438,6 +438,6 @@ fn targets_behind_a_subnet_router_are_served() {
 }
 
 #[test]
-fn targets_behind_a_subnet_router_are_served_where_the_daemon_does_not_filter() {
+fn targets_behind_a_subnet_router_are_served_without_daemon_netfilter() {
     targets_behind_a_subnet_router([100, 65, 0], "nodivert");
 }

@@ -46,22 +46,22 @@ fn loses_nothing(backend: &str) {
 }
 
 #[test]
-fn nothing_is_lost_with_nftables() {
+fn demo_loses_nothing_with_nftables() {
     loses_nothing("nftables");
 }
 
 #[test]
-fn nothing_is_lost_with_iptables_nft() {
+fn demo_loses_nothing_with_iptables_nft() {
     loses_nothing("iptables-nft");
 }
 
 #[test]
-fn nothing_is_lost_with_iptables_legacy() {
+fn demo_loses_nothing_with_iptables_legacy() {
     loses_nothing("iptables-legacy");
 }
 
 #[test]
-fn without_a_terminal_it_tells_a_line_a_second_and_a_summary() {
+fn demo_without_terminal_prints_a_line_per_second() {
     let output = demo(&["--duration", "2s", "--services", "1", "--rate", "50", "--firewall-mode", "nftables"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
@@ -71,7 +71,7 @@ fn without_a_terminal_it_tells_a_line_a_second_and_a_summary() {
 }
 
 #[test]
-fn unusable_arguments_are_refused() {
+fn invalid_demo_arguments_are_rejected() {
     for arguments in [["--services", "0"], ["--duration", "0s"], ["--rate", "5001"], ["--firewall-mode", "pf"]] {
         let output = demo(&arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -43,7 +43,7 @@ fn summary(lines: &[Value]) -> &Value {
 }
 
 #[test]
-fn every_answer_of_the_intended_server_counts_over_both_protocols_and_families() {
+fn answers_of_the_expected_server_count_for_all_protocols_and_families() {
     let node = Node::make("db".to_owned());
     let _server = node.serve(PORT);
     let args =
@@ -59,7 +59,7 @@ fn every_answer_of_the_intended_server_counts_over_both_protocols_and_families()
 }
 
 #[test]
-fn an_answer_of_somebody_else_is_a_failure_with_its_time() {
+fn answer_of_another_server_is_a_timed_failure() {
     let node = Node::make("cache".to_owned());
     let _server = node.serve(PORT);
     let (output, lines) = run(&node, &[TO, "--proto", "both", "--rate", "20", "--duration", "1s", "--expect", "db "]);
@@ -71,7 +71,7 @@ fn an_answer_of_somebody_else_is_a_failure_with_its_time() {
 }
 
 #[test]
-fn a_server_that_is_slow_does_not_slow_what_is_offered() {
+fn slow_server_does_not_reduce_the_offered_rate() {
     let node = Node::make("slow".to_owned());
     // It takes connections, by the kernel, and never says a word.
     let _silent = node.ns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))).expect("the namespace").expect("a port");
@@ -84,7 +84,7 @@ fn a_server_that_is_slow_does_not_slow_what_is_offered() {
 }
 
 #[test]
-fn connections_that_end_or_hang_are_told() {
+fn reset_and_hanging_connections_are_reported() {
     let node = Node::make("db".to_owned());
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let silent = node.ns.run(|| TcpListener::bind(at)).expect("the namespace").expect("a port");
@@ -107,7 +107,7 @@ fn connections_that_end_or_hang_are_told() {
 }
 
 #[test]
-fn a_signal_ends_it_with_a_balance() {
+fn signal_ends_the_load_with_a_summary() {
     let node = Node::make("db".to_owned());
     let _server = node.serve(PORT);
     let mut load = start(&node, &[TO, "--duration", "1h", "--rate", "20", "--expect", "db ", "--idle", "1"]);
@@ -173,7 +173,7 @@ fn over_https(answer: &'static str, believed: bool) -> (Output, Vec<Value>) {
 }
 
 #[test]
-fn over_https_the_name_the_status_and_the_body_must_be_right() {
+fn https_checks_name_status_and_body() {
     let (output, lines) = over_https("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nhello there\n", true);
     assert!(output.status.success(), "{lines:?} {}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(summary(&lines)["answered"]["tcp"], 20);
@@ -185,7 +185,7 @@ fn over_https_the_name_the_status_and_the_body_must_be_right() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_is_said_at_once() {
+fn unresolvable_target_is_reported_at_once() {
     let node = Node::make("nobody".to_owned());
     let (output, lines) = run(&node, &["nobody.invalid:80"]);
     assert!(lines.is_empty() && output.status.code() == Some(1));

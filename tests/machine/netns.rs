@@ -7,7 +7,7 @@ use kit::netns::{Lab, Shape};
 use tailyard::model::base::net::Family;
 
 #[test]
-fn every_node_reaches_its_neighbours_and_nobody_else() {
+fn nodes_reach_only_their_neighbours() {
     let lab = Lab::build(&Shape { clients: 1, proxies: 2, targets: 1, ..Shape::default() });
     let patience = Duration::from_secs(5);
     let (at_proxy, at_target) = (lab.proxies[1].serve(7000), lab.targets[0].serve(7000));

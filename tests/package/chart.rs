@@ -93,14 +93,14 @@ fn deployment(case: &str) -> Value {
 }
 
 #[test]
-fn helm_finds_no_fault() {
+fn helm_lint_passes() {
     for case in CASES {
         printed(&["lint", "--strict", CHART, "--values", &values(case)]);
     }
 }
 
 #[test]
-fn what_is_rendered_is_golden() {
+fn rendered_chart_matches_golden_files() {
     for case in CASES {
         let text = rendered(case, "tailscale");
         let file = format!("tests/golden/chart/{case}.yaml");
@@ -132,7 +132,7 @@ fn config(file: &str, namespace: &str) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn the_sample_is_what_the_chart_renders() {
+fn sample_manifest_equals_the_rendered_chart() {
     let mut chart = objects(&rendered("sample", "tailscale"));
     let sample = objects(&read(&path("config/samples/reconciler.yaml")));
     chart.retain(|key, _| sample.contains_key(key));
@@ -155,7 +155,7 @@ fn made_secrets(text: &str) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn documents_make_the_secrets_that_the_chart_mounts() {
+fn documented_secrets_are_those_the_chart_mounts() {
     for document in ["docs/headscale.md", "docs/quickstart.md", "charts/tailyard/README.md"] {
         let text = read(&path(document));
         let secrets = made_secrets(&text);
@@ -174,7 +174,7 @@ fn documents_make_the_secrets_that_the_chart_mounts() {
 }
 
 #[test]
-fn a_users_label_does_not_repeat_or_replace_one_of_the_chart() {
+fn user_labels_do_not_replace_chart_labels() {
     const NAME: &str = "app\\.kubernetes\\.io/name=mine";
     let labels = ["podLabels", "metrics.serviceMonitor.labels", "prometheusRule.labels", "dashboard.labels"];
     let labels = labels.map(|of| format!("{of}.{NAME},{of}.team=net")).join(",");
@@ -193,7 +193,7 @@ fn a_users_label_does_not_repeat_or_replace_one_of_the_chart() {
 }
 
 #[test]
-fn security_contexts_are_replaced_or_left_out() {
+fn security_contexts_can_be_replaced_or_omitted() {
     let pod = |flags: &[&str]| rendered_with(flags)["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"].clone();
     let own = pod(&["--set-json", "podSecurityContext={}", "--set-json", r#"securityContext={"privileged":false}"#]);
     assert_eq!(own["securityContext"], Value::Null, "left to the platform");
@@ -202,7 +202,7 @@ fn security_contexts_are_replaced_or_left_out() {
 }
 
 #[test]
-fn the_rights_are_those_of_config_rbac() {
+fn chart_rbac_equals_config_rbac() {
     for namespace in ["tailscale", "elsewhere"] {
         let (own, mut cluster) = (config("namespace.yaml", namespace), config("cluster.yaml", namespace));
         let everywhere: BTreeMap<_, _> = own.clone().into_iter().chain(cluster.clone()).collect();
@@ -225,7 +225,7 @@ fn each_watched_namespace_has_its_role() {
 }
 
 #[test]
-fn the_definitions_are_those_of_config_crd() {
+fn chart_crds_equal_config_crd() {
     let all = |directory: &Path| -> BTreeMap<_, _> {
         let files = fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         files.map(|file| file.expect("a file")).map(|file| (file.file_name(), read(&file.path()))).collect()
@@ -254,7 +254,7 @@ fn settings(case: &str) -> Reconciler {
 }
 
 #[test]
-fn the_program_takes_what_it_is_told() {
+fn program_accepts_the_rendered_settings() {
     for case in CASES {
         assert_eq!(settings(case).notes, Vec::<String>::new(), "{case}");
     }
@@ -311,7 +311,7 @@ fn metrics(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn dashboard_and_alerts_ask_for_metrics_that_exist() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let exist = metrics(&read(&path("docs/metrics.md")));
     for file in ["alerts.yaml", "dashboard.json"] {
         let named = metrics(&read(&Path::new(CHART).join("files").join(file)));
@@ -365,7 +365,7 @@ const REFUSED: [(&str, &str); 22] = [
 ];
 
 #[test]
-fn bad_values_are_refused() {
+fn invalid_values_are_rejected() {
     for (bad, good) in REFUSED {
         let taken = |set: &str| helm(&[&template("tailscale")[..], &["--set", set]].concat()).status.success();
         assert!(!taken(bad), "{bad} is taken");
@@ -374,7 +374,7 @@ fn bad_values_are_refused() {
 }
 
 #[test]
-fn the_notes_tell_the_next_step() {
+fn install_notes_show_the_next_step() {
     let notes =
         |case: &str| printed(&["install", "tailyard", CHART, "--namespace", "tailscale", "--dry-run=client", "--values", &values(case)]);
     let namespace = |case: &str| match case {

@@ -22,7 +22,7 @@ fn printed() -> Vec<String> {
 }
 
 #[test]
-fn the_files_hold_what_is_printed() {
+fn crd_files_equal_printed_definitions() {
     let printed = printed();
     assert_eq!(printed.len(), KINDS.len());
     for (kind, document) in KINDS.into_iter().zip(printed) {
@@ -88,14 +88,14 @@ fn table(differences: &[Difference]) -> String {
 }
 
 #[test]
-fn the_document_tells_all_differences_to_the_operators_definitions() {
+fn all_crd_differences_are_documented() {
     let pairs = KINDS.into_iter().zip(ours().into_iter().zip(theirs()));
     let found: Vec<_> = pairs.flat_map(|(kind, (ours, theirs))| differences(kind, &ours, &theirs)).collect();
     assert_part("docs/compatibility.md", BEGIN, END, &table(&found));
 }
 
 #[test]
-fn a_difference_is_found_wherever_it_is() {
+fn crd_differences_are_found_in_every_field() {
     let [_, group, _] = ours();
     assert_eq!(differences("a", &group, &group), []);
     let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";

@@ -93,7 +93,7 @@ fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
 }
 
 #[test]
-fn the_same_inputs_give_the_same_bytes() {
+fn image_build_is_reproducible() {
     let place = tempfile::TempDir::new().expect("a directory");
     let mut written = Vec::new();
     let nft = PathBuf::from(run("sh", &["-c", "PATH=$PATH:/usr/sbin command -v nft"]));
@@ -119,7 +119,7 @@ fn the_same_inputs_give_the_same_bytes() {
 }
 
 #[test]
-fn what_an_image_lacks_is_said() {
+fn missing_image_program_is_an_error() {
     let place = tempfile::TempDir::new().expect("a directory");
     let out = text(&place.path().join("image.tar"));
     for program in ["/usr/sbin/no-such-program", "/etc/hostname"] {
@@ -132,7 +132,7 @@ fn what_an_image_lacks_is_said() {
 }
 
 #[test]
-fn the_products_image_runs_as_a_proxy_and_says_what_is_in_it() {
+fn product_image_runs_the_proxy_and_has_labels() {
     let place = tempfile::TempDir::new().expect("a directory");
     let out = place.path().join("tailyard.tar");
     let servers = text(&kit::servers::servers(&["tailscaled", "tailscale"]));
@@ -166,7 +166,7 @@ fn the_products_image_runs_as_a_proxy_and_says_what_is_in_it() {
 }
 
 #[test]
-fn the_dockerfile_takes_the_same_programs() {
+fn dockerfile_uses_the_pinned_versions() {
     let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a file");
     let (pins, dockerfile, toolchain) = (read("tests/servers/build"), read("config/image/Dockerfile"), read("rust-toolchain.toml"));
     let pin = pins.split_whitespace().find_map(|word| word.strip_prefix("tailscale=")).expect("a pin");

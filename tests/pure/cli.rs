@@ -28,7 +28,7 @@ fn printed(args: &[&str]) -> String {
 const CONFIG: [&str; 3] = ["egress.json", "--netmap", "netmap.json"];
 
 #[test]
-fn what_is_printed_is_golden() {
+fn plan_output_matches_golden_files() {
     for (format, name) in [("json", "plan.json"), ("nft", "rules.nft"), ("iptables", "rules.v4"), ("ip6tables", "rules.v6")] {
         let text = printed(&[&CONFIG[..], &["--format", format]].concat());
         assert_golden(&format!("tests/golden/plan/{name}"), &text);
@@ -36,7 +36,7 @@ fn what_is_printed_is_golden() {
 }
 
 #[test]
-fn what_is_printed_loads_as_it_is_into_an_empty_namespace() {
+fn printed_rules_load_into_an_empty_namespace() {
     let cases: [(&str, &[&str]); 5] = [
         ("nft", &["nft", "-f", "-"]),
         ("iptables", &["iptables-nft-restore", "--noflush"]),
@@ -69,13 +69,13 @@ fn feed(argv: &[&str], input: &str) -> Output {
 }
 
 #[test]
-fn the_version_is_told() {
+fn version_is_printed() {
     let output = Command::new(kit::tailyard()).arg("version").output().expect("the compiled binary");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("tailyard {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
-fn a_delta_names_what_changes_and_counts_it() {
+fn plan_diff_prints_changes_and_operations() {
     let delta: Value =
         serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");
     let ports: Vec<_> = delta["delta"]["ports"].as_object().expect("ports").keys().cloned().collect();
@@ -86,14 +86,14 @@ fn a_delta_names_what_changes_and_counts_it() {
 }
 
 #[test]
-fn what_is_rejected_is_printed_with_its_reason() {
+fn rejected_services_are_printed_with_reasons() {
     let plan: Value = serde_json::from_str(&printed(&CONFIG)).expect("JSON");
     let reason = plan["rejected"]["default-typo"][0].as_str().expect("a reason");
     assert!(reason.contains("nobody.tail.lab"), "{reason}");
 }
 
 #[test]
-fn strict_fails_where_a_service_is_rejected() {
+fn strict_fails_if_a_service_is_rejected() {
     let code = |args: &[&str]| plan(&[&CONFIG[..], args].concat()).status.code();
     assert_eq!((code(&["-o", "nft"]), code(&["-o", "nft", "--strict"])), (Some(0), Some(1)));
     assert_eq!(plan(&["--diff", "egress.json", "egress-next.json", "--strict"]).status.code(), Some(1));
@@ -115,7 +115,7 @@ fn each_cause_of_a_failure_is_printed_once() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn unusable_files_are_named() {
     for (args, word) in [(["absent.json"], "absent.json"), (["rules.nft"], "not a JSON object")] {
         let output = plan(&args);
         assert_eq!(output.status.code(), Some(1));

@@ -69,7 +69,7 @@ fn at_most(what: &str, counted: u64, bound: u64) {
 }
 
 #[test]
-fn the_kernel_is_told_the_same_of_a_change_at_any_size() {
+fn kernel_writes_per_change_are_independent_of_size() {
     for (few, many) in changes(FEW).into_iter().zip(changes(MANY)) {
         assert_eq!(few.netlink, many.netlink);
         at_most("keys", many.netlink[0], 2);
@@ -79,7 +79,7 @@ fn the_kernel_is_told_the_same_of_a_change_at_any_size() {
 }
 
 #[test]
-fn a_change_is_planned_with_the_same_allocations_at_any_size() {
+fn planning_allocations_per_change_are_independent_of_size() {
     for (few, many) in changes(FEW).into_iter().zip(changes(MANY)) {
         // Persistent maps are a few levels deeper.
         at_most("allocations to plan", many.plan.count_total, 2 * few.plan.count_total);
@@ -114,7 +114,7 @@ fn passed(services: u32) -> Passed {
 }
 
 #[test]
-fn the_api_server_is_told_the_same_of_a_change_at_any_size() {
+fn api_writes_per_change_are_independent_of_size() {
     let (few, many) = (passed(FEW), passed(MANY));
     assert_eq!(few.writes, many.writes);
     assert!(!few.writes.is_empty());

@@ -112,7 +112,7 @@ fn every_address_of_both_families_is_used() {
 }
 
 #[test]
-fn answers_too_large_for_a_datagram_are_fetched_whole() {
+fn large_dns_answers_use_tcp() {
     lab(async |lab| {
         let many: Vec<String> = (1..=100).map(|host| format!("10.0.1.{host}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -122,7 +122,7 @@ fn answers_too_large_for_a_datagram_are_fetched_whole() {
 }
 
 #[test]
-fn aliases_are_followed_and_their_ttl_counts() {
+fn cname_chains_are_followed_with_their_minimum_ttl() {
     lab(async |lab| {
         lab.dns.alias("a.test", 300, "b.test").await;
         lab.dns.alias("b.test", 7, "c.test").await;
@@ -133,7 +133,7 @@ fn aliases_are_followed_and_their_ttl_counts() {
 }
 
 #[test]
-fn a_name_of_one_family_is_whole() {
+fn name_with_one_address_family_is_a_complete_answer() {
     lab(async |lab| {
         lab.dns.set("six.test", 60, &["fd00::6"]).await;
         assert_eq!(found(lab.lookup("six.test").await).0, ips(&["fd00::6"]));
@@ -143,7 +143,7 @@ fn a_name_of_one_family_is_whole() {
 }
 
 #[test]
-fn failures_are_told_apart() {
+fn lookup_failures_have_different_reasons() {
     lab(async |lab| {
         let both = |outcome: LookupOutcome| (outcome.v4.expect_err("a failure"), outcome.v6.expect_err("a failure"));
         assert_eq!(both(lab.lookup("none.test").await), (LookupFailure::NoName, LookupFailure::NoName));
@@ -163,7 +163,7 @@ fn failures_are_told_apart() {
 }
 
 #[test]
-fn an_address_in_place_of_a_name_stands_for_itself() {
+fn ip_address_resolves_to_itself() {
     lab(async |lab| {
         assert_eq!(found(lab.lookup("10.9.9.9").await).0, ips(&["10.9.9.9"]));
         assert_eq!(found(lab.lookup("fd00::9").await).0, ips(&["fd00::9"]));
@@ -171,7 +171,7 @@ fn an_address_in_place_of_a_name_stands_for_itself() {
 }
 
 #[test]
-fn names_are_absolute_whatever_the_search_list_says() {
+fn search_list_is_ignored() {
     lab(async |lab| {
         lab.resolv_conf("nameserver 127.0.0.1\nsearch svc.test\noptions ndots:5 timeout:1 attempts:1\n");
         lab.dns.set("db.test.svc.test", 60, &["10.96.0.1"]).await;
@@ -184,7 +184,7 @@ fn names_are_absolute_whatever_the_search_list_says() {
 }
 
 #[test]
-fn a_rewritten_resolv_conf_counts_at_once() {
+fn changed_resolv_conf_is_used_at_once() {
     lab(async |lab| {
         let other = Dns::start("127.0.0.2").await;
         lab.dns.set("db.test", 60, &["10.0.0.1"]).await;
@@ -203,7 +203,7 @@ fn a_rewritten_resolv_conf_counts_at_once() {
 }
 
 #[test]
-fn an_answer_is_asked_for_again_when_its_ttl_ends() {
+fn answer_is_refreshed_when_its_ttl_expires() {
     lab(async |lab| {
         lab.dns.set("short.test", 1, &["10.0.0.1"]).await;
         lab.dns.set("long.test", 600, &["10.0.1.1"]).await;
@@ -222,7 +222,7 @@ fn an_answer_is_asked_for_again_when_its_ttl_ends() {
 }
 
 #[test]
-fn the_last_good_answer_outlives_every_failure() {
+fn last_good_answer_survives_every_failure() {
     lab(async |lab| {
         lab.dns.set("db.test", 1, &["10.0.0.1"]).await;
         let mut resolver = lab.keep(&["db.test"], 4);
@@ -250,7 +250,7 @@ fn the_last_good_answer_outlives_every_failure() {
 }
 
 #[test]
-fn five_hundred_names_are_asked_for_a_few_at_a_time() {
+fn five_hundred_names_are_resolved_with_bounded_concurrency() {
     lab(async |lab| {
         let names: Vec<String> = (0..500).map(|host| format!("h{host}.test")).collect();
         for (host, name) in names.iter().enumerate() {

@@ -247,7 +247,7 @@ fn broken_links(path: &Path, document: &str) -> Vec<String> {
 }
 
 #[test]
-fn links_of_documents_lead_to_files_and_headings() {
+fn document_links_have_existing_files_and_headings() {
     for path in documents() {
         let text = fs::read_to_string(&path).expect("a document");
         assert_eq!(broken_links(&path, &text), Vec::<String>::new(), "{}", path.display());
@@ -262,7 +262,7 @@ fn link_without_file_or_heading_is_found() {
 }
 
 #[test]
-fn files_and_items_that_documents_name_exist() {
+fn files_and_items_in_documents_exist() {
     let documents = documents();
     let texts: Vec<_> = documents.iter().map(|path| fs::read_to_string(path).expect("a document")).collect();
     let items: usize = texts.iter().flat_map(|text| named_paths(text)).map(|(_, items)| items.len()).sum();
@@ -322,7 +322,7 @@ fn heading_without_four_fields_or_existing_test_is_an_error() {
 }
 
 #[test]
-fn helpers_and_modules_are_no_tests() {
+fn helpers_and_modules_are_not_tests() {
     let text = "fn helper() {}\n#[test]\nfn plain() {}\n#[tokio::test(flavor = \"x\")]\nasync fn later() {}\nmod tests {\n    fn helper() {}\n    \
                 #[test]\n    fn inner() {}\n}\n#[test]\nfn after() {}\nin_cases!(of_a_macro: ipv4(1));\non_every_backend!(one, two);\n";
     assert_eq!(tests_in(text), ["plain", "later", "tests::inner", "after", "one", "two", "of_a_macro"]);

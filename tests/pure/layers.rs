@@ -182,7 +182,7 @@ fn tree() -> (BTreeMap<String, Layer>, Vec<(String, String)>) {
 }
 
 #[test]
-fn the_tree_is_the_architecture() {
+fn tree_follows_the_layer_table() {
     let (layers, mut files) = tree();
     files.retain(|(path, _)| path != "lib.rs");
     assert!(files.len() > 60, "only {} files were found", files.len());
@@ -280,7 +280,7 @@ fn cycles_between_files_have_a_reason() {
 }
 
 #[test]
-fn the_table_says_who_may_name_whom() {
+fn layer_table_lists_allowed_imports() {
     let (layers, _) = tree();
     let names = |name: &str| layers[name].others.iter().map(String::as_str).collect::<Vec<_>>();
     assert_eq!((names("api"), names("runtime"), names("model")), (vec![], vec![], vec!["api"]));
@@ -296,7 +296,7 @@ fn sample(path: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn bad_arrows_are_found() {
+fn forbidden_imports_are_found() {
     let bad = [
         ("model/a.rs", "use crate::edge::nft;"),
         ("model/a.rs", "fn f() -> crate::runtime::tasks::Stop { todo() }"),
@@ -323,7 +323,7 @@ fn bad_arrows_are_found() {
 }
 
 #[test]
-fn good_arrows_are_not() {
+fn allowed_imports_are_not_reported() {
     let good = [
         ("model/a.rs", "use crate::api::egress;\nuse crate::model::base::net;\nuse super::net::Port;"),
         ("edge/a/b.rs", "use super::AError;\nuse super::c::D;\nuse crate::edge::a::c;\nuse crate::model::base::net;"),
@@ -341,7 +341,7 @@ fn good_arrows_are_not() {
 }
 
 #[test]
-fn third_parties_at_the_wrong_door_are_found() {
+fn crates_outside_their_module_are_found() {
     let bad = [
         ("edge/conntrack.rs", "use socket2::Socket;"),
         ("edge/link.rs", "fn f(x: nftables::schema::Nftables) {}"),
@@ -360,7 +360,7 @@ fn third_parties_at_the_wrong_door_are_found() {
 }
 
 #[test]
-fn impurity_is_found() {
+fn impure_model_code_is_found() {
     let bad = [
         ("model/a.rs", "use tokio::sync::watch;"),
         ("model/a.rs", "fn f() -> Instant { Instant::now() }"),
@@ -378,7 +378,7 @@ fn impurity_is_found() {
 }
 
 #[test]
-fn bad_files_are_found() {
+fn invalid_files_are_found() {
     let (layers, _) = tree();
     let one = |path: &str, text: String| faults(&layers, &[(path.to_owned(), text)]);
     assert_eq!(one("model/a.rs", "fn f() {}".to_owned()).len(), 1, "no //!");

@@ -12,7 +12,7 @@ const RECONCILER: &str = "<!-- families of the reconciler: made by tests/pure/me
 const END: &str = "<!-- end of families -->";
 
 #[test]
-fn the_document_lists_every_family_and_no_other() {
+fn metrics_document_lists_exactly_all_families() {
     let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
     assert_part(DOCUMENT, PROXY, END, &proxy.registry().table());
     assert_part(DOCUMENT, RECONCILER, END, &reconciler.registry().table());
@@ -34,7 +34,7 @@ const TARGET_LABELS: [&str; 10] = [
 ];
 
 #[test]
-fn no_label_of_a_metric_is_a_label_of_its_target() {
+fn metric_labels_differ_from_target_labels() {
     let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
     let table = proxy.registry().table() + &reconciler.registry().table();
     let labels: Vec<_> =

@@ -94,7 +94,7 @@ fn everything() -> Value {
 }
 
 #[test]
-fn what_is_applied_is_golden() {
+fn applied_objects_match_golden_files() {
     let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
     let endpoints = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 30000, "endPort": 30010}], "selector": {"edge": "yes"}}}});
     let unprivileged = json!({"type": "egress", "replicas": 3, "hostnamePrefix": "out", "tailyard": {
@@ -154,7 +154,7 @@ fn no_container_of_a_proxy_is_privileged() {
 }
 
 #[test]
-fn the_port_of_tailscaled_is_no_match_port() {
+fn tailscaled_port_is_outside_the_match_port_range() {
     let class = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 30000, "endPort": 30010}]}}});
     let all_but_one = json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 20000, "end": 29998}}});
     let applied = pass(&observed(all_but_one, Some(class))).apply;
@@ -206,7 +206,7 @@ fn golden(name: &str, kind: &str) -> Value {
 }
 
 #[test]
-fn no_pod_may_list_the_secrets_of_the_namespace() {
+fn pod_roles_do_not_list_secrets() {
     let goldens = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/objects")).expect("golden files");
     let names: BTreeSet<String> =
         goldens.map(|file| file.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned()).collect();
@@ -224,7 +224,7 @@ fn no_pod_may_list_the_secrets_of_the_namespace() {
 }
 
 #[test]
-fn a_class_never_takes_away_what_an_object_is_found_by() {
+fn class_labels_do_not_replace_owner_labels() {
     let set = golden("class", "StatefulSet");
     for labels in [&set["metadata"]["labels"], &set["spec"]["template"]["metadata"]["labels"]] {
         assert_eq!((&labels["tailscale.com/managed"], &labels["tailscale.com/parent-resource"]), (&json!("true"), &json!("pg")));

@@ -103,7 +103,8 @@ impl Lab {
         let away = Arc::new(AtomicBool::new(away));
         let is_away = Arc::clone(&away);
         let reach: Reach = Arc::new(move || Box::pin(ready(!is_away.load(Ordering::SeqCst))));
-        let inputs = DaemonInputs { keys: keys_receiver, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
+        let inputs =
+            DaemonInputs { keys: keys_receiver, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
         let (daemon, task) = daemon(settings, inputs, stop);
         Self { dir, daemon, keys, backups, away, writes, stopper, task: tokio::spawn(task) }
     }
@@ -171,7 +172,7 @@ impl Lab {
 }
 
 #[tokio::test]
-async fn the_tailnet_follows_the_bus() {
+async fn netmap_follows_the_ipn_bus() {
     let lab = Lab::running().await;
     lab.resolves("db.lab", &["100.64.0.2"]).await;
     lab.bus(r#"{"PeersChanged":[{"ID":2,"Name":"db.lab.","Addresses":["100.64.0.9/32"]},{"ID":3,"Name":"app.lab.","Addresses":["100.64.0.3/32"]}]}"#);
@@ -187,7 +188,7 @@ async fn the_tailnet_follows_the_bus() {
 }
 
 #[tokio::test]
-async fn the_command_line_and_the_environment_are_the_operators() {
+async fn command_line_equals_that_of_the_operator() {
     let lab = Lab::running().await;
     let dir = lab.dir.path().display();
     let golden =
@@ -198,7 +199,7 @@ async fn the_command_line_and_the_environment_are_the_operators() {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_is_seen_at_once_and_runs_again() {
+async fn killed_daemon_is_detected_and_restarted() {
     let lab = Lab::running().await;
     let pid = lab.daemon.state().borrow().pid.expect("a process");
     let killed = Instant::now();
@@ -213,7 +214,7 @@ async fn a_killed_daemon_is_seen_at_once_and_runs_again() {
 }
 
 #[tokio::test]
-async fn a_crash_loop_goes_on_slower_until_it_ends() {
+async fn crash_loop_is_retried_until_the_daemon_runs() {
     let lab = Lab::running().await;
     lab.write("mode", "crash");
     lab.bus("EXIT 3");
@@ -225,7 +226,7 @@ async fn a_crash_loop_goes_on_slower_until_it_ends() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_never_answers_ends_the_task_at_the_boot_timeout() {
+async fn silent_daemon_ends_the_task_at_the_boot_timeout() {
     let (dir, mut settings) = prepare();
     settings.boot_timeout = Duration::from_secs(1);
     fs::write(dir.path().join("mode"), "crash").expect("written");
@@ -235,7 +236,7 @@ async fn a_daemon_that_never_answers_ends_the_task_at_the_boot_timeout() {
 }
 
 #[tokio::test]
-async fn a_missing_program_is_said_so_and_ends_the_task_at_the_boot_timeout() {
+async fn missing_program_is_reported_and_ends_the_task() {
     let (dir, mut settings) = prepare();
     settings.boot_timeout = Duration::from_secs(1);
     settings.tailscaled = "/nowhere/tailscaled".into();
@@ -246,7 +247,7 @@ async fn a_missing_program_is_said_so_and_ends_the_task_at_the_boot_timeout() {
 }
 
 #[tokio::test]
-async fn a_stale_socket_and_a_slow_start_are_waited_out() {
+async fn stale_socket_and_slow_start_are_tolerated() {
     let (dir, settings) = prepare();
     drop(std::os::unix::net::UnixListener::bind(&settings.socket).expect("a socket")); // the file stays, nobody listens
     fs::write(dir.path().join("mode"), "slow").expect("written");
@@ -257,7 +258,7 @@ async fn a_stale_socket_and_a_slow_start_are_waited_out() {
 }
 
 #[tokio::test]
-async fn a_cut_bus_is_opened_again_and_nothing_is_lost() {
+async fn closed_bus_is_reopened_without_losing_changes() {
     let lab = Lab::running().await;
     let phases = lab.daemon.state();
     lab.write("initial", &initial("Running", 6, &[("db", 4)]));
@@ -268,7 +269,7 @@ async fn a_cut_bus_is_opened_again_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn a_reader_that_fell_behind_subscribes_again() {
+async fn bus_consumer_that_fell_behind_resubscribes() {
     let lab = Lab::running().await;
     lab.write("initial", &initial("Running", 6, &[("db", 5)]));
     lab.bus(r#"{"ErrMessage":"IPN bus consumer fell behind; closing watch"}"#);
@@ -277,7 +278,7 @@ async fn a_reader_that_fell_behind_subscribes_again() {
 }
 
 #[tokio::test]
-async fn a_garbage_line_is_reported_and_the_stream_goes_on() {
+async fn malformed_bus_line_is_reported_and_skipped() {
     let lab = Lab::running().await;
     lab.bus(r#"{"PeersChanged":[{"ID":2,"Name":"#);
     lab.bus(r#"{"PeersChanged":[{"ID":3,"Name":"app.lab.","Addresses":["100.64.0.3/32"]}]}"#);
@@ -287,7 +288,7 @@ async fn a_garbage_line_is_reported_and_the_stream_goes_on() {
 }
 
 #[tokio::test]
-async fn a_failed_key_is_replaced_without_a_restart() {
+async fn failed_auth_key_is_replaced_without_a_restart() {
     let (dir, settings) = prepare();
     fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
     fs::write(dir.path().join("goodkey"), "new").expect("written");
@@ -304,7 +305,7 @@ async fn a_failed_key_is_replaced_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_key_seen_by_the_api_is_taken_before_the_mount_follows() {
+async fn auth_key_from_the_api_is_used_before_the_mount_updates() {
     let (dir, settings) = prepare();
     fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
     fs::write(dir.path().join("goodkey"), "newer").expect("written");
@@ -316,7 +317,7 @@ async fn a_key_seen_by_the_api_is_taken_before_the_mount_follows() {
 }
 
 #[tokio::test]
-async fn a_write_that_was_not_done_is_asked_for_again() {
+async fn failed_state_write_is_requested_again() {
     let (dir, settings) = prepare();
     fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
     let mut lab = Lab::start(dir, settings);
@@ -325,7 +326,7 @@ async fn a_write_that_was_not_done_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_bad_config_never_reaches_the_daemon_even_when_it_must_start() {
+async fn daemon_starts_with_the_last_good_config() {
     let lab = Lab::running().await;
     lab.write("conf/cap-106.hujson", "{\"Version\":\"alpha0\",");
     let state = lab.state("the fault", |state| state.config_fault.is_some()).await;
@@ -344,7 +345,7 @@ async fn a_bad_config_never_reaches_the_daemon_even_when_it_must_start() {
 }
 
 #[tokio::test]
-async fn a_refused_reload_is_an_error_and_nothing_more() {
+async fn refused_reload_is_only_reported() {
     let lab = Lab::running().await;
     lab.write("mode", "noreload");
     lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","Hostname":"other"}"#);
@@ -353,7 +354,7 @@ async fn a_refused_reload_is_an_error_and_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_config_that_comes_late_is_waited_for() {
+async fn missing_config_is_awaited() {
     let (dir, settings) = prepare();
     fs::remove_file(dir.path().join("conf/cap-106.hujson")).expect("removed");
     let lab = Lab::start(dir, settings);
@@ -363,7 +364,7 @@ async fn a_config_that_comes_late_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_ignores_sigterm_is_killed_after_its_grace() {
+async fn daemon_ignoring_sigterm_is_killed_after_its_grace_period() {
     let (dir, settings) = prepare();
     fs::write(dir.path().join("mode"), "deaf").expect("written");
     let lab = Lab::start(dir, settings);
@@ -391,7 +392,7 @@ async fn stopped_daemon_keeps_its_publications_until_all_are_stopped() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_hangs_is_degraded_until_it_goes_on() {
+async fn hanging_daemon_is_degraded_until_it_resumes() {
     let lab = Lab::running().await;
     let pid = nix::unistd::Pid::from_raw(lab.daemon.state().borrow().pid.expect("a process"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stopped");
@@ -403,7 +404,7 @@ async fn a_daemon_that_hangs_is_degraded_until_it_goes_on() {
 }
 
 #[tokio::test]
-async fn leaving_takes_back_what_is_advertised_and_then_stops() {
+async fn shutdown_withdraws_services_then_stops() {
     let lab = Lab::running().await;
     assert!(lab.daemon.stop_advertising().await.expect("taken back"));
     assert_eq!(lab.call("PATCH").await, r#"PATCH prefs {"AdvertiseServices":[],"AdvertiseServicesSet":true}"#);
@@ -415,7 +416,7 @@ async fn leaving_takes_back_what_is_advertised_and_then_stops() {
 }
 
 #[tokio::test]
-async fn the_daemon_ends_with_its_supervisor() {
+async fn daemon_ends_with_its_supervisor() {
     let lab = Lab::running().await;
     let pid = lab.daemon.state().borrow().pid.expect("a process");
     lab.task.abort();
@@ -423,7 +424,7 @@ async fn the_daemon_ends_with_its_supervisor() {
 }
 
 #[tokio::test]
-async fn two_steps_log_in_without_a_secret_on_the_command_line() {
+async fn two_step_login_has_no_secret_on_the_command_line() {
     let (dir, mut settings) = prepare();
     let two = TwoStep { auth_key: Some(Secret::new("tskey-x")), hostname: Some("gw".into()), ..TwoStep::default() };
     settings.login = Login::TwoStep(Box::new(two));

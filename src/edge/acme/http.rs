@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_seconds_or_a_date() {
+    fn retry_after_is_seconds_or_a_date() {
         let now = httpdate::parse_http_date("Fri, 31 Dec 1999 23:59:00 GMT").expect("a date");
         let read = |text: &str| retry_after(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().expect("a value"))]), now);
         assert_eq!(read("120"), Some(Duration::from_mins(2)));

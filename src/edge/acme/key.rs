@@ -86,21 +86,21 @@ b3zT+adpeZMKCmVz932bIno0T6t8azI6yA==
 ";
 
     #[test]
-    fn a_key_is_read_as_it_was_written() {
+    fn account_key_round_trips_through_pem() {
         let made = AccountKey::generate().expect("a key");
         assert!(made.pem().starts_with("-----BEGIN PRIVATE KEY-----"));
         assert_eq!(AccountKey::read(made.pem().as_bytes()).expect("a key"), made);
     }
 
     #[test]
-    fn a_key_that_tailscaled_wrote_is_taken_and_its_text_kept() {
+    fn account_key_of_tailscaled_is_accepted_unchanged() {
         let key = AccountKey::read(SEC1.as_bytes()).expect("a key");
         assert_eq!(key.pem(), SEC1);
         key.parts().expect("a key of the client");
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn invalid_account_key_is_rejected() {
         for text in ["", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "x", &SEC1.replace("MHcC", "MHcD")] {
             assert_eq!(AccountKey::read(text.as_bytes()).expect_err("no key").reason(), "AccountKey", "{text}");
         }

@@ -63,7 +63,7 @@ fn ping() -> nix::Result<()> {
 }
 
 #[test]
-fn a_ping_is_deleted_by_its_own_identity() {
+fn icmp_flows_are_deleted_by_their_id() {
     let ns = tracked();
     ns.run(ping).expect("ran").expect("sent");
     let mut conntrack = ns.run(Conntrack::open).expect("ran").expect("open");
@@ -74,7 +74,7 @@ fn a_ping_is_deleted_by_its_own_identity() {
 }
 
 #[test]
-fn more_flows_than_one_answer_holds_are_listed_whole() {
+fn listing_spans_several_netlink_messages() {
     let ns = tracked();
     let socket = ns.run(|| UdpSocket::bind("127.0.0.1:0")).expect("ran").expect("bound");
     for port in 10_000..13_000 {
@@ -91,7 +91,7 @@ fn more_flows_than_one_answer_holds_are_listed_whole() {
 
 /// A listing whose answers do not fit into the socket's buffer is begun anew, on a socket with room.
 #[test]
-fn a_listing_that_lost_answers_is_repeated() {
+fn listing_with_lost_messages_is_repeated() {
     let ns = tracked();
     send(&ns, "127.0.0.1:7001");
     let mut conntrack = ns.run(Conntrack::open).expect("ran").expect("open");
@@ -106,7 +106,7 @@ fn a_listing_that_lost_answers_is_repeated() {
 
 /// Deletions whose answers do not fit into the socket's buffer are asked for again, on a socket with room.
 #[test]
-fn deletions_whose_answers_are_lost_are_repeated() {
+fn deletions_with_lost_replies_are_repeated() {
     let ns = tracked();
     for port in 10_000..10_200 {
         send(&ns, &format!("127.0.0.1:{port}"));

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_changes_with_the_files_and_only_with_them() {
+    fn stamp_changes_only_with_the_watched_files() {
         let directory = TempDir::new().expect("tempdir");
         let path = directory.path().join("a");
         let nothing = stamp(&directory);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_is_believed_once_its_files_have_settled() {
+    fn stamp_of_recent_files_is_not_settled() {
         let directory = TempDir::new().expect("tempdir");
         assert!(stamp(&directory).is_settled(SystemTime::now()), "there is nothing that could have changed");
         fs::write(directory.path().join("a"), "1").expect("written");

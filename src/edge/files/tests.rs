@@ -49,7 +49,7 @@ fn start((watcher, view): (FileWatcher, Receiver<FilesView>)) -> Receiver<FilesV
 }
 
 #[test]
-fn a_volume_is_read_through_its_link() {
+fn projected_volume_is_read_through_its_data_link() {
     let volume = TempDir::new().expect("tempdir");
     project(volume.path(), "..1", &[("a", "1"), ("b", "1"), ("c", "of no interest")]);
     let snapshot = read(volume.path(), &names()).expect("readable");
@@ -59,7 +59,7 @@ fn a_volume_is_read_through_its_link() {
 }
 
 #[test]
-fn values_of_two_moments_are_never_mixed() {
+fn snapshot_never_mixes_two_versions_of_a_volume() {
     let volume = TempDir::new().expect("tempdir");
     let path = volume.path().to_owned();
     project(&path, "..0", &[("a", "0"), ("b", "0")]);
@@ -82,7 +82,7 @@ fn values_of_two_moments_are_never_mixed() {
 }
 
 #[test]
-fn faults_say_what_to_do() {
+fn file_errors_name_the_action() {
     let volume = TempDir::new().expect("tempdir");
     let missing = read(&volume.path().join("none"), &names()).expect_err("no directory");
     assert!(missing.reason() == "NoDirectory" && missing.to_string().contains("mounted"), "{missing}");
@@ -95,7 +95,7 @@ fn faults_say_what_to_do() {
 }
 
 #[test]
-fn replacing_leaves_one_file() {
+fn replace_leaves_no_temporary_file() {
     let volume = TempDir::new().expect("tempdir");
     let path = volume.path().join("state.json");
     for content in ["{}", r#"{"a":"1"}"#] {
@@ -121,7 +121,7 @@ async fn swap_is_published_by_inotify_before_the_next_poll() {
 }
 
 #[tokio::test]
-async fn without_inotify_a_change_is_found_by_looking() {
+async fn change_without_inotify_is_found_by_polling() {
     let volume = TempDir::new().expect("tempdir");
     let (mut watcher, view) = directory(volume.path(), &NAMES);
     watcher.inotify = false;
@@ -132,7 +132,7 @@ async fn without_inotify_a_change_is_found_by_looking() {
 }
 
 #[tokio::test]
-async fn a_directory_may_come_late_and_go_and_come_back() {
+async fn watcher_follows_a_directory_that_is_created_removed_and_recreated() {
     let parent = TempDir::new().expect("tempdir");
     let volume = parent.path().join("volume");
     let mut view = start(directory(&volume, &NAMES));

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_names_its_rule() {
+    fn forbidden_error_names_the_missing_rbac_rule() {
         let rule = r#"{apiGroups: [""], resources: ["secrets"], resourceNames: ["eg-0"], verbs: ["patch"]}"#;
         assert_eq!((refused(403).reason(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
         let create = ApiCall { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_a_closed_set() {
+    fn status_codes_map_to_fixed_reasons() {
         let kinds = [401, 403, 404, 409, 410, 413, 422, 429, 500, 503, 418].map(|code| refused(code).reason());
         let expected = [
             "Unauthorized",

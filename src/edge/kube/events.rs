@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn long_message_is_cut_at_a_character_boundary() {
         assert_eq!(shortened("short"), "short");
         assert_eq!(shortened(""), "");
         assert_eq!(shortened(&"é".repeat(600)).len(), 1024);

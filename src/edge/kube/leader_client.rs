@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_ends_with_leading() {
+    async fn work_is_cancelled_when_leadership_ends() {
         let work = |seconds| async move {
             sleep(Duration::from_secs(seconds)).await;
             seconds

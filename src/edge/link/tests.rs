@@ -35,7 +35,7 @@ fn run_ip(arguments: &str) {
 }
 
 #[test]
-fn a_link_comes_changes_and_goes() {
+fn link_watch_reports_creation_change_and_removal() {
     between_two(async |there| {
         let ts0 = name("ts0");
         let (links, mut states) = Links::watch(ts0.clone()).await.expect("watched");
@@ -69,7 +69,7 @@ fn a_link_comes_changes_and_goes() {
 }
 
 #[test]
-fn a_flood_beyond_the_socket_buffer_ends_in_the_truth() {
+fn link_watch_recovers_from_socket_buffer_overflow() {
     between_two(async |there| {
         let ts0 = name("ts0");
         build(async |b| b.veth(&ts0, &name("far"), there).await).await.expect("made");
@@ -95,7 +95,7 @@ fn a_flood_beyond_the_socket_buffer_ends_in_the_truth() {
 }
 
 #[test]
-fn link_local_and_other_links_addresses_do_not_count() {
+fn pod_addresses_exclude_link_local_and_tailnet_addresses() {
     between_two(async |there| {
         build(async |b| {
             b.veth(&name("eth0"), &name("far0"), there).await?;
@@ -116,7 +116,7 @@ fn link_local_and_other_links_addresses_do_not_count() {
 }
 
 #[test]
-fn what_cannot_be_done_is_named() {
+fn failed_link_change_names_operation_and_cause() {
     between_two(async |_| {
         let fault = build(async |b| b.up(&name("ghost")).await).await.expect_err("no such link");
         assert_eq!((fault.reason(), fault.to_string().as_str()), ("Missing", "there is no interface ghost in this network namespace"));

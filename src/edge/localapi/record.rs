@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_means_itself() {
+    fn query_values_are_percent_encoded() {
         assert_eq!(escaped("_acme-challenge.a.ts.net"), "_acme-challenge.a.ts.net");
         assert_eq!(escaped("a&b=c +/%"), "a%26b%3Dc%20%2B%2F%25");
     }

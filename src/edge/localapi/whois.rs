@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn people_are_told_and_strangers_are_nobody() {
+    async fn whois_returns_known_users_and_none_for_unknown_peers() {
         let text = "HTTP/1.1 200 OK\r\nContent-Length: 53\r\n\r\n{\"Node\":{},\"UserProfile\":{\"LoginName\":\"a@b.example\"}}";
         let (request, identity) = ask(text).await;
         assert_eq!(request, "GET /localapi/v0/whois?addr=%5Bfd7a::9%5D:51234&proto=tcp HTTP/1.1");

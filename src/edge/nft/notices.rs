@@ -85,7 +85,7 @@ mod tests {
 
     /// Our own changes are no news; that notices were lost is, for any of them may have been somebody else's.
     #[test]
-    fn notices_that_were_lost_count_as_a_change() {
+    fn lost_notifications_count_as_a_change() {
         let work = || async {
             let nft = Nft::open("nft").expect("a socket");
             let (few, many) = (rules(1), rules(40));

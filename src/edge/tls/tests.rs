@@ -36,7 +36,7 @@ fn der(pair: &Pair) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn each_name_gets_its_own_certificate_and_a_new_one_at_once() {
+async fn each_sni_name_gets_its_newest_certificate() {
     let certificates = Certificates::new().expect("set up");
     let wanted = names(&["a.ts.net", "b.ts.net", "*.c.ts.net"]);
     let acceptor = certificates.acceptor(wanted.clone()).expect("set up");
@@ -55,7 +55,7 @@ async fn each_name_gets_its_own_certificate_and_a_new_one_at_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_takes_nothings_place() {
+async fn unusable_certificate_does_not_replace_a_good_one() {
     let certificates = Certificates::new().expect("set up");
     let wanted = names(&["a.ts.net"]);
     let acceptor = certificates.acceptor(wanted.clone()).expect("set up");
@@ -75,7 +75,7 @@ async fn what_cannot_be_used_takes_nothings_place() {
 }
 
 #[tokio::test]
-async fn a_listener_shows_no_other_listeners_certificates() {
+async fn listener_presents_only_its_own_certificates() {
     let certificates = Certificates::new().expect("set up");
     let wanted = names(&["a.ts.net", "b.ts.net"]);
     let all = BTreeMap::from(["a.ts.net", "b.ts.net"].map(|name| (name.to_owned(), pair(name))));
@@ -86,7 +86,7 @@ async fn a_listener_shows_no_other_listeners_certificates() {
 }
 
 #[tokio::test]
-async fn what_is_no_tls_fails_the_handshake() {
+async fn plain_http_fails_the_handshake() {
     let certificates = Certificates::new().expect("set up");
     let acceptor = certificates.acceptor(names(&["a.ts.net"])).expect("set up");
     let (mut client, server) = duplex(1024);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_bounds_are_refused() {
+    fn invalid_bounds_are_rejected() {
         let second = Duration::from_secs(1);
         assert!(Backoff::new(Duration::ZERO, second, 0.1).is_err());
         assert!(Backoff::new(second * 2, second, 0.1).is_err());

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_that_of_the_last_change_of_the_status() {
+    fn transition_time_changes_only_with_the_status() {
         let mut conditions = Vec::new();
         assert!(set(&mut conditions, &wanted(ConditionStatus::False, "A"), at(1)));
         assert!(set(&mut conditions, &wanted(ConditionStatus::False, "B"), at(2)));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_no_change_also_after_the_api_server() {
+    fn condition_read_back_from_the_api_server_is_unchanged() {
         let mut conditions = Vec::new();
         set(&mut conditions, &wanted(ConditionStatus::True, "A"), at(1));
         let text = serde_json::to_string(&conditions).expect("JSON");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conditions_of_others_stay_where_they_are() {
+    fn conditions_of_other_types_stay_in_order() {
         let mut conditions = Vec::new();
         for kind in ["Other", "Ready", "Third"] {
             set(&mut conditions, &DesiredCondition { kind, ..wanted(ConditionStatus::True, "A") }, at(1));

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn booleans_are_gos() {
+    fn booleans_are_parsed_as_in_go() {
         for text in ["1", "t", "T", "true", "TRUE", "True"] {
             assert_eq!(boolean(text), Some(true), "{text}");
         }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_gos() {
+    fn durations_are_parsed_as_in_go() {
         let good = [
             ("60s", 60_000_000_000),
             ("1m30s", 90_000_000_000),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_pod_ipv6_gets_its_brackets() {
+    fn bare_pod_ipv6_address_gets_brackets() {
         let expected: SocketAddr = "[fd00::5]:9002".parse().expect("an address");
         assert_eq!(address_port("fd00::5:9002", Some("fd00::5")), Some(expected));
         assert_eq!(address_port("[fd00::5]:9002", Some("fd00::5")), Some(expected));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn accept_dns_is_taken_out_of_the_arguments() {
+    fn accept_dns_flag_is_extracted_from_the_arguments() {
         let cases = [
             ("--shields-up", vec!["--shields-up"], None),
             ("--accept-dns --a", vec!["--a"], Some(true)),

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_comes_out_again() {
+    fn compressed_data_round_trips() {
         let text = br#"{"default-db":{}}"#.repeat(1000);
         let packed = pack(&text).expect("packed");
         assert!(packed.len() < text.len() / 10);
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_unpacked_is_an_error() {
+    fn invalid_or_oversized_gzip_is_an_error() {
         let packed = pack(&[0; 1000]).expect("packed");
         assert!(unpack(&packed[..packed.len() / 2], 1 << 20).is_err(), "cut off");
         assert!(unpack(b"{}", 1 << 20).is_err(), "not gzip");

@@ -181,14 +181,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protocols_are_read_in_any_case() {
+    fn protocol_names_are_case_insensitive() {
         assert_eq!("TCP".parse(), Ok(Proto::Tcp));
         assert_eq!("udp".parse(), Ok(Proto::Udp));
         assert_eq!("SCTP".parse::<Proto>(), Err(UnknownProtocol("SCTP".into())));
     }
 
     #[test]
-    fn port_zero_does_not_exist() {
+    fn port_zero_is_rejected() {
         assert_eq!(Port::new(0), None);
         assert_eq!(Port::new(65535).map(Port::get), Some(65535));
     }

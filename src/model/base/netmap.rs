@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_counts_only_while_a_peer_answers_for_it() {
+    fn service_resolves_only_while_a_peer_routes_its_address() {
         let mut netmap = example();
         assert_eq!(resolved(&netmap, "web.tail.lab"), ["100.99.1.2"]);
         netmap.routes.remove(&"100.99.1.2/32".parse::<IpNet>().expect("a prefix"));
@@ -238,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn a_4via6_name_leads_through_its_site() {
+    fn name_4via6_resolves_to_the_address_of_its_site() {
         let found = example().resolve(&name("192-168-1-10-via-7.tail1.ts.net"));
         assert_eq!(found, [IpAddr::V6("fd7a:115c:a1e0:b1a:0:7:c0a8:10a".parse().expect("an address"))].into());
         assert_eq!(example().resolve(&name("192-168-1-10-via-8")).len(), 0, "no peer routes site 8");
     }
 
     #[test]
-    fn sites_are_numbers_in_any_base() {
+    fn site_ids_of_4via6_names_are_parsed_in_any_base() {
         let site = |text: &str| via6(&name(&format!("1-2-3-4-via-{text}"))).map(|ip| ip.segments()[5]);
         assert_eq!([site("0x10"), site("020"), site("16"), site("0b10000")], [Some(16); 4]);
         assert_eq!([site("-1"), site(""), site("x"), site("4294967296")], [None; 4]);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_cover_what_is_inside_them() {
+    fn subnet_routes_cover_their_addresses_and_exit_nodes_do_not() {
         let ip = |text: &str| text.parse().expect("an address");
         assert!(example().routes_to(ip("10.1.255.1")));
         assert!(!example().routes_to(ip("10.2.0.1")));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_entry_is_named_and_left_out() {
+    fn invalid_peer_entry_is_skipped_and_reported() {
         let file = serde_json::from_str(r#"{"peers":[{"name":"a","addresses":["100.64.0.2","nonsense"]}]}"#).expect("a file");
         let (netmap, faults) = NetMap::from_file(&file);
         assert_eq!(resolved(&netmap, "a"), ["100.64.0.2"]);

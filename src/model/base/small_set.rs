@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_set_of_its_values(a in proptest::collection::vec(0..12_u8, 0..8), b in proptest::collection::vec(0..12_u8, 0..8)) {
+        fn sorted_set_equals_a_btree_set(a in proptest::collection::vec(0..12_u8, 0..8), b in proptest::collection::vec(0..12_u8, 0..8)) {
             let (few_a, few_b): (SortedSet<_>, SortedSet<_>) = (a.iter().copied().collect(), b.iter().copied().collect());
             let (set_a, set_b): (BTreeSet<_>, BTreeSet<_>) = (a.into_iter().collect(), b.into_iter().collect());
             prop_assert!(few_a.iter().eq(&set_a) && few_a.len() == set_a.len());

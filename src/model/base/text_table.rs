@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_nothing_reaches_the_terminal_as_a_command() {
+    fn columns_are_aligned_and_control_characters_are_removed() {
         let rows = [vec!["a".to_owned(), "long one".to_owned(), "x".to_owned()], vec!["bbb".into(), String::new(), "\x1b[2J\nü".into()]];
         let text = table(&["A", "B", "C"], &rows);
         assert_eq!(text, "A     B          C\na     long one   x\nbbb   -           [2J ü\n");

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_free_and_the_rest_waits_its_turn() {
+    fn requests_beyond_the_burst_wait_for_the_rate() {
         let mut bucket = Bucket::new(2, 0.5);
         assert_eq!([bucket.take(s(0)), bucket.take(s(0))], [s(0), s(0)]);
         assert_eq!([bucket.take(s(0)), bucket.take(s(0))], [s(2), s(4)]);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_there_again() {
+    fn returned_token_is_available_again() {
         let mut bucket = Bucket::new(1, 1.0);
         assert_eq!(bucket.take(s(0)), s(0));
         assert_eq!(bucket.take(s(0)), s(1));
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_the_burst_and_the_rate(asks in proptest::collection::vec(0_u64..5000, 1..200), burst in 1_u32..20) {
+        fn bucket_never_exceeds_burst_and_rate(asks in proptest::collection::vec(0_u64..5000, 1..200), burst in 1_u32..20) {
             let (mut bucket, mut now, rate) = (Bucket::new(burst, 2.0), Duration::ZERO, 2.0);
             let mut turns = Vec::new();
             for pause in asks {

@@ -105,7 +105,7 @@ mod tests {
     proptest! {
         /// Services come and go; each step is a pass that starts from the records alone.
         #[test]
-        fn ports_are_stable_apart_and_in_range(
+        fn match_ports_are_stable_distinct_and_in_range(
             steps in prop::collection::vec((0u8..40, any::<bool>()), 1..200),
             from in 1u16..u16::MAX - 60,
             reserved in prop::collection::btree_set(any::<u16>(), 0..5),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_port_is_given_again_last() {
+    fn freed_port_is_reused_last() {
         let range = MatchPortRange::new(100, 103).expect("a range");
         let mut ports = MatchPorts::new(range, [], None);
         assert_eq!([ports.take(), ports.take()], [Some(100), Some(101)]);
@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_outside_the_range_is_kept_and_a_reserved_one_is_not() {
+    fn recorded_port_outside_the_range_stays_and_a_reserved_one_does_not() {
         let mut ports = MatchPorts::new(MatchPortRange::DEFAULT, [9002], Some(3));
         assert!(ports.keep(4000) && !ports.keep(4000) && !ports.keep(9002) && !ports.keep(0));
         assert_eq!(ports.take(), Some(10_000), "a cursor outside the range begins anew");
     }
 
     #[test]
-    fn a_range_is_not_empty() {
+    fn empty_port_range_is_rejected() {
         assert_eq!([MatchPortRange::new(0, 10), MatchPortRange::new(11, 10)], [None, None]);
         let top = MatchPortRange::new(u16::MAX, u16::MAX).expect("one port");
         assert_eq!((top.size(), top.to_string().as_str()), (1, "65535-65535"));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_names_one_kind_of_credentials() {
+    fn secret_has_exactly_one_kind_of_credentials() {
         let oauth = credentials(&data(&[("client_id", "i\n"), ("client_secret", "s")]));
         assert_eq!(oauth, Ok(Credentials::OAuth { client_id: "i".into(), client_secret: Secret::new("s") }));
         let identity = credentials(&data(&[("client_id", "i"), ("client_secret", "s"), ("audience", "a")]));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_becomes_a_condition_once() {
+    fn validation_result_sets_the_condition_once() {
         let mut tailnet = tailnet();
         let validation = validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
         assert_eq!((validation.finalizers.clone(), validation.warning), (Some(vec![FINALIZER.to_owned()]), None));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_control_plane_lacks_is_said_where_it_works() {
+    fn missing_capabilities_are_named_in_the_valid_condition() {
         let validation = validate(&tailnet(), &ControlPlaneVerdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
         let condition = validation.status.expect("news").conditions.remove(0);
         assert_eq!((condition.status.as_str(), condition.reason.as_str(), validation.warning), ("True", "TailnetValid", None));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_federated_client_has_a_token() {
+    fn only_workload_identity_credentials_have_a_token() {
         let identity = Credentials::Identity { client_id: "i".into(), token: "a" };
         assert_eq!(identity.token(), Some(&"a"));
         assert_eq!(identity.with_token(str::len), Credentials::Identity { client_id: "i".into(), token: 1 });
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tailnet_in_use_stays_and_says_for_whom() {
+    fn used_tailnet_keeps_its_finalizer_and_names_its_users() {
         let mut tailnet = tailnet();
         tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_match_as_those_of_kubernetes() {
+    fn namespace_selectors_match_as_in_kubernetes() {
         let selected = |selector: Value| {
             let tenancy = tenancy(json!([{"namespaceSelector": selector}]));
             ["shop", "shop-test", "bare"].map(|namespace| tenancy.allowance(namespace, "g").is_ok())
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn first_tenant_that_selects_a_namespace_decides() {
+    fn first_matching_tenant_applies() {
         let tenancy = tenancy(json!([
             {"namespaceSelector": {"matchLabels": {"stage": "prod"}}, "names": ["shop", "shop-*"], "tags": ["tag:shop"], "maxPorts": 5},
             {"namespaceSelector": {"matchLabels": {"team": "shop"}}, "names": [], "tags": ["*"], "sharedNames": ["eu-*"], "maxNames": 0},
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn group_without_tenants_takes_every_namespace_within_the_default() {
+    fn group_without_tenants_uses_the_default_tenancy() {
         let group = |default| {
             let group: ProxyGroupSpec = serde_json::from_value(json!({"type": "egress"})).expect("a group");
             Tenancy::of(&group, default, &BTreeMap::new())

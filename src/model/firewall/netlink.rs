@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_is_found() {
+    fn written_attributes_are_found() {
         let mut bytes = Vec::new();
         put(&mut bytes, 1, b"odd");
         nest(&mut bytes, 2, |out| put(out, 3, &[7]));
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn attributes_read_from_any_bytes_survive_being_written_again(bytes in prop::collection::vec(any::<u8>(), 0..100), lengths in any::<bool>()) {
+        fn attributes_of_random_bytes_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..100), lengths in any::<bool>()) {
             let mut bytes = bytes;
             if lengths {
                 // Lengths of which many fit, so that a walk takes more than one step.

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_grace_leaves_the_flows_most_of_it() {
+    fn default_grace_period_is_mostly_for_flows() {
         let budget = Budget::of(Budget::DEFAULT_GRACE, true);
         assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
         assert_eq!(budget.flows + Budget::BESIDE_FLOWS, Budget::DEFAULT_GRACE);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_without_flows_goes_when_it_has_been_quiet() {
+    fn drain_ends_after_the_quiet_period_without_flows() {
         let mut drain = Drain::new(seconds(20), seconds(2));
         assert_eq!(drain.decide(Some(&[]), seconds(0)), DrainDecision::Wait(SOONEST));
         assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_connection_holds_the_replica_until_its_time_is_over() {
+    fn idle_connection_delays_the_drain_to_its_deadline() {
         let mut drain = Drain::new(seconds(20), seconds(0));
         for now in 0..20 {
             assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(now)), DrainDecision::Wait(_)));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_hold_it_while_they_come() {
+    fn active_udp_flow_delays_the_drain() {
         let mut drain = Drain::new(seconds(60), seconds(0));
         for now in 0..10 {
             assert!(matches!(drain.decide(Some(&[flow(17, None, 1, 120)]), seconds(now)), DrainDecision::Wait(_)), "at {now}");
@@ -229,21 +229,21 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_take_long_are_rarer() {
+    fn slow_listings_are_less_frequent() {
         let mut drain = Drain::new(seconds(60), seconds(2));
         assert_eq!(drain.decide(Some(&[]), Duration::ZERO), DrainDecision::Wait(SOONEST));
         assert_eq!(drain.decide(Some(&[]), SOONEST + Duration::from_millis(40)), DrainDecision::Wait(Duration::from_millis(400)));
     }
 
     #[test]
-    fn a_failed_listing_ends_nothing_but_the_time_does() {
+    fn failed_listing_does_not_end_the_drain_before_its_deadline() {
         let mut drain = Drain::new(seconds(2), seconds(0));
         assert!(matches!(drain.decide(None, seconds(1)), DrainDecision::Wait(_)));
         assert_eq!(drain.decide(None, seconds(2)), DrainDecision::Over);
     }
 
     #[test]
-    fn flows_that_are_not_forwarded_do_not_count() {
+    fn local_flows_do_not_delay_the_drain() {
         let own = Flow { status: 0, ..tcp(TcpState::Established) };
         assert_eq!(Drain::new(seconds(2), seconds(0)).decide(Some(&[own]), seconds(0)), DrainDecision::Ended);
     }
@@ -251,7 +251,7 @@ mod tests {
     proptest! {
         /// A drain ends by its deadline whatever it observes, and never earlier while a connection is open.
         #[test]
-        fn it_goes_in_time_and_not_over_open_connections(
+        fn drain_meets_its_deadline_and_waits_for_open_connections(
             looks in prop::collection::vec(prop::option::of(prop::collection::vec((0_u8..10, any::<bool>(), 0_u32..5, 0_u32..200), 0..5)), 1..40),
             grace in 1_u64..30, quiet in 0_u64..5,
         ) {
@@ -273,7 +273,7 @@ mod tests {
 
         /// The parts never exceed the total, and flows get at least half.
         #[test]
-        fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000, daemon: bool) {
+        fn budget_fits_into_any_grace_period(total in 0_u64..10_000_000, daemon: bool) {
             let total = Duration::from_millis(total);
             let budget = Budget::of(total, daemon);
             prop_assert!(budget.flows + budget.resets + budget.daemon <= total);

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_read_as_it_was_built() {
+    fn packet_round_trips() {
         let probe = Segment::reset(address("10.0.0.1:4000"), address("100.64.0.2:5432"), 7, 9);
         let packet = probe.packet().expect("one family");
         let heard = ObservedSegment::in_ipv4(&packet).expect("a segment");
@@ -186,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn two_families_make_no_packet() {
+    fn mixed_address_families_yield_no_packet() {
         assert_eq!(Segment::probe(address("[fd00::1]:1"), address("10.0.0.1:2"), 1).packet(), None);
     }
 
     #[test]
-    fn an_answer_to_a_probe_of_no_connection_is_not_taken_for_a_live_end() {
+    fn only_ack_without_syn_is_a_live_end() {
         for (flags, end) in [
             (ACK, SegmentSender::Alive),
             (ACK | FIN, SegmentSender::Alive),
@@ -208,7 +208,7 @@ mod tests {
     proptest! {
         /// Padding of the link layer is not data, and a truncated packet is rejected.
         #[test]
-        fn a_written_reset_is_read_back_whatever_follows_it(
+        fn reset_round_trips_with_link_padding(
             from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), numbers: (u32, u32), padding in prop::collection::vec(any::<u8>(), 0..20), cut in 0_usize..40,
         ) {
             let segment = Segment::reset(SocketAddr::from(from), SocketAddr::from(to), numbers.0, numbers.1);
@@ -222,7 +222,7 @@ mod tests {
 
         /// For any header length and flags, data is the total length minus headers, and a FIN takes one number.
         #[test]
-        fn any_bytes_read_as_a_segment_give_its_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
+        fn segment_of_random_bytes_has_consistent_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
             let mut bytes = bytes;
             if start && bytes.len() > 9 {
                 let total = u16::try_from(bytes.len()).expect("small");

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_say_whose_an_endpoint_is_where_there_are_any() {
+    fn topology_hints_decide_whether_an_endpoint_is_near() {
         let mut hinted = slice("web-1", &[("10.0.0.1", true), ("10.0.0.2", true)]);
         hinted["endpoints"][0]["hints"] = json!({"forZones": [{"name": "b"}]});
         let mut slices = Slices::default();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_endpoints_of_all_slices_answer_each_once() {
+    fn ready_endpoints_of_all_slices_are_unique() {
         let mut slices = Slices::default();
         assert!(slices.put(slice("web-1", &[("10.0.0.2", true), ("10.0.0.1", true), ("10.0.0.3", false)])));
         assert!(slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_list_ends_what_is_not_in_it_in_its_namespace_alone() {
+    fn complete_list_removes_absent_slices_of_its_namespace_only() {
         let mut slices = Slices::default();
         slices.put(slice("web-1", &[("10.0.0.1", true)]));
         slices.retain("other", &Slices::default());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_slice_counts_for_nothing() {
+    fn malformed_endpoint_slices_are_ignored() {
         let mut slices = Slices::default();
         assert!(!slices.put(json!({"metadata": {"name": "x"}})));
         assert!(!slices.put(json!("text")));

@@ -104,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn small_zone_passes_on_what_is_too_much_for_it() {
+    fn overloaded_zone_spills_over_to_others() {
         let all = |busy| [candidate(true, busy, false), candidate(false, 1, false)];
         assert_eq!(order(&all(1 + SPILL), 2, || 0.5), [0, 1]);
         assert_eq!(order(&all(2 + SPILL), 2, || 0.5), [1, 0]);
     }
 
     #[test]
-    fn the_less_busy_of_two_is_chosen() {
+    fn less_busy_of_two_random_endpoints_is_chosen() {
         let all = [candidate(true, 7, false), candidate(true, 3, false)];
         let mut draws = [0.0, 0.99].into_iter().cycle();
         assert_eq!(order(&all, 1, || draws.next().unwrap_or_default()), [1]);
@@ -119,7 +119,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_is_tried_twice(all in prop::collection::vec((any::<bool>(), 0..5usize, any::<bool>()), 0..20), tries in 0..5usize, seed: u64) {
+        fn no_endpoint_is_tried_twice(all in prop::collection::vec((any::<bool>(), 0..5usize, any::<bool>()), 0..20), tries in 0..5usize, seed: u64) {
             let all: Vec<_> = all.into_iter().map(|(near, busy, ejected)| candidate(near, busy, ejected)).collect();
             let mut rng = fastrand::Rng::with_seed(seed);
             let chosen = order(&all, tries, || rng.f64());

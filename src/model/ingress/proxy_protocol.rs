@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(client: (IpAddr, u16), server: (IpAddr, u16)) {
+        fn proxy_protocol_header_round_trips(client: (IpAddr, u16), server: (IpAddr, u16)) {
             let (client, server) = (SocketAddr::from(client), SocketAddr::from(server));
             let source = read(&header(client, server)).expect("a header").expect("an address");
             prop_assert_eq!((source.ip(), source.port()), (client.ip().to_canonical(), client.port()));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_may_tell_nothing_and_have_extensions() {
+    fn local_header_and_extensions_are_accepted() {
         let mut local = SIGNATURE.to_vec();
         local.extend([0x20, 0, 0, 3, 1, 2, 3]);
         assert_eq!(read(&local), Ok(None));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_refused() {
+    fn invalid_proxy_protocol_header_is_rejected() {
         let address: SocketAddr = "[fd7a::9]:1".parse().expect("an address");
         let with = |at: usize, byte: u8| {
             let mut bytes = header(address, address);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_range_is_refused_by_its_name() {
+    fn reserved_ranges_are_refused_by_name() {
         let policy = TargetPolicy { allowed: Vec::new(), denied: nets(&["10.96.0.0/12"]) };
         let rows = [
             ("10.96.0.1", Some(ReservedRange::Denied)),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn administrator_allows_every_range_but_the_proxys_own_addresses() {
+    fn allowed_targets_override_every_range_except_own_addresses() {
         let policy =
             TargetPolicy { allowed: nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]), denied: nets(&["10.96.0.0/12"]) };
         for text in ["100.100.7.7", "169.254.20.10", "10.96.0.10"] {

@@ -49,7 +49,7 @@ fn reasons(planned: &Planned, name: &str) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_name_leads_to_every_address_of_its_peer() {
+fn fqdn_target_uses_every_address_of_its_peer() {
     let planned = Planned::new(&world(
         r#"{"a":{"tailnetTarget":{"fqdn":"DB.tail.lab."},"ports":[{"protocol":"TCP","matchPort":10042,"targetPort":5432}]}}"#,
     ));
@@ -60,7 +60,7 @@ fn a_name_leads_to_every_address_of_its_peer() {
 }
 
 #[test]
-fn what_is_wrong_with_a_service_is_its_own_affair() {
+fn invalid_service_is_rejected_alone() {
     let planned = Planned::new(&world(
         r#"{"ok":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"UDP","matchPort":53,"targetPort":53}]},
             "gone":{"tailnetTarget":{"fqdn":"typo.tail.lab"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]},
@@ -153,7 +153,7 @@ fn forbidden_address_is_refused_even_where_a_peer_routes_it() {
 }
 
 #[test]
-fn a_port_claimed_twice_belongs_to_the_first_name_until_it_lets_go() {
+fn duplicate_match_port_belongs_to_the_first_service() {
     let service =
         |target: &str| format!(r#"{{"tailnetTarget":{{"ip":"{target}"}},"ports":[{{"protocol":"TCP","matchPort":80,"targetPort":80}}]}}"#);
     let (a, b) = (service("100.64.0.2"), service("100.64.0.3"));
@@ -177,7 +177,7 @@ fn an_ingress_service_lacking_a_family_is_served_in_the_other() {
 }
 
 #[test]
-fn a_name_outside_the_cluster_leads_to_all_of_its_addresses_and_is_followed() {
+fn external_name_uses_all_resolved_addresses() {
     let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},"IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":""},
         "externalName":"db.example.com"}}"#;
     let mut world = World { ingress: Arc::new(IngressConfig::parse(text).expect("a config")), ..world("") };
@@ -216,14 +216,14 @@ fn forbidden_answers_of_dns_are_dropped_at_each_answer() {
 }
 
 #[test]
-fn the_cluster_comes_to_what_the_node_serves_by_the_pods_addresses() {
+fn cluster_traffic_via_ingress_maps_pod_addresses_to_the_node() {
     let planned = Planned::new(&World { via_ingress: true, ..world("") });
     let mapped: Vec<_> = planned.ruleset.from_cluster.iter().map(|(pod, to)| (*pod, to[0])).collect();
     assert_eq!(mapped, [(ip("10.0.0.5"), ip("100.64.0.1")), (ip("fd00::5"), ip("fd7a::1"))]);
 }
 
 #[test]
-fn single_proxy_modes_go_by_whole_addresses() {
+fn single_proxy_modes_map_whole_addresses() {
     let single = |single| Planned::new(&World { single, ..world("") });
     let dest = single(Single::DestIp(ip("10.1.2.3")));
     assert_eq!(dest.ruleset.from_tailnet, OrdMap::unit(ip("100.64.0.1"), [ip("10.1.2.3")].into()));
@@ -283,7 +283,7 @@ fn any_world() -> impl Strategy<Value = World> {
 
 proptest! {
     #[test]
-    fn the_next_plan_is_the_plan_from_nothing(worlds in proptest::collection::vec(any_world(), 1..6)) {
+    fn incremental_plan_equals_a_fresh_plan(worlds in proptest::collection::vec(any_world(), 1..6)) {
         let mut planned = Planned::new(&worlds[0]);
         for world in &worlds {
             // A world as the data plane makes it: the config that follows shares what did not change.
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn a_delta_leads_from_one_ruleset_to_the_other(before in any_world(), after in any_world()) {
+    fn delta_transforms_one_ruleset_into_the_other(before in any_world(), after in any_world()) {
         use crate::model::firewall::ruleset::diff;
         let (before, after) = (Planned::new(&before).ruleset, Planned::new(&after).ruleset);
         let delta = diff(&before, &after);

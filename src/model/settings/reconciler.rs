@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tailscale_operators_environment_is_enough() {
+    fn environment_of_the_tailscale_operator_is_sufficient() {
         let settings = read(&[
             ("OPERATOR_NAMESPACE", "tailscale"),
             ("PROXY_IMAGE", "tailscale/tailscale:v1.102.0"),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_told_at_once() {
+    fn all_invalid_settings_are_reported_at_once() {
         let bad = [
             ("OPERATOR_NAMESPACE", "No"),
             ("PROXY_IMAGE_PULL_SECRETS", "pull,"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn each_control_plane_has_its_credentials() {
+    fn credentials_depend_on_the_control_plane() {
         let headscale = [("OPERATOR_LOGIN_SERVER", "https://hs.example.com/"), ("TAILYARD_HEADSCALE_KEY_FILE", "/key")];
         let control = read(&headscale).expect("settings").control;
         assert_eq!(
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_resolver_knows_the_clusters_domain() {
+    fn cluster_domain_is_read_from_resolv_conf() {
         let of = |text: &str| cluster_domain(text, "ts");
         assert_eq!(of("nameserver 10.0.0.10\nsearch ts.svc.example.org svc.example.org example.org\n").as_deref(), Some("example.org"));
         assert_eq!(of("search ts.svc.cluster.local. svc.cluster.local. cluster.local.").as_deref(), Some("cluster.local"));

@@ -54,7 +54,7 @@ fn egress_pod() -> Vec<(&'static str, &'static str)> {
 }
 
 #[test]
-fn an_egress_pod_of_the_operator() {
+fn environment_of_an_egress_pod_is_read() {
     let settings = read(&egress_pod());
     let expected = Settings {
         tailnet: settings.tailnet.clone(),
@@ -103,7 +103,7 @@ fn an_egress_pod_of_the_operator() {
 }
 
 #[test]
-fn nothing_set_is_a_userspace_node_with_defaults() {
+fn empty_environment_is_a_userspace_node() {
     let settings = read(&[]);
     let daemon = daemon(&settings);
     assert_eq!((daemon.userspace, daemon.boot_timeout), (true, Duration::from_mins(1)));
@@ -114,7 +114,7 @@ fn nothing_set_is_a_userspace_node_with_defaults() {
 }
 
 #[test]
-fn what_the_first_process_says_is_read() {
+fn init_process_variable_is_parsed() {
     let init = |text| read(&[("TAILYARD_INIT", text)]).init;
     assert_eq!(init("0"), Some(Init::default()));
     assert_eq!(init("2 signal SIGKILL"), Some(Init { restarts: 2, why: "signal SIGKILL".into() }));
@@ -122,7 +122,7 @@ fn what_the_first_process_says_is_read() {
 }
 
 #[test]
-fn every_fault_is_reported_at_once() {
+fn all_invalid_variables_are_reported_at_once() {
     let found = faults(&[
         ("TS_DEST_IP", "10.0.0.300"),
         ("TS_EXPERIMENTAL_DEST_DNS_NAME", "db.example"),
@@ -153,7 +153,7 @@ fn every_fault_is_reported_at_once() {
 }
 
 #[test]
-fn settings_that_exclude_each_other() {
+fn conflicting_settings_are_rejected() {
     let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig");
     let cases: [(&[(&str, &str)], &str); 18] = [
         (&[("TS_TAILNET_TARGET_IP", "100.64.0.1"), ("TS_TAILNET_TARGET_FQDN", "a.b")], "TS_TAILNET_TARGET_IP and TS_TAILNET_TARGET_FQDN"),
@@ -185,7 +185,7 @@ fn settings_that_exclude_each_other() {
 }
 
 #[test]
-fn settings_that_need_others() {
+fn settings_without_their_prerequisites_are_rejected() {
     let via = ("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "true");
     let cases: [(&[(&str, &str)], &str); 7] = [
         (&[("TS_ID_TOKEN", "a")], "TS_ID_TOKEN needs TS_CLIENT_ID"),
@@ -209,7 +209,7 @@ fn settings_that_need_others() {
 }
 
 #[test]
-fn faults_never_tell_a_secret() {
+fn errors_never_contain_secrets() {
     let pairs = [("TS_AUTHKEY", "tskey-1"), ("TS_CLIENT_SECRET", "tskey-2"), ("TS_ID_TOKEN", "tskey-3"), ("TS_HOSTNAME", "h")];
     assert!(faults(&pairs).iter().all(|fault| !fault.contains("tskey")));
     assert!(!format!("{:?}", read(&[("TS_AUTHKEY", "tskey-1")])).contains("tskey"));
@@ -238,7 +238,7 @@ fn a_flag_wins_over_its_variable_and_is_named_in_faults() {
 }
 
 #[test]
-fn the_http_flag_turns_everything_on() {
+fn http_addr_flag_enables_health_and_metrics() {
     let flags = Flags::proxy().with("--http-addr", Some("127.0.0.1:0".into()));
     let settings = Settings::read(&BTreeMap::new(), &flags).expect("good settings");
     let address = "127.0.0.1:0".parse().expect("an address");
@@ -246,7 +246,7 @@ fn the_http_flag_turns_everything_on() {
 }
 
 #[test]
-fn targets_are_allowed_and_denied_by_ranges() {
+fn allowed_and_denied_targets_are_cidr_lists() {
     let flags = Flags::proxy().with("--denied-targets", Some("10.96.0.0/12, fd00:96::/112".into()));
     let settings = Settings::read(&env(&[("TAILYARD_ALLOWED_TARGETS", "100.100.0.0/16")]), &flags).expect("good settings");
     let text = |nets: &[ipnet::IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -268,7 +268,7 @@ fn prestop_hook_is_served_in_pods_of_the_tailscale_operator_alone() {
 }
 
 #[test]
-fn booleans_that_are_not_understood_count_as_unset() {
+fn invalid_booleans_count_as_unset() {
     let settings = read(&[("TS_AUTH_ONCE", "yes"), ("TS_USERSPACE", "maybe"), ("TS_ACCEPT_DNS", "")]);
     assert_eq!((two_step(&settings).once, daemon(&settings).userspace), (false, true));
     let notes = &settings.notes;
@@ -277,13 +277,13 @@ fn booleans_that_are_not_understood_count_as_unset() {
 }
 
 #[test]
-fn the_kernel_is_the_default_where_it_is_needed() {
+fn forwarding_modes_default_to_the_kernel_device() {
     assert!(!daemon(&read(&[("TS_DEST_IP", "10.0.0.1")])).userspace);
     assert!(daemon(&read(&[("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "false")])).userspace);
 }
 
 #[test]
-fn two_steps_are_read_whole() {
+fn two_step_login_settings_are_read() {
     let settings = read(&[
         ("TS_AUTH_KEY", "old-name"),
         ("TS_AUTHKEY", "new-name"),
@@ -304,7 +304,7 @@ fn two_steps_are_read_whole() {
 }
 
 #[test]
-fn the_certificates_issuer_is_replica_zero() {
+fn only_replica_zero_has_writable_cert_share() {
     let share = |name| read(&[("TS_EXPERIMENTAL_CERT_SHARE", "true"), ("POD_NAME", name)]);
     let mode = |name| daemon(&share(name)).env.get("TS_CERT_SHARE_MODE").cloned();
     assert_eq!((mode("ing-0").as_deref(), mode("ing-1").as_deref(), mode("ing-10").as_deref()), (Some("rw"), Some("ro"), Some("ro")));
@@ -312,7 +312,7 @@ fn the_certificates_issuer_is_replica_zero() {
 }
 
 #[test]
-fn the_api_server_is_found_without_dns() {
+fn api_server_address_comes_from_the_environment() {
     let server = |pairs: &[(&str, &str)]| read(pairs).kube.map(|kube| kube.server);
     let (host, port) = (("KUBERNETES_SERVICE_HOST", "fd00:96::1"), ("KUBERNETES_SERVICE_PORT", "443"));
     let by_name = ("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", "false");
@@ -334,7 +334,7 @@ fn pod_addresses_are_one_of_each_family() {
 }
 
 #[test]
-fn every_flag_stands_for_one_variable() {
+fn flags_and_variables_are_unique() {
     for settings in [table::proxy().collect::<Vec<_>>(), table::reconciler().collect()] {
         let flags: BTreeSet<_> = settings.iter().map(|setting| setting.flag).collect();
         let variables: BTreeSet<_> = settings.iter().map(|setting| setting.variable).collect();
@@ -343,7 +343,7 @@ fn every_flag_stands_for_one_variable() {
 }
 
 #[test]
-fn front_end_is_limited_as_is_set() {
+fn front_end_limits_are_read() {
     let set = read(&[
         ("TAILYARD_UPGRADES", "websocket, SPDY/3.1"),
         ("TAILYARD_BODY_TIMEOUT", "30s"),
@@ -365,7 +365,7 @@ fn front_end_is_limited_as_is_set() {
 }
 
 #[test]
-fn wireguards_port_outlives_a_restart_and_differs_from_pod_to_pod() {
+fn wireguard_port_is_stable_per_pod() {
     let port = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env["PORT"].parse::<u16>().expect("a port");
     let pod = |name: &str, ip: &str| port(&[("POD_NAME", name), ("POD_IP", ip)]);
     assert_eq!(pod("eg-0", "10.0.0.5"), pod("eg-0", "10.0.0.5"));
@@ -375,7 +375,7 @@ fn wireguards_port_outlives_a_restart_and_differs_from_pod_to_pod() {
 }
 
 #[test]
-fn where_the_whole_pod_is_forwarded_wireguard_keeps_its_port() {
+fn whole_address_modes_reserve_the_wireguard_port() {
     let ports = |pairs: &[(&str, &str)]| read(pairs).reserved().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert!(ports(&[("TS_TAILNET_TARGET_IP", "100.64.0.9")]).contains(&"udp/41641".to_owned()));
     assert!(ports(&[("TS_TAILNET_TARGET_FQDN", "a.b"), ("PORT", "7777")]).contains(&"udp/7777".to_owned()));
@@ -383,7 +383,7 @@ fn where_the_whole_pod_is_forwarded_wireguard_keeps_its_port() {
 }
 
 #[test]
-fn a_config_directory_that_is_filled_needs_to_know_which_and_from_where() {
+fn config_from_api_requires_directory_and_pod_name() {
     let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/run/tailyard/config");
     let all = read(&[dir, ("POD_NAME", "eg-0"), ("TAILYARD_CONFIG_FROM_API", "true")]);
     assert!(daemon(&all).fill_config);
@@ -392,7 +392,7 @@ fn a_config_directory_that_is_filled_needs_to_know_which_and_from_where() {
 }
 
 #[test]
-fn certificates_are_ordered_where_and_as_is_set() {
+fn acme_directory_and_account_are_read() {
     let issuing = |env: &[(&str, &str)]| read(env).issuing;
     let staging = "https://acme-staging-v02.api.letsencrypt.org/directory";
     assert_eq!(issuing(&[("TS_DEBUG_ACME_DIRECTORY_URL", staging)]).directory, staging);
@@ -411,7 +411,7 @@ fn certificates_are_ordered_where_and_as_is_set() {
 }
 
 #[test]
-fn a_member_without_a_device_serves_sites_alone() {
+fn userspace_group_member_serves_only_sites() {
     let group = [
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
         ("POD_NAME", "in-0"),

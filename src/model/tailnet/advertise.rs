@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_place_and_wanted_is_advertised() {
+    fn ready_and_wanted_services_are_advertised() {
         let advertised = facts().advertised();
         assert_eq!(advertised.services, ["svc:a".to_owned()].into());
         assert!(advertised.withholds("fd00::1/128") && !advertised.withholds("10.9.0.1/32") && !advertised.withholds("nonsense"));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_lets_nobody_new_in_and_then_advertises_nothing() {
+    fn draining_replica_raises_shields_then_withdraws() {
         let leaving = |shut, withdrawn| AdvertiseInputs { leaving: WithdrawalProgress { shut, withdrawn }, ..facts() }.advertised();
         assert_eq!(leaving(true, false), Advertised { shut: true, ..facts().advertised() }, "whoever is in is still led here");
         let advertised = leaving(true, true);

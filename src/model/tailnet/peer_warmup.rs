@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_is_tried_once_and_what_nobody_answers_for_never() {
+    fn each_peer_is_a_target_once_and_unrouted_addresses_never() {
         let services = [
             service("a", r#"{"fqdn":"n1.lab"}"#),
             service("again", r#"{"fqdn":"N1.lab."}"#),
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn of_those_who_were_spoken_with_the_ones_that_are_gone_are_not_tried() {
+    fn recent_peers_missing_from_the_netmap_are_skipped() {
         let planned = Planned::new(&world(&[], 3));
         assert_eq!(recent_targets(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
     }
 
     #[test]
-    fn a_peer_is_asked_when_it_trusts_the_old_place_no_more() {
+    fn tunnel_probe_waits_until_the_old_endpoint_expires() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
         let settle = |seconds: i64| settle(Some(now - SignedDuration::from_secs(seconds)), now);
         let trust = Duration::try_from(TRUST).expect("positive");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_of_a_single_proxy_counts() {
+    fn target_of_a_single_proxy_is_probed() {
         let mut world = world(&[], 3);
         world.pod_ips = ips(&["10.0.0.1"]);
         world.single = Single::TailnetIp("100.64.1.2".parse().expect("an address"));
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_bounded() {
+    fn number_of_targets_is_bounded() {
         let services: Vec<_> = (0..40).map(|i| service(&format!("s{i}"), &format!(r#"{{"fqdn":"n{i}.lab"}}"#))).collect();
         assert_eq!(targets(&Planned::new(&world(&services, 40))).len(), MAX_TARGETS);
     }
 
     #[test]
-    fn without_a_tailnet_there_is_nothing_to_try() {
+    fn no_netmap_means_no_targets() {
         let world = World { netmap: None, ..world(&[service("a", r#"{"fqdn":"n1.lab"}"#)], 3) };
         assert_eq!(targets(&Planned::new(&world)), BTreeSet::new());
     }

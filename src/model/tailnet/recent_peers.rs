@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_with_a_handshake_of_late_are_remembered_wherever_the_clock_stands() {
+    fn peers_with_a_recent_handshake_are_recorded() {
         let status = status(&[
             ("100.64.0.1", "2026-05-01T12:09:00.123456789Z"),
             ("100.64.0.2", "2026-05-01T14:06:00+02:00"),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_the_newest_are_remembered() {
+    fn only_the_newest_peers_are_recorded() {
         let peers: Vec<_> = (0..100).map(|i| (format!("100.64.1.{i}"), format!("2026-05-01T12:08:{:02}.{i:02}Z", i / 2))).collect();
         let peers: Vec<_> = peers.iter().map(|(ip, at)| (ip.as_str(), at.as_str())).collect();
         let newest = of_late(&status(&peers), now());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_names_nobody() {
+    fn malformed_peer_list_is_empty() {
         for text in ["", "{}", r#"["x"]"#, "[1]"] {
             assert_eq!(read(text.as_bytes()), BTreeSet::new(), "{text}");
         }

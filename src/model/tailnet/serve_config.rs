@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn sites_are_handed_over_with_the_clients_address_and_the_kernels_are_its_own() {
+    fn sites_use_proxy_protocol_and_l4_services_use_tun() {
         let text = serde_json::to_string(&config(&example())).expect("JSON");
         assert_eq!(
             text,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn one_site_has_the_port_by_which_the_internet_comes() {
+    fn only_one_site_has_the_funnel_port() {
         let site = |name: &str| Vhost {
             hosts: [(name.to_owned(), crate::api::routes::Host::default())].into(),
             listeners: [(443, Listener::Https), (80, Listener::Redirect)].into(),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
+    fn draining_disables_funnel_first() {
         let open = ServeInputs { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
         let closed = ServeInputs { funnel: BTreeSet::new(), ..open.clone() };
         // In order: normal, shields up, services withdrawn, shields down for the next Pod.
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tailscaled_serves_by_itself_is_passed_on() {
+    fn handlers_served_by_tailscaled_are_passed_through() {
         let tailscaled_config = r#"{"TCP":{"443":{"HTTPS":true}},"Web":{"${TS_CERT_DOMAIN}:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}},
             "Services":{"svc:tcp":{"TCP":{"22":{"TCPForward":"10.0.0.1:22"}}},"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"w:443":{"Handlers":{}}}}}}"#;
         let tailscaled_config: ServeConfig = serde_json::from_str(tailscaled_config).expect("a config");
@@ -263,12 +263,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_is_not_written() {
+    fn unchanged_serve_config_is_not_written() {
         assert_eq!(steps(&config(&example()), &config(&example())), []);
     }
 
     #[test]
-    fn only_what_changes_its_way_goes_first() {
+    fn changed_handlers_are_removed_before_they_are_replaced() {
         let stock = r#"{"Services":{"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"web.x.ts.net:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}}},"svc:mail":{"Tun":true}}}"#;
         let stock: ServeConfig = serde_json::from_str(stock).expect("a config");
         let wanted = config(&example());

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_ends_what_its_predecessor_said_and_keeps_the_device() {
+    fn start_clears_old_status_and_keeps_the_device() {
         let found = content(&[("device_id", "n1"), ("egress-services", "{}"), ("reissue_authkey", "old")]);
         let start = Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: "new".into() };
         let after = applied(found, &start.changes(&content(&[("reissue_authkey", "old")])));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_a_key_stands_until_another_key_is_mounted() {
+    fn reissue_request_stays_until_another_auth_key_is_mounted() {
         let found = content(&[("reissue_authkey", "k")]);
         for mounted in ["", "k"] {
             let start = Start { auth_key: mounted.into(), ..Start::default() };
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_takes_the_current_profile_along() {
+    fn forgetting_the_identity_removes_the_current_profile() {
         let found = content(&[("_current-profile", "profile-1a2b"), ("profile-1a2b", "{}"), ("pod_uid", "u"), ("_machinekey", "m")]);
         assert_eq!(applied(found.clone(), &forget_identity(&found)), content(&[("pod_uid", "u")]));
         let odd = content(&[("_current-profile", "pod_uid"), ("pod_uid", "u")]);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_whole_with_nothing_or_all_of_it() {
+    fn state_is_consistent_if_empty_or_complete() {
         let whole = content(&[("_machinekey", "m"), ("_profiles", "p"), ("_current-profile", "profile-1"), ("profile-1", "{}")]);
         assert!(consistent(&content(&[("device_id", "n")])) && consistent(&whole));
         for missing in whole.keys() {
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_outstanding_once_applied_leaves_nothing(
+        fn applied_outstanding_changes_leave_none(
             wanted in changes(),
             existing in changes(),
         ) {

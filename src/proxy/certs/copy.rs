@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_copy_has_no_certificates() {
+    fn malformed_certificate_copy_is_empty() {
         let pair = Pair { chain: b"chain".to_vec().into(), key: b"key".to_vec().into() };
         let pairs = BTreeMap::from([("a.example.com".to_owned(), pair)]);
         let copy = to_copy(&pairs);

@@ -248,7 +248,7 @@ mod tests {
     use crate::model::base::net::InterfaceName;
 
     #[test]
-    fn at_the_start_and_when_an_address_has_left_the_tailnet_every_flow_is_compared() {
+    fn start_and_lost_route_cause_a_flow_audit() {
         let netmap = |nets: &[&str]| {
             let routes = nets.iter().map(|net| net.parse::<IpNet>().expect("a network")).collect();
             Some(Arc::new(NetMap { routes, ..NetMap::default() }))

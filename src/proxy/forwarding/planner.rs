@@ -83,7 +83,7 @@ mod tests {
     use crate::model::base::net::InterfaceName;
 
     #[tokio::test]
-    async fn nothing_is_planned_on_half_a_picture() {
+    async fn no_plan_before_all_inputs_are_present() {
         let (egress, rx_egress) = watch::channel(None);
         let (_ingress, rx_ingress) = watch::channel(Some(Arc::default()));
         let (netmap, rx_netmap) = watch::channel(None);

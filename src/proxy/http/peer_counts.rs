@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_with_an_address_is_direct_and_one_without_is_relayed() {
+    fn active_peer_with_address_is_direct_and_without_is_relayed() {
         let text = r#"{"Peer": {"a": {"Active": true, "CurAddr": "10.0.0.1:41641", "Relay": "lab"}, "b": {"Active": true, "CurAddr": "", "Relay": "lab"},
             "c": {"Active": false, "CurAddr": "10.0.0.2:41641"}, "d": {"Active": true, "Relay": "lab"}}}"#;
         let status: localapi::DaemonStatus = serde_json::from_str(text).expect("a status");

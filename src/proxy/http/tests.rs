@@ -130,7 +130,7 @@ async fn body(answer: AdminResponse) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_names_what_is_missing_and_ends_ready() {
+async fn readyz_names_blockers_until_ready() {
     let lab = lab();
     assert_eq!(healthz(&lab.sources).status(), StatusCode::SERVICE_UNAVAILABLE);
     let answer = readyz(&lab.sources);
@@ -143,7 +143,7 @@ async fn a_start_names_what_is_missing_and_ends_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn healthz_says_which_pod_it_is_also_while_it_leaves() {
+async fn healthz_has_pod_addresses_while_draining() {
     let lab = lab();
     lab.ready();
     lab.stopper.stop();
@@ -155,7 +155,7 @@ async fn healthz_says_which_pod_it_is_also_while_it_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_that_does_not_reach_the_kernel_is_told_and_the_older_one_goes_on_serving() {
+async fn failed_ruleset_write_is_reported_and_replica_stays_ready() {
     let lab = lab();
     lab.ready();
     let following = tokio::spawn(Arc::clone(&lab.sources).follow());
@@ -178,7 +178,7 @@ async fn a_plan_that_does_not_reach_the_kernel_is_told_and_the_older_one_goes_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_is_ready_once_it_has_caught_up_with_what_came_meanwhile() {
+async fn replica_is_ready_after_the_plan_of_its_start_is_written() {
     let lab = lab();
     lab.ready();
     let [second, third] = [(); 2].map(|()| Arc::new(lab.newest().as_ref().clone()));
@@ -191,7 +191,7 @@ async fn a_start_is_ready_once_it_has_caught_up_with_what_came_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_that_come_faster_than_they_are_written_leave_it_ready() {
+async fn frequent_plans_do_not_affect_readiness() {
     let lab = lab();
     lab.ready();
     let following = tokio::spawn(Arc::clone(&lab.sources).follow());
@@ -207,7 +207,7 @@ async fn changes_that_come_faster_than_they_are_written_leave_it_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rules_that_somebody_took_away_and_that_cannot_be_written_again_make_it_unready() {
+async fn unrepairable_ruleset_makes_the_replica_unready() {
     let lab = lab();
     lab.ready();
     lab.programmed.send_modify(|state| (state.current, state.damaged) = (true, true));
@@ -221,7 +221,7 @@ async fn rules_that_somebody_took_away_and_that_cannot_be_written_again_make_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn metrics_do_not_wait_for_what_hangs_and_end_with_tailscaleds_own() {
+async fn metrics_skip_hanging_sources_and_append_those_of_tailscaled() {
     let lab = lab();
     lab.ready();
     lab.flows.store(9, Ordering::SeqCst);
@@ -235,7 +235,7 @@ async fn metrics_do_not_wait_for_what_hangs_and_end_with_tailscaleds_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_plan_in_force_is_shown_whole() {
+async fn debug_plan_shows_the_current_plan() {
     let lab = lab();
     assert_eq!(body(debug_plan(&lab.sources)).await, "null");
     lab.ready();
@@ -246,7 +246,7 @@ async fn the_plan_in_force_is_shown_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_hook_ends_with_the_evidence() {
+async fn prestop_hook_ends_when_services_are_rerouted() {
     let lab = lab();
     assert_eq!(body(prestop_hook::hook(Arc::clone(&lab.sources)).await).await, "safe to terminate", "no config");
     lab.ready();
@@ -264,7 +264,7 @@ async fn the_hook_ends_with_the_evidence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
+async fn prestop_hook_times_out_and_names_routed_services() {
     let lab = lab();
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["fd00::5"]);
@@ -276,7 +276,7 @@ async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hook_counts_only_when_sigterm_follows_and_each_call_has_its_own_time() {
+async fn prestop_hook_call_counts_only_if_sigterm_follows() {
     let lab = lab();
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
@@ -296,7 +296,7 @@ async fn hook_counts_only_when_sigterm_follows_and_each_call_has_its_own_time() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_forwards_nothing_goes_on() {
+async fn sources_without_forwarding_keep_running() {
     let Lab { sources, planned, programmed, .. } = lab();
     drop((planned, programmed));
     let following = timeout(Duration::from_mins(1), Arc::clone(&sources).follow());
@@ -304,7 +304,7 @@ async fn a_replica_that_forwards_nothing_goes_on() {
 }
 
 #[tokio::test]
-async fn only_the_admin_address_shows_the_plan() {
+async fn debug_plan_is_served_on_the_admin_address_only() {
     let lab = lab();
     lab.ready();
     let listen = async |routes: Routes| {
@@ -322,7 +322,7 @@ async fn only_the_admin_address_shows_the_plan() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_tried_for_until_it_is_free() {
+async fn bind_is_retried_until_the_address_is_free() {
     let lab = lab();
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = taken.local_addr().expect("an address");
@@ -349,7 +349,7 @@ async fn get(address: SocketAddr, path: &str) -> u16 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_status_tells_totals_and_what_is_in_the_way() {
+async fn status_has_totals_and_blockers() {
     let lab = lab();
     let status_page =
         async || -> ReplicaStatus { serde_json::from_str(&body(status::page(Arc::clone(&lab.sources)).await).await).expect("a status") };

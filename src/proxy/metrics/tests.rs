@@ -106,7 +106,7 @@ async fn page_has_exactly_the_series_of_each_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
+async fn last_error_timestamp_stays_until_its_service_is_removed() {
     let metrics = Metrics::new().expect("families");
     let broken = planned(CONFIG, None);
     metrics.planned(&broken, Instant::now());
@@ -143,7 +143,7 @@ async fn writes_and_failures_are_counted_as_they_happen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn page_has_exactly_the_series_of_inputs_with_their_ages() {
+async fn page_has_exactly_the_series_of_inputs() {
     let metrics = Metrics::new().expect("families");
     let start = Instant::now();
     let name = |answered, failure| NameStatus { answered, failure };
@@ -201,7 +201,7 @@ async fn every_family_of_a_page_is_described_with_its_type() {
 }
 
 #[test]
-fn names_and_units_follow_the_conventions() {
+fn metric_names_and_help_follow_the_conventions() {
     let metrics = Metrics::new().expect("families");
     let mut names = BTreeSet::new();
     for Description { name, kind, help, .. } in metrics.registry().descriptions() {

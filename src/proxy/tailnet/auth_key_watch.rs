@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_newest_config_holds_the_key() {
+    async fn auth_key_comes_from_the_newest_config() {
         let both = values(&[
             ("cap-95.hujson", r#"{"Version":"alpha0","AuthKey":"old"}"#),
             ("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"} // of today"#),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_takes_a_key_back() {
+    async fn auth_key_is_never_unset() {
         let good = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
         let used = values(&[("cap-106.hujson", r#"{"Version":"alpha0"}"#)]);
         let broken = values(&[("cap-106.hujson", "{")]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_directory_is_as_the_secret_and_keeps_the_last_config() {
+    async fn config_directory_mirrors_the_secret_and_keeps_the_last_config() {
         let dir = tempfile::tempdir().expect("a directory");
         let dir = dir.path().join("made");
         let listed = || {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_key_nothing_is_told() {
+    async fn config_without_auth_key_is_ignored() {
         assert_eq!(key_after(vec![ObjectEvent::Live, ObjectEvent::Current(values(&[("other", "{}")])), ObjectEvent::Gone]).await, None);
     }
 }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_target_is_asked_outside_the_tunnel_and_then_through_it() {
+    async fn targets_are_probed_by_disco_then_through_the_tunnel() {
         let mut bench = bench(|_, before| before != 0);
         bench.running(0);
         advance(LIMIT * 2).await;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_a_predecessor_was_the_tunnel_is_asked_at_once() {
+    async fn unchanged_endpoint_is_probed_through_the_tunnel_at_once() {
         let mut bench = bench(|_, before| before != 0);
         bench.predecessor_sender.send_replace(Some(PredecessorPeers { here: true, ..PredecessorPeers::default() }));
         bench.plan();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
+    async fn recent_peers_of_the_predecessor_are_probed_once_loaded() {
         let mut bench = bench(|_, _| true);
         bench.predecessor_sender.send_replace(None);
         bench.plan();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_daemon_that_is_not_connected_yet_may_have_ways_and_is_not_hurried() {
+    async fn warmup_limit_starts_when_the_daemon_is_connected() {
         let mut bench = bench(|_, before| before > 20);
         bench.plan();
         bench.starting();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_target_that_does_not_answer_is_waited_for_no_longer_than_the_bound() {
+    async fn silent_target_is_awaited_up_to_the_limit() {
         let mut bench = bench(|pings, _| pings == ip(2));
         bench.running(0);
         bench.plan();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_start_of_the_daemon_is_tried_again_even_in_the_middle_of_the_one_before() {
+    async fn daemon_restart_restarts_the_warmup() {
         let mut bench = bench(|_, before| before > 3);
         bench.plan();
         bench.running(0);

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_that_starts_again_is_where_its_predecessor_was_also_if_the_state_cannot_be_read() {
+    async fn restarted_container_keeps_its_endpoint_without_readable_state() {
         let of = |here| PredecessorPeers { here, ..PredecessorPeers::default() };
         assert_eq!([without_state(true).await, without_state(false).await], [of(true), of(false)]);
     }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_concerns_one_service_is_set_aside() {
+    fn only_errors_of_a_single_object_are_set_aside() {
         let setbacks = PartialErrors::default();
         for code in [403, 409, 422, 500] {
             assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_ok(), "{code}");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_befell_anybody() {
+    fn no_errors_end_well() {
         let (events, ended) = PartialErrors::default().end();
         assert!(events.is_empty() && ended.is_ok());
     }

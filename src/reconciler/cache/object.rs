@@ -77,7 +77,7 @@ impl CachedObject {
         }
     }
 
-    /// What is kept of a Service that may be a backend.
+    /// Pruned Service that may be a backend.
     pub(super) fn backend(service: &Service) -> Self {
         let spec = service.spec.clone().unwrap_or_default();
         let port = |port: ServicePort| ServicePort { node_port: None, target_port: None, ..port };
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_keep_whose_they_are_and_whether_they_serve() {
+    fn pruned_slices_keep_owner_and_readiness() {
         let slice = |version: &str, ready: Value| {
             let slice = json!({"addressType": "IPv4", "metadata": {"name": "s", "resourceVersion": version, "annotations": {"t": version},
                 "labels": {"kubernetes.io/service-name": "c"}}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]});
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_keep_their_labels_and_addresses() {
+    fn pruned_nodes_keep_labels_and_addresses() {
         let addresses = json!([{"type": "ExternalIP", "address": "198.51.100.1"}]);
         let node = |version: &str, more: Value| {
             let mut node = json!({"metadata": {"name": "n1", "labels": {"a": "b"}}, "status": {"addresses": addresses}});
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn children_keep_what_they_are_judged_by() {
+    fn pruned_child_services_keep_compared_fields() {
         let labels = json!({"tailscale.com/svc-type": "egress"});
         let child = json!({"kind": "Service", "metadata": {"name": "c", "labels": labels, "annotations": {LAST_APPLIED: "{}"}},
             "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}}, "status": {"loadBalancer": {}}});
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_is_kept_as_its_end_alone() {
+    fn pruned_certificate_secret_keeps_only_its_expiry() {
         let key = rcgen::KeyPair::generate().expect("a key");
         let mut params = rcgen::CertificateParams::new(vec!["a.ts.net".to_owned()]).expect("names");
         params.not_after = rcgen::date_time_ymd(2027, 4, 1);
@@ -258,13 +258,13 @@ mod tests {
         let data = std::collections::BTreeMap::from(data);
         let secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
         let set = json!({"tls.crt": "set", "tls.key": "set"});
-        let kept = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
+        let expected = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
             "validUntil": "2027-04-01T00:00:00Z"});
-        assert_eq!(pruned(Kind::Secret, secret), kept);
+        assert_eq!(pruned(Kind::Secret, secret), expected);
     }
 
     #[test]
-    fn a_state_is_kept_as_it_was_read_and_a_config_whole() {
+    fn pruned_state_secret_drops_data_and_config_secret_keeps_it() {
         let secret = |name: &str| json!({"metadata": {"name": name}, "data": {"egress-services": "e30="}});
         let (state, config) = (pruned(Kind::Secret, secret("g-0")), pruned(Kind::Secret, secret("g-0-config")));
         assert_eq!((state, config), (json!({"metadata": {"name": "g-0"}}), secret("g-0-config")));

@@ -33,7 +33,7 @@ fn groups_of(keys: &BTreeSet<WorkKey>) -> Vec<&str> {
 }
 
 #[test]
-fn older_news_counts_for_nothing() {
+fn events_with_older_versions_are_ignored() {
     let mut world = world();
     assert_eq!(groups_of(&world.put(WatchRole::Group, group("g", 5))), ["g"]);
     assert!(world.put(WatchRole::Group, group("g", 4)).is_empty());
@@ -44,7 +44,7 @@ fn older_news_counts_for_nothing() {
 }
 
 #[test]
-fn a_list_drops_what_it_does_not_name_and_only_when_it_is_complete() {
+fn complete_list_removes_absent_objects() {
     let mut world = world();
     world.put(WatchRole::Group, group("old", 1));
     world.begin(WatchRole::Group, None);
@@ -55,7 +55,7 @@ fn a_list_drops_what_it_does_not_name_and_only_when_it_is_complete() {
 }
 
 #[test]
-fn lists_of_one_namespace_say_nothing_of_another() {
+fn list_of_one_namespace_does_not_affect_another() {
     let mut world = ClusterCache::new(None, [WatchRole::Service, WatchRole::Service]);
     for namespace in ["u", "v"] {
         world.begin(WatchRole::Service, Some(namespace));
@@ -68,7 +68,7 @@ fn lists_of_one_namespace_say_nothing_of_another() {
 }
 
 #[test]
-fn services_of_nobody_are_kept_as_digests() {
+fn services_without_group_are_stored_without_content() {
     let mut world = world();
     assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());
     assert_eq!((world.count(WatchRole::Service), world.stored(WatchRole::Service)), (0, 1));
@@ -82,7 +82,7 @@ fn services_of_nobody_are_kept_as_digests() {
 }
 
 #[test]
-fn what_belongs_to_a_group_is_shown_to_its_pass() {
+fn pass_sees_the_objects_of_its_group() {
     let mut world = world();
     world.put(WatchRole::Group, group("g", 1));
     world.put(WatchRole::Service, service("s", 2, Some("other")));
@@ -102,7 +102,7 @@ fn what_belongs_to_a_group_is_shown_to_its_pass() {
 }
 
 #[test]
-fn a_secret_that_changes_concerns_the_tailnets_whose_credentials_it_is() {
+fn changed_credentials_secret_wakes_its_tailnets() {
     let mut world = ClusterCache::new(None, [WatchRole::Tailnet, WatchRole::Credentials]);
     let tailnet = |name: &str, secret: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"credentials": {"secretName": secret}}});
     for (name, secret) in [("a", "one"), ("b", "two"), ("c", "one")] {
@@ -116,7 +116,7 @@ fn a_secret_that_changes_concerns_the_tailnets_whose_credentials_it_is() {
 }
 
 #[test]
-fn node_ports_that_were_refused_are_not_asked_for_again_for_a_while() {
+fn refused_node_ports_are_avoided_for_some_time() {
     let (mut world, now) = (world(), Instant::now());
     assert!((30_000..30_032).all(|port| world.refused_port(port, now)));
     assert!(!world.refused_port(30_032, now), "so many in a row are another fault than a port that is taken");
@@ -124,7 +124,7 @@ fn node_ports_that_were_refused_are_not_asked_for_again_for_a_while() {
 }
 
 #[test]
-fn an_answer_that_comes_after_the_end_brings_nothing_back() {
+fn late_response_does_not_restore_a_deleted_object() {
     let mut world = world();
     world.put(WatchRole::Group, group("g", 5));
     world.gone(WatchRole::Group, &group("g", 7));
@@ -139,7 +139,7 @@ fn an_answer_that_comes_after_the_end_brings_nothing_back() {
 }
 
 #[test]
-fn what_is_deleted_is_gone_unless_something_keeps_it() {
+fn deleted_object_is_removed_unless_it_has_finalizers() {
     let mut world = world();
     world.put(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
     let object = ObjectRef::new(Kind::Service, "ts", "c");
@@ -155,7 +155,7 @@ fn what_is_deleted_is_gone_unless_something_keeps_it() {
 }
 
 #[test]
-fn somebody_elses_object_is_shown_for_a_while() {
+fn foreign_object_is_remembered_for_some_time() {
     let mut world = world();
     let (object, now) = (ObjectRef::new(Kind::Secret, "ts", "g-0"), Instant::now());
     world.found("g", object.clone(), json!({"metadata": {"name": "g-0"}}), now);
@@ -200,7 +200,7 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
 }
 
 #[test]
-fn slices_matter_while_one_is_written_by_hand() {
+fn slice_events_matter_while_a_slice_is_managed_by_us() {
     let role = WatchRole::Owned(Kind::EndpointSlice);
     let slice = |name: &str, version: u64, by: &str, ready: bool| {
         let labels =

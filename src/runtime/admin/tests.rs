@@ -65,7 +65,7 @@ async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
 }
 
 #[tokio::test]
-async fn known_paths_answer_and_others_do_not() {
+async fn unknown_paths_and_methods_are_refused() {
     let server = start(routes(), Limits::default()).await;
     let response = say(server.address, "GET /hello?you HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(response.starts_with("HTTP/1.1 200 OK") && response.ends_with("\r\n\r\nhello you"), "{response}");
@@ -76,14 +76,14 @@ async fn known_paths_answer_and_others_do_not() {
 }
 
 #[tokio::test]
-async fn bodies_are_refused_unread() {
+async fn request_with_body_is_refused_unread() {
     let server = start(routes(), Limits::default()).await;
     let response = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\nab").await;
     assert!(response.starts_with("HTTP/1.1 413"), "{response}");
 }
 
 #[tokio::test]
-async fn a_client_that_never_asks_is_let_go() {
+async fn client_without_a_complete_head_is_disconnected() {
     let limits = Limits { header: Duration::from_millis(50), ..Limits::default() };
     let server = start(routes(), limits).await;
     let response = say(server.address, "GET /hello HTTP/1.1\r\nHost:").await;
@@ -94,7 +94,7 @@ async fn a_client_that_never_asks_is_let_go() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_let_go() {
+async fn client_that_does_not_read_is_disconnected() {
     let limits = Limits { stall: Duration::from_millis(100), drain: Duration::from_hours(1), ..Limits::default() };
     let large = Bytes::from(vec![b'x'; 32 << 20]);
     let inside = Arc::new(Notify::new());
@@ -140,7 +140,7 @@ async fn silent_connections_do_not_delay_a_request() {
 }
 
 #[tokio::test]
-async fn silent_client_is_disconnected_within_the_time_for_a_head() {
+async fn silent_client_is_disconnected_within_the_head_timeout() {
     let server = start(routes(), Limits::default()).await;
     let mut open = silent([127, 0, 0, 1], server.address, 1).await;
     let read = timeout(Duration::from_secs(5), open[0].read(&mut [0; 1])).await;
@@ -218,7 +218,7 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
 }
 
 #[tokio::test]
-async fn a_taken_address_is_a_typed_error() {
+async fn address_in_use_is_a_typed_error() {
     let server = start(routes(), Limits::default()).await;
     let error = AdminServer::bind(server.address, routes(), Limits::default()).await.err().expect("taken");
     assert_eq!(error.reason(), "AddressInUse");

@@ -21,7 +21,7 @@ async fn nothing(queue: &Queue<&'static str>, within: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_there_once_and_in_the_order_of_the_first_wish() {
+async fn queued_key_is_unique_and_in_order() {
     let queue = queue();
     for key in ["a", "b", "a", "c", "b"] {
         queue.add(key);
@@ -36,7 +36,7 @@ async fn a_key_is_there_once_and_in_the_order_of_the_first_wish() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_in_work_is_not_handed_out_twice_and_not_forgotten() {
+async fn key_added_while_processing_runs_again_afterwards() {
     let queue = queue();
     queue.add("a");
     let work = take(&queue).await;
@@ -49,7 +49,7 @@ async fn a_key_in_work_is_not_handed_out_twice_and_not_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_earliest_wish_counts() {
+async fn earliest_requeue_time_wins() {
     let queue = queue();
     let begin = Instant::now();
     queue.add_after("a", Duration::from_mins(1));
@@ -63,7 +63,7 @@ async fn the_earliest_wish_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_wait_longer_and_longer_until_one_success() {
+async fn failed_key_backs_off_until_success() {
     let queue = queue();
     queue.add("a");
     for seconds in [1, 2, 4, 8] {
@@ -83,7 +83,7 @@ async fn failures_wait_longer_and_longer_until_one_success() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_failed_is_not_hurried_by_wishes_that_came_meanwhile_but_by_later_ones() {
+async fn only_later_adds_skip_the_backoff() {
     let queue = queue();
     queue.add("a");
     let work = take(&queue).await;
@@ -154,7 +154,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// A key that was asked for after its last turn began gets another turn, and no key has two turns at once.
     #[test]
-    fn no_wish_is_lost(steps in steps()) {
+    fn no_added_key_is_lost(steps in steps()) {
         let mut order = QueueOrder::new();
         let mut now = Instant::now();
         let mut running = BTreeSet::new();

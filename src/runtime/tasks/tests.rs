@@ -6,7 +6,7 @@ use super::*;
 const GRACE: Duration = Duration::from_secs(5);
 
 #[tokio::test(start_paused = true)]
-async fn tasks_end_in_order_when_asked() {
+async fn stop_ends_all_tasks() {
     let mut tasks = Tasks::new();
     let (stop, stopper) = (tasks.stop(), tasks.stopper());
     tasks.run_forever("worker", async move { stop.requested().await });
@@ -15,7 +15,7 @@ async fn tasks_end_in_order_when_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_ends_unasked_is_named_and_stops_the_others() {
+async fn unexpected_task_end_is_named_and_stops_the_others() {
     let mut tasks = Tasks::new();
     let stop = tasks.stop();
     let other_finished = Arc::new(Mutex::new(false));
@@ -43,7 +43,7 @@ async fn failures_and_panics_carry_their_cause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_outlives_the_grace_is_cut_off() {
+async fn task_outliving_the_grace_period_is_aborted() {
     let mut tasks = Tasks::new();
     tasks.run_forever("deaf", std::future::pending());
     tasks.stopper().stop();
@@ -54,7 +54,7 @@ async fn what_outlives_the_grace_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_signal_does_not_wait() {
+async fn second_signal_aborts_at_once() {
     let mut tasks = Tasks::new();
     tasks.run_forever("deaf", std::future::pending());
     let stopper = tasks.stopper();
@@ -65,7 +65,7 @@ async fn a_second_signal_does_not_wait() {
 }
 
 #[tokio::test]
-async fn a_stop_never_goes_back() {
+async fn stop_phase_never_goes_back() {
     let (stopper, stop) = stop();
     stopper.abort();
     stopper.stop();
@@ -73,7 +73,7 @@ async fn a_stop_never_goes_back() {
 }
 
 #[tokio::test]
-async fn signals_escalate() {
+async fn second_termination_signal_escalates_to_abort() {
     let (stopper, stop) = stop();
     let handler = tokio::spawn(signals(stopper).expect("handlers"));
     let me = nix::unistd::getpid();
@@ -85,7 +85,7 @@ async fn signals_escalate() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn task_that_blocks_its_thread_stops_beating_and_others_beat_on() {
+async fn blocked_task_misses_heartbeats_and_others_do_not() {
     let (release, blocked) = std::sync::mpsc::channel::<()>();
     let mut tasks = Tasks::new();
     let (stop, until) = (tasks.stop(), tasks.stop());

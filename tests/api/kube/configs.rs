@@ -84,7 +84,7 @@ impl Replica {
 }
 
 #[test]
-fn an_edit_is_in_force_at_once_and_the_mount_is_of_no_account() {
+fn edit_is_delivered_by_the_watch_and_the_mount_is_ignored() {
     cluster(async |cluster| {
         may_watch(&cluster).await;
         cluster.write_config(NAME, &[("egress-services", &config("first")), ("hep-pings", "6")]).await;
@@ -107,7 +107,7 @@ fn an_edit_is_in_force_at_once_and_the_mount_is_of_no_account() {
 }
 
 #[test]
-fn a_hundred_edits_a_second_end_with_the_last() {
+fn frequent_edits_end_with_the_last() {
     cluster(async |cluster| {
         may_watch(&cluster).await;
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
@@ -126,7 +126,7 @@ fn a_hundred_edits_a_second_end_with_the_last() {
 }
 
 #[test]
-fn the_watch_survives_a_restart_of_the_api() {
+fn watch_survives_an_api_server_restart() {
     cluster(async |mut cluster| {
         may_watch(&cluster).await;
         cluster.write_config(NAME, &[("egress-services", &config("before"))]).await;
@@ -144,7 +144,7 @@ fn the_watch_survives_a_restart_of_the_api() {
 }
 
 #[test]
-fn a_frozen_api_changes_nothing_and_what_happened_meanwhile_is_seen() {
+fn frozen_api_server_changes_nothing_until_it_resumes() {
     cluster(async |cluster| {
         may_watch(&cluster).await;
         cluster.write_config(NAME, &[("egress-services", &config("before"))]).await;
@@ -160,7 +160,7 @@ fn a_frozen_api_changes_nothing_and_what_happened_meanwhile_is_seen() {
 }
 
 #[test]
-fn a_start_without_the_api_uses_the_mount_until_the_watch_takes_over() {
+fn start_without_api_server_uses_the_mount() {
     cluster(async |mut cluster| {
         may_watch(&cluster).await;
         cluster.write_config(NAME, &[("egress-services", &config("watched"))]).await;
@@ -180,7 +180,7 @@ fn a_start_without_the_api_uses_the_mount_until_the_watch_takes_over() {
 }
 
 #[test]
-fn a_mount_that_moves_on_is_followed_when_the_watch_is_long_gone() {
+fn newer_mount_is_used_after_a_long_watch_outage() {
     cluster(async |mut cluster| {
         may_watch(&cluster).await;
         cluster.write_config(NAME, &[("egress-services", &config("watched"))]).await;
@@ -222,7 +222,7 @@ fn a_deleted_or_broken_object_leaves_the_last_good_config() {
 }
 
 #[test]
-fn without_permission_the_mount_is_used_and_the_missing_rule_is_named() {
+fn missing_permission_uses_the_mount_and_is_named() {
     cluster(async |cluster| {
         cluster.write_config(NAME, &[("egress-services", &config("watched"))]).await;
         let client = Client::kubeconfig(&cluster.kubeconfig_file()).await.expect("a client");
@@ -237,7 +237,7 @@ fn without_permission_the_mount_is_used_and_the_missing_rule_is_named() {
 }
 
 #[test]
-fn a_new_auth_key_is_seen_in_the_config_secret() {
+fn new_auth_key_is_delivered_from_the_config_secret() {
     use futures_util::StreamExt;
     cluster(async |cluster| {
         cluster.allow("secrets", &["eg-0-config"], &["list", "watch"]).await;

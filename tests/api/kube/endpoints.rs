@@ -34,7 +34,7 @@ async fn answers(upstreams: &mut watch::Receiver<Arc<UpstreamEndpoints>>, expect
 }
 
 #[test]
-fn endpoints_are_followed_as_soon_as_that_is_allowed() {
+fn endpoints_are_watched_once_permitted() {
     cluster(async |cluster| {
         let slices: Api<EndpointSlice> = Api::namespaced(cluster.admin(), NAMESPACE);
         slices.create(&PostParams::default(), &slice("web-1", "10.0.0.1")).await.expect("made");

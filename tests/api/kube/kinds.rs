@@ -30,7 +30,8 @@ async fn install(cluster: &Cluster, definitions: [Value; 3]) {
             conditions.map(|condition| (condition.type_, condition.status)).collect::<Vec<_>>()
         };
         let holds = |name: &str| (name.to_owned(), "True".to_owned());
-        let conditions = eventually_async("an established kind", DEADLINE, conditions, |conditions| conditions.contains(&holds("Established"))).await;
+        let conditions =
+            eventually_async("an established kind", DEADLINE, conditions, |conditions| conditions.contains(&holds("Established"))).await;
         assert!(conditions.contains(&holds("NamesAccepted")), "{name}: {conditions:?}");
         assert!(!conditions.iter().any(|(kind, _)| kind.contains("NonStructural")), "{name}: {conditions:?}");
         assert!(generation.is_some(), "{name}");
@@ -280,7 +281,7 @@ async fn nothing_is_null_and_quantities_may_be_numbers(cluster: &Cluster) {
 }
 
 #[test]
-fn our_definitions_refuse_what_is_wrong_and_keep_what_is_right() {
+fn definitions_reject_invalid_objects_and_keep_valid_ones() {
     cluster(async |cluster| {
         install(&cluster, ours()).await;
         for (kind, spec, parts) in rejected_specs() {
@@ -356,7 +357,7 @@ async fn columns_are_shown(cluster: &Cluster) {
 }
 
 #[test]
-fn the_operators_definitions_carry_our_types_and_either_follows_the_other() {
+fn operator_definitions_accept_our_types_and_can_be_exchanged() {
     cluster(async |cluster| {
         install(&cluster, theirs()).await;
         all_good_is_kept(&cluster).await;

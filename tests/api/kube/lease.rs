@@ -57,7 +57,7 @@ async fn allowed(cluster: &Cluster) {
 }
 
 #[test]
-fn one_of_two_leads_and_gives_the_lease_back() {
+fn one_of_two_candidates_leads_and_releases_the_lease() {
     cluster(async |cluster| {
         allowed(&cluster).await;
         let mut first = One::start(&cluster, "first").await;
@@ -71,7 +71,7 @@ fn one_of_two_leads_and_gives_the_lease_back() {
 }
 
 #[test]
-fn renewal_keeps_when_the_lease_was_acquired_and_what_others_wrote_on_it() {
+fn renewal_keeps_acquire_time_and_foreign_labels() {
     cluster(async |cluster| {
         allowed(&cluster).await;
         let mut first = One::start(&cluster, "first").await;
@@ -89,7 +89,7 @@ fn renewal_keeps_when_the_lease_was_acquired_and_what_others_wrote_on_it() {
 }
 
 #[test]
-fn a_leader_that_dies_is_followed_within_fifteen_seconds() {
+fn dead_leader_is_replaced_within_fifteen_seconds() {
     cluster(async |cluster| {
         allowed(&cluster).await;
         let mut first = One::start(&cluster, "first").await;
@@ -104,7 +104,7 @@ fn a_leader_that_dies_is_followed_within_fifteen_seconds() {
 }
 
 #[test]
-fn without_an_api_server_nobody_leads_before_the_lease_has_run_out() {
+fn frozen_api_server_ends_leadership_before_the_lease_expires() {
     cluster(async |cluster| {
         allowed(&cluster).await;
         let mut first = One::start(&cluster, "first").await;

@@ -146,7 +146,7 @@ impl WatchEvents {
 }
 
 #[test]
-fn a_forgotten_version_is_no_fault_and_is_listed_anew() {
+fn expired_resource_version_is_listed_again_without_fault() {
     let answers = vec![list(1), held_open(expired()), list(5), held_open(event("MODIFIED", &object(6)))];
     script(answers, async |script| {
         script.watch().is(&["v1", "live", "v5", "live", "v6"]).await;
@@ -158,7 +158,7 @@ fn a_forgotten_version_is_no_fault_and_is_listed_anew() {
 }
 
 #[test]
-fn a_server_that_forgets_everything_at_once_is_not_run_down() {
+fn repeated_expiry_is_retried_with_backoff() {
     let answers = (1..=3).flat_map(|version| [list(version), held_open(expired())]).chain([list(4)]).collect();
     script(answers, async |script| {
         let begin = Instant::now();
@@ -168,7 +168,7 @@ fn a_server_that_forgets_everything_at_once_is_not_run_down() {
 }
 
 #[test]
-fn a_watch_that_ends_goes_on_from_where_it_was() {
+fn closed_watch_resumes_at_its_version() {
     let answers = vec![list(1), answer(200, event("MODIFIED", &object(3))), held_open(event("DELETED", &object(4)))];
     script(answers, async |script| {
         script.watch().is(&["v1", "live", "v3", "live", "gone"]).await;
@@ -177,13 +177,13 @@ fn a_watch_that_ends_goes_on_from_where_it_was() {
 }
 
 #[test]
-fn an_event_that_cannot_be_read_loses_the_watch_and_nothing_else() {
+fn malformed_event_restarts_the_watch() {
     let answers = vec![list(1), held_open("{\"type\":\"MODIFIED\",\"object\":7}\n"), list(2), held_open(String::new())];
     script(answers, async |script| script.watch().is(&["v1", "live", "lost: Malformed", "v2", "live"]).await);
 }
 
 #[test]
-fn faults_of_a_server_are_told_by_kind_and_tried_again() {
+fn server_errors_are_classified_and_retried() {
     let status =
         |code: u16| answer(code, format!(r#"{{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":{code}}}"#));
     let answers = vec![status(401), status(429), status(503), answer(502, "<html>bad gateway</html>"), answer(200, "{"), list(1)];
@@ -192,7 +192,7 @@ fn faults_of_a_server_are_told_by_kind_and_tried_again() {
 }
 
 #[test]
-fn a_kind_is_listed_in_pages_and_its_watch_resumes_after_a_fault() {
+fn list_is_paged_and_its_watch_resumes_after_a_fault() {
     let page = |version: u32, token: &str| {
         let (metadata, items) = (format!(r#"{{"resourceVersion":"2","continue":"{token}"}}"#), object(version));
         answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{metadata},"items":[{items}]}}"#))
@@ -224,7 +224,7 @@ fn a_kind_is_listed_in_pages_and_its_watch_resumes_after_a_fault() {
 }
 
 #[test]
-fn equal_events_count_up_and_other_texts_are_other_events() {
+fn equal_events_are_counted_and_other_messages_are_separate() {
     let made = answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#);
     let refused = answer(403, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":403}"#);
     script(vec![made.clone(), made.clone(), made, refused], async |script| {
@@ -247,7 +247,7 @@ fn equal_events_count_up_and_other_texts_are_other_events() {
 }
 
 #[test]
-fn a_server_that_never_answers_is_given_up_in_time() {
+fn unanswered_request_times_out() {
     let answers = vec![Answer { status: 200, body: String::new(), held_open: true }];
     script(answers, async |script| {
         let begin = Instant::now();

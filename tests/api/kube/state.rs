@@ -74,7 +74,7 @@ fn only_changes_are_written_and_other_keys_stay() {
 }
 
 #[test]
-fn what_could_not_be_written_while_the_api_was_away_is_written_once() {
+fn pending_state_is_written_once_after_an_api_outage() {
     cluster(async |mut cluster| {
         may_write(&cluster).await;
         cluster.make_secret(NAME, &[]).await;
@@ -97,7 +97,7 @@ fn what_could_not_be_written_while_the_api_was_away_is_written_once() {
 }
 
 #[test]
-fn a_frozen_api_blocks_nobody_and_the_last_word_is_written() {
+fn frozen_api_server_does_not_block_and_the_last_value_is_written() {
     cluster(async |cluster| {
         may_write(&cluster).await;
         cluster.make_secret(NAME, &[]).await;
@@ -116,7 +116,7 @@ fn a_frozen_api_blocks_nobody_and_the_last_word_is_written() {
 }
 
 #[test]
-fn a_start_with_the_api_away_writes_all_of_it_when_it_comes() {
+fn start_without_api_server_writes_the_full_state_later() {
     cluster(async |mut cluster| {
         may_write(&cluster).await;
         cluster.make_secret(NAME, &[("https_endpoint", "old")]).await;
@@ -134,7 +134,7 @@ fn a_start_with_the_api_away_writes_all_of_it_when_it_comes() {
 }
 
 #[test]
-fn without_permission_nothing_is_written_and_the_missing_rules_are_named() {
+fn missing_permission_writes_nothing_and_is_named() {
     cluster(async |cluster| {
         cluster.make_secret(NAME, &[]).await;
         let (_, untouched) = cluster.secret(NAME).await;
@@ -155,7 +155,7 @@ fn without_permission_nothing_is_written_and_the_missing_rules_are_named() {
 }
 
 #[test]
-fn a_secret_that_is_missing_is_waited_for_and_one_made_anew_is_filled_again() {
+fn missing_secret_is_awaited_and_a_recreated_one_is_refilled() {
     cluster(async |cluster| {
         may_write(&cluster).await;
         let ledger = report(&cluster).await;
@@ -174,7 +174,7 @@ fn a_secret_that_is_missing_is_waited_for_and_one_made_anew_is_filled_again() {
 }
 
 #[test]
-fn a_secret_made_anew_between_two_writes_is_filled_again() {
+fn secret_recreated_between_writes_is_refilled() {
     cluster(async |cluster| {
         may_write(&cluster).await;
         cluster.make_secret(NAME, &[]).await;
@@ -192,7 +192,7 @@ fn a_secret_made_anew_between_two_writes_is_filled_again() {
 }
 
 #[test]
-fn the_handshake_for_a_new_key_ends_with_another_device() {
+fn auth_key_reissue_ends_with_another_device() {
     cluster(async |cluster| {
         may_write(&cluster).await;
         let state = [("_machinekey", "m"), ("_profiles", "p"), ("_current-profile", "profile-1a2b"), ("profile-1a2b", "{}")];

@@ -18,7 +18,7 @@ use kit::wait::eventually_async;
 const EDITS: u32 = 20;
 
 #[test]
-fn ports_stay_through_changes_of_the_service_and_of_the_reconciler() {
+fn match_ports_survive_service_and_reconciler_changes() {
     stage(async |stage| {
         let first = stage.reconciler("one", 9100);
         stage.ready_group().await;
@@ -56,7 +56,7 @@ fn ports_stay_through_changes_of_the_service_and_of_the_reconciler() {
 }
 
 #[test]
-fn edit_is_in_the_config_within_a_second() {
+fn edited_target_is_in_the_config_within_a_second() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.ready_group().await;
@@ -76,7 +76,7 @@ fn edit_is_in_the_config_within_a_second() {
 }
 
 #[test]
-fn an_entry_that_was_lost_from_the_config_is_back() {
+fn lost_config_entry_is_restored() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.ready_group().await;
@@ -95,7 +95,7 @@ fn an_entry_that_was_lost_from_the_config_is_back() {
 }
 
 #[test]
-fn services_whose_names_run_together_have_an_entry_each() {
+fn ambiguous_service_names_have_separate_entries() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.ready_group().await;
@@ -118,7 +118,7 @@ fn services_whose_names_run_together_have_an_entry_each() {
 }
 
 #[test]
-fn static_endpoints_that_nobody_asks_for_any_more_go() {
+fn unused_static_endpoints_are_removed() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         static_endpoints(&stage, json!([{"port": 31000, "endPort": 31010}])).await;
@@ -132,7 +132,7 @@ fn static_endpoints_that_nobody_asks_for_any_more_go() {
 }
 
 #[test]
-fn a_failed_key_is_replaced_once_whoever_leads() {
+fn failed_auth_key_is_replaced_once_across_leaders() {
     stage(async |stage| {
         let first = stage.reconciler("one", 9100);
         stage.ready_group().await;

@@ -34,7 +34,7 @@ async fn whole(stage: &Stage) {
 }
 
 #[test]
-fn a_group_is_made_mended_and_left_alone() {
+fn group_is_created_repaired_and_then_idle() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.group("g", 2).await;
@@ -84,7 +84,7 @@ async fn drift(stage: &Stage) {
 }
 
 #[test]
-fn keys_are_minted_late_and_replicas_leave_in_order() {
+fn auth_keys_are_minted_for_existing_pods_and_scale_down_is_ordered() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.group("g", 2).await;
@@ -120,7 +120,7 @@ async fn config(stage: &Stage, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_somebody_elses_is_not_overwritten() {
+fn foreign_object_is_not_overwritten() {
     stage(async |stage| {
         let api: Api<ServiceAccount> = stage.here();
         let object = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "g", "labels": {"mine": "yes"}}});
@@ -143,7 +143,7 @@ fn what_is_somebody_elses_is_not_overwritten() {
 }
 
 #[test]
-fn classes_and_tailnets_are_judged() {
+fn classes_and_tailnets_get_conditions() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         let class = |labels: serde_json::Value| json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {"statefulSet": {"labels": labels}}});
@@ -163,7 +163,10 @@ fn classes_and_tailnets_are_judged() {
         let tailnets = stage.all::<Tailnet>();
         tailnets.patch("t", &apply, &Patch::Apply(&object)).await.expect("made");
         let reported = async || json!(tailnets.get("t").await.ok().and_then(|tailnet| tailnet.status)).to_string();
-        eventually_async("the Secret is missed", DEADLINE, reported, |reported| reported.contains("InvalidSecret") && reported.contains("ts/creds")).await;
+        eventually_async("the Secret is missed", DEADLINE, reported, |reported| {
+            reported.contains("InvalidSecret") && reported.contains("ts/creds")
+        })
+        .await;
         let (id, secret) = kit::hosted::CLIENT;
         stage.cluster.make_secret("creds", &[("client_id", id), ("client_secret", secret)]).await;
         let nudge = Patch::Merge(json!({"metadata": {"annotations": {"look": "again"}}}));

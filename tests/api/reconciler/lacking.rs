@@ -14,7 +14,7 @@ use kit::reconciler::{Stage, USERS, bare, stage};
 use kit::wait::eventually_async;
 
 #[test]
-fn definitions_may_come_after_the_reconciler() {
+fn definitions_may_be_installed_after_the_reconciler() {
     bare(async |stage| {
         let running = stage.reconciler("one", 9100);
         let log = async || running.log();
@@ -50,7 +50,7 @@ async fn without(stage: &Stage, resource: &str) -> Role {
 }
 
 #[test]
-fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
+fn missing_permission_is_named_and_affects_one_group() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
@@ -80,7 +80,7 @@ fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
 }
 
 #[test]
-fn a_token_that_may_not_be_made_is_said_by_the_tailnet() {
+fn forbidden_token_request_is_reported_by_the_tailnet() {
     stage(async |stage| {
         let _whole = without(&stage, "serviceaccounts/token").await;
         let _running = stage.reconciler("one", 9100);
@@ -88,12 +88,15 @@ fn a_token_that_may_not_be_made_is_said_by_the_tailnet() {
         stage.tailnet("t").await;
         let reported = async || stage.tailnet_says("t").await;
         let rule = r#"resources: ["serviceaccounts/token"], resourceNames: ["tailyard-reconciler"], verbs: ["create"]"#;
-        eventually_async("it is said", DEADLINE, reported, |reported| reported.starts_with("False InvalidOAuth") && reported.contains(rule)).await;
+        eventually_async("it is said", DEADLINE, reported, |reported| {
+            reported.starts_with("False InvalidOAuth") && reported.contains(rule)
+        })
+        .await;
     });
 }
 
 #[test]
-fn events_that_are_not_allowed_are_done_without() {
+fn forbidden_events_do_not_block_reconciliation() {
     stage(async |stage| {
         let watched = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "watched"}});
         stage.all::<Namespace>().patch("watched", &PatchParams::apply("test"), &Patch::Apply(&watched)).await.expect("a namespace");
@@ -105,7 +108,8 @@ fn events_that_are_not_allowed_are_done_without() {
         stage.here::<ServiceAccount>().patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&foreign)).await.expect("made");
         stage.group("g", 1).await;
         let reported = async || stage.ready("g").await;
-        eventually_async("the condition says it", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way")).await;
+        eventually_async("the condition says it", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way"))
+            .await;
         let log = async || running.log();
         eventually_async("what is missing is logged", DEADLINE, log, |log| {
             log.contains("cannot write an Event") && log.contains("events.k8s.io")
@@ -123,7 +127,10 @@ fn events_that_are_not_allowed_are_done_without() {
             "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"port": 80}]}});
         services.patch("bad", &PatchParams::apply("user"), &Patch::Apply(&object)).await.expect("made");
         let events = async || stage.events("bad").await;
-        eventually_async("Services are told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("INVALIDSERVICE"))).await;
+        eventually_async("Services are told", DEADLINE, events, |reported| {
+            reported.iter().any(|event| event.starts_with("INVALIDSERVICE"))
+        })
+        .await;
     });
 }
 
@@ -148,7 +155,7 @@ pub(crate) async fn node_port(stage: &Stage) -> Option<i32> {
 }
 
 #[test]
-fn a_node_port_that_somebody_has_is_passed_over() {
+fn occupied_node_port_is_skipped() {
     stage(async |stage| {
         let taken = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
             "spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 31000, "protocol": "TCP"}, ]}});
@@ -171,7 +178,7 @@ fn a_node_port_that_somebody_has_is_passed_over() {
 }
 
 #[test]
-fn when_no_node_port_can_be_had_the_group_says_so() {
+fn exhausted_node_ports_are_reported_by_the_group() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         static_endpoints(&stage, json!([{"port": 20000, "endPort": 20002}])).await;
@@ -183,7 +190,7 @@ fn when_no_node_port_can_be_had_the_group_says_so() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_any_more_is_told() {
+fn released_external_name_is_reported() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
@@ -194,7 +201,8 @@ fn a_name_that_leads_nowhere_any_more_is_told() {
         stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
         let events = async || stage.events("s").await;
         let reported =
-            eventually_async("it is told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("EgressReleased"))).await;
+            eventually_async("it is told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("EgressReleased")))
+                .await;
         assert!(
             reported.iter().any(|event| event.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && event.contains("leads nowhere")),
             "{reported:?}"
@@ -206,7 +214,7 @@ fn a_name_that_leads_nowhere_any_more_is_told() {
 }
 
 #[test]
-fn a_group_of_a_type_that_is_not_served_is_left_alone() {
+fn group_of_an_unserved_type_is_not_changed() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"}, "spec": {"type": "kube-apiserver"}});

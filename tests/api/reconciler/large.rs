@@ -23,7 +23,7 @@ async fn make(stage: &Stage, number: usize) {
 }
 
 #[test]
-fn a_config_that_does_not_fit_is_written_compressed_and_read_by_a_replica() {
+fn large_config_is_compressed_and_read_by_a_replica() {
     stage(async |stage| {
         let _running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
         stage.group_of("g", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10_000, "end": 60_000}}})).await;

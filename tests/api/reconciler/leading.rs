@@ -7,7 +7,7 @@ use kit::reconciler::{Stage, stage};
 use kit::wait::{eventually_async, until_async};
 
 #[test]
-fn one_of_two_writes_and_the_other_takes_over() {
+fn only_the_leader_writes_and_the_standby_takes_over() {
     stage(async |stage| {
         let first = stage.reconciler("first", 9101);
         first.leads(true).await;
@@ -29,7 +29,7 @@ fn one_of_two_writes_and_the_other_takes_over() {
 }
 
 #[test]
-fn an_api_server_that_comes_back_finds_the_work_going_on() {
+fn reconciler_continues_after_an_api_server_restart() {
     stage(async |mut stage| {
         let running = stage.reconciler("one", 9101);
         running.leads(true).await;

@@ -58,7 +58,7 @@ async fn few_rights(stage: &Stage) {
 }
 
 #[test]
-fn the_status_shows_groups_replicas_and_services() {
+fn status_shows_groups_replicas_and_services() {
     stage(async |stage| {
         let reconciler = stage.reconciler("one", 9100);
         stage.group("g", 2).await;
@@ -113,7 +113,7 @@ async fn watches(stage: &Stage) {
 }
 
 #[test]
-fn what_may_not_be_read_is_named_with_the_rule_and_the_rest_is_shown() {
+fn status_names_missing_rules_and_shows_the_rest() {
     stage(async |mut stage| {
         stage.group("g", 1).await;
         let (code, text, error) = run(&stage, "pod", &["status"]).await;
@@ -178,7 +178,7 @@ async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
 }
 
 #[test]
-fn the_doctor_finds_what_is_wrong_with_a_cluster() {
+fn doctor_finds_cluster_problems() {
     stage(async |stage| {
         let reconciler = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
@@ -231,7 +231,7 @@ fn the_doctor_finds_what_is_wrong_with_a_cluster() {
 }
 
 #[test]
-fn the_doctor_looks_at_a_machine_without_a_cluster() {
+fn doctor_checks_a_machine_without_a_cluster() {
     stage(async |stage| {
         let nowhere = stage.tailyard("admin", &["doctor", "--node-checks", "-o", "json"]).env("KUBECONFIG", "/nowhere").output().await;
         let nowhere = nowhere.expect("the binary");

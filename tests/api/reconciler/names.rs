@@ -9,7 +9,7 @@ use kit::reconciler::stage;
 use kit::wait::eventually_async;
 
 #[test]
-fn a_name_moves_to_another_group_without_a_gap() {
+fn name_moves_to_another_group_without_interruption() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.publisher("old", 2).await;
@@ -38,7 +38,7 @@ fn a_name_moves_to_another_group_without_a_gap() {
 }
 
 #[test]
-fn clusters_share_a_name_and_leave_it_one_by_one() {
+fn clusters_share_and_release_a_name() {
     stage(async |one| {
         let two = one.second().await;
         let _first = one.reconciler_with("one", 9100, &["--tenancy", "open"]);
@@ -70,7 +70,7 @@ fn clusters_share_a_name_and_leave_it_one_by_one() {
 }
 
 #[test]
-fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
+fn name_of_another_cluster_is_a_conflict_without_sharing() {
     stage(async |stage| {
         let made = |owners: Value| {
             let owners = json!({"tailscale.com/owner-references": owners.to_string()});
@@ -97,8 +97,10 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         stage.ingress("mine", "g", "mine").await;
         let reported = async || stage.events("mine").await;
         // The list of before does not have it: it is found when it is to be made.
-        eventually_async("it is somebody's", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("was not made by a cluster")))
-            .await;
+        eventually_async("it is somebody's", DEADLINE, reported, |reported| {
+            reported.iter().any(|event| event.contains("was not made by a cluster"))
+        })
+        .await;
         assert_eq!(stage.hosted.vips()["svc:mine"], foreign);
         stage.annotate("mine", json!({"tailyard.io/adopt-services": "mine"})).await;
         stage.annotate("mine", json!({"tailyard.io/adopt-service": "true"})).await;

@@ -14,17 +14,20 @@ use kit::reconciler::stage;
 use kit::wait::{eventually_async, until_async};
 
 #[test]
-fn the_reconcilers_own_credentials_may_be_wrong_or_missing_and_are_read_anew() {
+fn default_credentials_are_reloaded_when_wrong_or_missing() {
     stage(async |stage| {
         stage.credential("secret", "wrong");
         let running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
         let reported = async || stage.ready("g").await;
-        let refused = eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
+        let refused =
+            eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
         assert!(refused.contains("own control plane") && refused.contains("scopes"), "{refused}");
         let events = async || stage.events("g").await;
-        eventually_async("and told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("ProxyGroupTailnetUnavailable")))
-            .await;
+        eventually_async("and told", DEADLINE, events, |reported| {
+            reported.iter().any(|event| event.starts_with("ProxyGroupTailnetUnavailable"))
+        })
+        .await;
         let metric = async || running.get("/metrics").contains("tailyard_control_plane_ready{tailnet=\"_default\"} 0");
         until_async("and counted", DEADLINE, metric).await;
         stage.credential("secret", CLIENT.1);
@@ -43,7 +46,7 @@ fn the_reconcilers_own_credentials_may_be_wrong_or_missing_and_are_read_anew() {
 }
 
 #[test]
-fn a_new_leader_says_nothing_of_control_planes_that_it_has_not_asked() {
+fn new_leader_reports_no_unqueried_control_plane() {
     stage(async |stage| {
         let first = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
@@ -63,12 +66,15 @@ fn a_new_leader_says_nothing_of_control_planes_that_it_has_not_asked() {
 }
 
 #[test]
-fn a_tailnet_follows_its_secret_at_once() {
+fn tailnet_condition_follows_its_secret_at_once() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.tailnet("t").await;
         let reported = async || stage.tailnet_says("t").await;
-        eventually_async("the Secret is missed", DEADLINE, reported, |reported| reported.contains("InvalidSecret") && reported.contains("ts/creds")).await;
+        eventually_async("the Secret is missed", DEADLINE, reported, |reported| {
+            reported.contains("InvalidSecret") && reported.contains("ts/creds")
+        })
+        .await;
         // Each of these would take half a minute or a whole one if nothing but time had it looked at.
         let begin = std::time::Instant::now();
         for _ in 0..3 {
@@ -84,7 +90,7 @@ fn a_tailnet_follows_its_secret_at_once() {
 }
 
 #[test]
-fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
+fn control_plane_refusal_is_reported_by_the_group() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.hosted.deny("POST /api/v2/tailnet/-/keys", 400);
@@ -111,7 +117,7 @@ fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
 }
 
 #[test]
-fn credentials_and_class_may_go_before_the_group_that_needs_them() {
+fn credentials_and_class_may_be_deleted_before_their_group() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.credentials(CLIENT.1).await;
@@ -134,7 +140,8 @@ fn credentials_and_class_may_go_before_the_group_that_needs_them() {
         )
         .await;
         stage.cluster.delete_secret("creds").await;
-        eventually_async("no credentials", DEADLINE, async || stage.tailnet_says("t").await, |reported| reported.contains("InvalidSecret")).await;
+        eventually_async("no credentials", DEADLINE, async || stage.tailnet_says("t").await, |reported| reported.contains("InvalidSecret"))
+            .await;
         stage.delete(&groups, "g").await;
         stage.gone(&stage.here::<StatefulSet>(), "g").await;
         stage.pod_goes("g-0").await;

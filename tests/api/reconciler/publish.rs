@@ -16,7 +16,7 @@ use kit::wait::{eventually_async, until_async};
 const DOMAIN: &str = "tail-lab.ts.net";
 
 #[test]
-fn an_ingress_is_published_and_let_go() {
+fn ingress_is_published_and_released() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -75,7 +75,7 @@ fn an_ingress_is_published_and_let_go() {
 }
 
 #[test]
-fn deleted_objects_of_an_ingress_group_are_back() {
+fn deleted_objects_of_an_ingress_group_are_recreated() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -95,7 +95,7 @@ fn deleted_objects_of_an_ingress_group_are_back() {
 }
 
 #[test]
-fn a_service_is_published_whole_while_somebody_is_behind_it() {
+fn l4_service_is_published_while_it_has_endpoints() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -155,7 +155,7 @@ fn a_service_is_published_whole_while_somebody_is_behind_it() {
 }
 
 #[test]
-fn many_are_published_by_few_calls_and_writes() {
+fn many_ingresses_need_few_calls_and_writes() {
     const MANY: usize = 30;
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
@@ -184,7 +184,7 @@ fn many_are_published_by_few_calls_and_writes() {
 }
 
 #[test]
-fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
+fn custom_host_uses_a_permitted_certificate_secret() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.publisher("g", 1).await;
@@ -202,15 +202,17 @@ fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
         stage.here::<Secret>().patch("www", &PatchParams::default(), &labelled).await.expect("labelled");
         let hosts = async || stage.published("g", "tailyard-routes.json").await["svc:app"]["hosts"]["www.example.com"].clone();
         eventually_async("it is served", DEADLINE, hosts, |host| *host == json!({"secret": "www"})).await;
-        eventually_async("what is in it was read", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("ts/www cannot be used")))
-            .await;
+        eventually_async("what is in it was read", DEADLINE, reported, |reported| {
+            reported.iter().any(|event| event.contains("ts/www cannot be used"))
+        })
+        .await;
         let rules = async || json!(stage.here::<Role>().get("g").await.expect("there").rules).to_string();
         eventually_async("the Pods may read it", DEADLINE, rules, |rules| rules.contains(r#""g-0-config","www"]"#)).await;
     });
 }
 
 #[test]
-fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
+fn failed_funnel_is_reported_to_its_ingress() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -243,7 +245,7 @@ fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
 }
 
 #[test]
-fn a_groups_pods_read_where_its_backends_are_and_nowhere_else() {
+fn pods_may_read_endpoints_only_in_backend_namespaces() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -275,7 +277,7 @@ fn a_groups_pods_read_where_its_backends_are_and_nowhere_else() {
 }
 
 #[test]
-fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
+fn invalid_ingress_keeps_its_config_and_affects_no_other() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;
@@ -293,7 +295,9 @@ fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
         stage.ingresses().patch("turns", &PatchParams::default(), &wrong).await.expect("changed");
         let invalid = async || stage.events("turns").await;
         eventually_async("what is wrong", DEADLINE, invalid, |reported| {
-            reported.iter().any(|event| event.starts_with("InvalidIngressConfiguration") && event.contains("default/missing does not exist"))
+            reported
+                .iter()
+                .any(|event| event.starts_with("InvalidIngressConfiguration") && event.contains("default/missing does not exist"))
         })
         .await;
         stage.ingress("third", "g", "third").await;
@@ -312,7 +316,7 @@ fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
 }
 
 #[test]
-fn whatever_goes_first_nothing_is_left() {
+fn deletion_in_any_order_leaves_nothing() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };

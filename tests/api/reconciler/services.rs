@@ -38,7 +38,7 @@ async fn pods_go(stage: &Stage, group: &str) {
 }
 
 #[test]
-fn a_service_is_pointed_at_its_child_when_every_replica_holds_it() {
+fn external_name_is_set_when_every_replica_serves() {
     stage(async |stage| {
         let _running = start(&stage).await;
         stage.service("s", "g").await;
@@ -59,7 +59,7 @@ fn a_service_is_pointed_at_its_child_when_every_replica_holds_it() {
 }
 
 #[test]
-fn a_moved_service_is_served_by_the_old_group_until_the_new_one_holds_it() {
+fn moved_service_is_served_by_the_old_group_until_the_new_one_is_ready() {
     stage(async |stage| {
         let _running = start(&stage).await;
         ready(&stage, "gg").await;
@@ -75,7 +75,7 @@ fn a_moved_service_is_served_by_the_old_group_until_the_new_one_holds_it() {
 }
 
 #[test]
-fn a_service_goes_before_its_group_and_leaves_nothing() {
+fn service_deleted_before_its_group_leaves_nothing() {
     stage(async |stage| {
         let running = start(&stage).await;
         stage.service("s", "g").await;
@@ -91,7 +91,7 @@ fn a_service_goes_before_its_group_and_leaves_nothing() {
 }
 
 #[test]
-fn a_group_goes_before_its_services_and_wedges_nothing() {
+fn group_deleted_before_its_services_blocks_nothing() {
     stage(async |stage| {
         let _running = start(&stage).await;
         stage.service("s", "g").await;
@@ -111,7 +111,7 @@ fn a_group_goes_before_its_services_and_wedges_nothing() {
 }
 
 #[test]
-fn a_service_that_loses_its_annotations_is_let_go() {
+fn service_without_annotations_is_released() {
     stage(async |stage| {
         let _running = start(&stage).await;
         stage.service("s", "g").await;
@@ -125,7 +125,7 @@ fn a_service_that_loses_its_annotations_is_let_go() {
 }
 
 #[test]
-fn others_who_write_all_the_time_do_not_keep_a_service_from_being_served() {
+fn concurrent_writers_do_not_block_a_service() {
     stage(async |stage| {
         let _running = start(&stage).await;
         let api = stage.users();
@@ -146,7 +146,7 @@ fn others_who_write_all_the_time_do_not_keep_a_service_from_being_served() {
 }
 
 #[test]
-fn roles_in_the_watched_namespaces_are_enough() {
+fn namespaced_roles_are_sufficient() {
     stage(async |stage| {
         let bindings = stage.all::<ClusterRoleBinding>();
         stage.delete(&bindings, "tailyard-reconciler-services").await;
@@ -159,7 +159,7 @@ fn roles_in_the_watched_namespaces_are_enough() {
 }
 
 #[test]
-fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
+fn admission_refusal_of_one_service_blocks_no_other() {
     stage(async |stage| {
         let running = start(&stage).await;
         let rules =
@@ -182,7 +182,10 @@ fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
         let refused = async || running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Invalid\"");
         eventually_async("it is counted", DEADLINE, refused, |count| *count > 0).await;
         let reported = async || stage.events("bad").await;
-        eventually_async("it is said", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains("it is not to be touched"))).await;
+        eventually_async("it is said", DEADLINE, reported, |reported| {
+            reported.iter().any(|event| event.contains("it is not to be touched"))
+        })
+        .await;
         assert!(stage.ready("g").await.starts_with("True"), "the group is well");
     });
 }

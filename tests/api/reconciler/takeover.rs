@@ -103,7 +103,7 @@ fn managers<K: Resource>(object: &K) -> Vec<String> {
 }
 
 #[test]
-fn what_the_tailscale_operator_wrote_is_taken_over_whole_and_given_back() {
+fn objects_of_the_tailscale_operator_are_taken_over_and_handed_back() {
     stage(async |stage| {
         stage.group("g", 1).await;
         let uid = stage.all::<ProxyGroup>().get("g").await.expect("a group").uid().expect("a UID");

@@ -10,7 +10,7 @@ use kit::reconciler::{USERS, stage};
 use kit::wait::eventually_async;
 
 #[test]
-fn labels_of_a_namespace_decide_who_may_use_a_group() {
+fn namespace_labels_decide_tenant_access() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
         stage.publisher("g", 2).await;

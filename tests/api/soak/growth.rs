@@ -56,7 +56,7 @@ pub(crate) fn grown(samples: &[Sample]) -> Vec<String> {
 }
 
 #[test]
-fn what_grows_is_found_and_what_goes_up_and_down_is_not() {
+fn steady_growth_is_found_and_oscillation_is_not() {
     let samples = |memory: fn(f64) -> f64, descriptors: fn(f64) -> f64| -> Vec<Sample> {
         let sample = |second: u32| {
             let t = f64::from(second);

@@ -152,7 +152,7 @@ fn aftermath(dice: &mut Rng, at: Duration, trouble: Trouble) -> Vec<(Duration, T
 }
 
 #[test]
-fn a_schedule_is_its_seed_and_its_length() {
+fn schedule_is_determined_by_seed_and_length() {
     let hour = Duration::from_hours(1);
     let schedule = Schedule::of(1, hour);
     assert_eq!(schedule, Schedule::of(1, hour));
@@ -165,7 +165,7 @@ fn a_schedule_is_its_seed_and_its_length() {
 }
 
 #[test]
-fn a_tailscaled_and_a_replica_go_while_the_api_server_is_away() {
+fn tailscaled_and_a_replica_fail_during_an_api_outage() {
     for seed in 0..50 {
         let troubles = Schedule::of(seed, Duration::from_mins(10)).troubles;
         for (number, (at, trouble)) in troubles.iter().enumerate() {
@@ -179,7 +179,7 @@ fn a_tailscaled_and_a_replica_go_while_the_api_server_is_away() {
 }
 
 #[test]
-fn the_short_soak_has_names_that_change_and_an_api_server_that_hangs_and_is_killed() {
+fn short_soak_has_renames_and_both_api_outages() {
     let troubles = Schedule::of(super::SEED, Duration::from_secs(super::SECONDS)).troubles;
     let has = |wanted: fn(&Trouble) -> bool| troubles.iter().any(|(_, trouble)| wanted(trouble));
     assert!(has(|trouble| *trouble == Trouble::Renamed), "{troubles:?}");
@@ -188,7 +188,7 @@ fn the_short_soak_has_names_that_change_and_an_api_server_that_hangs_and_is_kill
 }
 
 #[test]
-fn who_is_killed_is_revived_before_anything_else_happens() {
+fn killed_replica_is_revived_next() {
     for seed in 0..50 {
         let troubles: Vec<_> = Schedule::of(seed, Duration::from_mins(10)).troubles.into_iter().map(|(_, trouble)| trouble).collect();
         for (number, trouble) in troubles.iter().enumerate() {

@@ -20,7 +20,10 @@ pub(crate) fn is_current(board: &Scoreboard, replica: u8, state: &State) -> bool
     let own = format!("n{}", FIRST_REPLICA + replica);
     let Some(status) = state.get(KEY).and_then(|text| serde_json::from_str::<EgressStatus>(text).ok()) else { return false };
     let preserved = KEPT.iter().all(|(key, value)| state.get(*key).is_some_and(|found| found == value));
-    preserved && state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && status_entries(status) == wanted(board)
+    preserved
+        && state.get(DEVICE_ID) == Some(&own)
+        && status.pod_ipv4 == member.pod[0].to_string()
+        && status_entries(status) == wanted(board)
 }
 
 fn status_entries(status: EgressStatus) -> BTreeMap<String, Led> {

@@ -59,7 +59,8 @@ impl<'a> Acts<'a> {
         let report = self.load.end();
         println!("all of it: {report}");
         let ends = self.past.iter().skip(1).map(|act| act.begun).chain([SystemTime::now()]);
-        let spans: Vec<(&Act, LoadOutcome)> = self.past.iter().zip(ends).map(|(act, end)| (act, LoadOutcome::within(&report, act.begun, end))).collect();
+        let spans: Vec<(&Act, LoadOutcome)> =
+            self.past.iter().zip(ends).map(|(act, end)| (act, LoadOutcome::within(&report, act.begun, end))).collect();
         for (act, met) in &spans {
             println!("{}: {:?}, {} answered, {} failed by second {:?}", act.what, act.took, met.answered, met.failed(), met.seconds);
         }

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_replaced_between_its_markers_alone() {
+    fn only_the_text_between_markers_is_replaced() {
         assert_eq!(with_part("x<b>old<e>y<e>", "<b>", "<e>", "new"), "x<b>new<e>y<e>");
     }
 }

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_the_take_over_are_read_whole() {
+    fn takeover_commands_are_read_from_the_documentation() {
         assert_eq!(documented("kubectl scale"), "kubectl scale -n tailscale deployment/operator --replicas=0");
         assert!(documented("kubectl get secret").ends_with(r#"grep '"NodeID"'"#), "{}", documented("kubectl get secret"));
         let flags = documented_flags("helm install");

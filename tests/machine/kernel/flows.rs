@@ -180,7 +180,7 @@ fn network(ip: IpAddr) -> String {
 
 /// Three of ten packets on the tailnet's side are lost.
 #[test]
-fn lost_probes_and_answers_are_made_up_for() {
+fn lost_probes_and_answers_are_repeated() {
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listener = stage.listen(0, Family::V4, 80);
@@ -239,7 +239,7 @@ fn next_datagram_goes_to_the_new_target_and_is_refused_without_one(backend: Back
 }
 
 #[test]
-fn flows_of_untouched_keys_run_through_a_hundred_changes() {
+fn flows_of_unchanged_keys_survive_a_hundred_changes() {
     let (steady, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
     let mut stage = Stage::with(Nftables, steady, Family::V4, 80);
     let (one, two, pod) = (stage.target(0, Family::V4, 81), stage.target(1, Family::V4, 81), stage.pod(Family::V4, 10001));
@@ -333,7 +333,7 @@ fn closing_replica_resets_idle_and_active_flows_at_both_ends(backend: Backend) {
 }
 
 #[test]
-fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_one() {
+fn changed_own_address_resets_old_flows_and_is_used_by_new_ones() {
     let (tcp, port) = (key(Proto::Tcp, 10042), key(Proto::Udp, 10053));
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     stage.point(port, &[stage.target(0, Family::V4, 53)]);
@@ -368,7 +368,7 @@ fn tracked(stage: &Stage, filter: FlowFilter) -> Flow {
 }
 
 #[test]
-fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
+fn deletion_never_hits_a_newer_flow_of_the_same_client() {
     let port = key(Proto::Udp, 10053);
     let mut stage = Stage::with(Nftables, port, Family::V4, 53);
     let targets = [stage.target(1, Family::V4, 53), stage.target(0, Family::V4, 53)];
@@ -387,7 +387,7 @@ fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
 }
 
 #[test]
-fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
+fn full_conntrack_table_is_reported_and_existing_flows_survive() {
     let tcp = key(Proto::Tcp, 10042);
     let stage = Stage::with(Nftables, tcp, Family::V4, 80);
     // None of the entries may end while others are made, however slow this machine is.
@@ -415,7 +415,7 @@ fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
 
 /// Only the machine's own namespace may set `nf_conntrack_max`, and the limit holds in each; so the table is filled to it.
 #[test]
-fn a_table_full_of_living_flows_refuses_new_ones_until_there_is_room() {
+fn full_conntrack_table_refuses_new_flows_until_there_is_room() {
     let tcp = key(Proto::Tcp, 10042);
     let stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listener = stage.listen(0, Family::V4, 80);

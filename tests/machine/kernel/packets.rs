@@ -178,7 +178,7 @@ fn vip(family: Family, number: u8) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn every_kind_of_flow(backend: Backend) {
+fn every_kind_of_flow_matches_the_prediction(backend: Backend) {
     use Expect::{Own, Refused, Relayed};
     use Side::{Cluster, Tailnet};
     let scene = Scene::build();
@@ -210,7 +210,7 @@ fn every_kind_of_flow(backend: Backend) {
     }
 }
 
-fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
+fn whole_address_mapping_excludes_reserved_ports(backend: Backend) {
     use Expect::{Own, Refused, Relayed};
     let scene = Scene::build();
     let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
@@ -243,7 +243,7 @@ fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
     check(&firewall, SERVICE, Own);
 }
 
-fn changes_take_effect_for_the_next_flow(backend: Backend) {
+fn changed_rules_apply_to_the_next_flow(backend: Backend) {
     use Expect::{Own, Refused, Relayed};
     let scene = Scene::build();
     let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
@@ -276,7 +276,7 @@ fn changes_take_effect_for_the_next_flow(backend: Backend) {
     scene.check_both(&nothing, Side::Cluster, scene.proxy().cluster[&Family::V4], 10_099, Own);
 }
 
-fn the_source_follows_the_nodes_own_address(backend: Backend) {
+fn source_address_follows_the_nodes_own_address(backend: Backend) {
     let scene = Scene::build();
     let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     let fresh: [IpAddr; 2] = ["100.64.0.77".parse().expect("an address"), "fd7a:115c:a1e0::77".parse().expect("an address")];
@@ -295,7 +295,7 @@ fn the_source_follows_the_nodes_own_address(backend: Backend) {
     check(&firewall);
 }
 
-fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
+fn tcp_mss_is_clamped_in_both_directions(backend: Backend) {
     for cluster_mtu in [1500, 9001] {
         segments_fit_the_tailnet(backend, cluster_mtu);
     }
@@ -387,7 +387,7 @@ impl<'a> Away<'a> {
 }
 
 /// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
-fn what_came_by_a_match_port_leaves_by_the_tailnet_alone(backend: Backend) {
+fn match_port_traffic_leaves_only_by_the_tailnet(backend: Backend) {
     let scene = Scene::build();
     let targets = &scene.lab.targets[0].tailnet;
     let rows: Vec<(u16, IpAddr)> = Family::ALL
@@ -440,7 +440,7 @@ fn link_local(family: Family) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn what_came_to_a_whole_address_leaves_by_the_tailnet_alone(backend: Backend) {
+fn whole_address_traffic_leaves_only_by_the_tailnet(backend: Backend) {
     let scene = Scene::build();
     let all: Vec<IpAddr> = Family::ALL.into_iter().flat_map(|family| [subnet(family, 5), subnet(family, 6)]).collect();
     let away = Away::prepare(&scene, &all);
@@ -478,7 +478,7 @@ COMMIT
 COMMIT
 ";
 
-fn a_pod_network_inside_the_tailnets_range_works(backend: Backend) {
+fn pod_network_in_the_tailnet_range_is_forwarded(backend: Backend) {
     use Expect::{Refused, Relayed};
     let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster4: [100, 100, 0], ..Shape::default() });
     let program = if backend == Backend::IptablesLegacy { "iptables-legacy-restore" } else { "iptables-nft-restore" };
@@ -523,7 +523,7 @@ fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
     assert!(after.packets > tcp.packets && after.bytes > tcp.bytes, "a retarget keeps them: {after:?} after {tcp:?}");
 }
 
-fn ten_thousand_ports(backend: Backend) {
+fn ten_thousand_ports_load_and_change(backend: Backend) {
     let scene = Scene::build();
     let mut ruleset = scene.ruleset();
     let nowhere = |i: u16| SocketAddr::from(([100, 64, 9, 9], i));
@@ -541,15 +541,15 @@ fn ten_thousand_ports(backend: Backend) {
 }
 
 on_every_backend!(
-    every_kind_of_flow,
-    a_whole_address_but_for_the_reserved_ports,
-    changes_take_effect_for_the_next_flow,
-    the_source_follows_the_nodes_own_address,
-    segments_fit_the_tailnet_in_both_directions,
+    every_kind_of_flow_matches_the_prediction,
+    whole_address_mapping_excludes_reserved_ports,
+    changed_rules_apply_to_the_next_flow,
+    source_address_follows_the_nodes_own_address,
+    tcp_mss_is_clamped_in_both_directions,
     oversized_datagram_gets_its_icmp_error_through_nat,
-    a_pod_network_inside_the_tailnets_range_works,
-    what_came_by_a_match_port_leaves_by_the_tailnet_alone,
-    what_came_to_a_whole_address_leaves_by_the_tailnet_alone,
+    pod_network_in_the_tailnet_range_is_forwarded,
+    match_port_traffic_leaves_only_by_the_tailnet,
+    whole_address_traffic_leaves_only_by_the_tailnet,
     flows_and_bytes_are_counted_by_match_port,
-    ten_thousand_ports,
+    ten_thousand_ports_load_and_change,
 );

@@ -55,7 +55,7 @@ impl Scene {
     }
 }
 
-fn every_tampering_is_seen_and_mended(backend: Backend) {
+fn every_tampering_is_detected_and_repaired(backend: Backend) {
     let scene = Scene::build();
     let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     assert_eq!(scene.served(), Family::ALL);
@@ -97,7 +97,7 @@ fn every_tampering_is_seen_and_mended(backend: Backend) {
     assert_eq!(firewall.audit(), Audit::Same);
 }
 
-fn what_is_not_ours_is_nobodys_business(backend: Backend) {
+fn foreign_rules_are_not_touched(backend: Backend) {
     let scene = Scene::build();
     let family = if backend == Backend::IptablesLegacy { "legacy" } else { "nft" };
     let foreign = format!("iptables-{family} -t filter -A FORWARD -s 192.0.2.1 -j DROP");
@@ -116,7 +116,7 @@ fn what_is_not_ours_is_nobodys_business(backend: Backend) {
 }
 
 /// A new process knows nothing of what its predecessor left: it takes it over without a gap and leaves nothing of it behind.
-fn a_new_process_takes_over_what_an_old_one_left(backend: Backend) {
+fn new_process_replaces_the_rules_of_its_predecessor(backend: Backend) {
     let scene = Scene::build();
     let mut more = scene.ruleset();
     more.ports.extend((30_000..30_100).map(|port| (key(port), SortedSet::default())));
@@ -135,11 +135,15 @@ fn a_new_process_takes_over_what_an_old_one_left(backend: Backend) {
     assert!(dump.matches("PREROUTING -j TAILYARD-PREROUTING").count() <= 1, "jumps are not doubled: {dump}");
 }
 
-on_every_backend!(every_tampering_is_seen_and_mended, what_is_not_ours_is_nobodys_business, a_new_process_takes_over_what_an_old_one_left,);
+on_every_backend!(
+    every_tampering_is_detected_and_repaired,
+    foreign_rules_are_not_touched,
+    new_process_replaces_the_rules_of_its_predecessor,
+);
 
 /// Restores replace whole chains and cannot meet "not there"; elements can.
 #[test]
-fn a_patch_of_what_is_not_there_fails_whole() {
+fn patch_of_a_missing_element_changes_nothing() {
     for backend in [Backend::Nftables, Backend::NftablesJson] {
         let scene = Scene::build();
         let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
@@ -153,7 +157,7 @@ fn a_patch_of_what_is_not_there_fails_whole() {
 }
 
 #[test]
-fn a_program_that_is_missing_says_so() {
+fn missing_nft_program_is_named() {
     let node = Node::make("bare".to_owned());
     let nft = node.ns.run(|| Nft::open("/nowhere/nft")).expect("the namespace").expect("a socket");
     let fault = node.ns.block_on(|| async { nft.rewrite(&Ruleset::empty(InterfaceName::tailscale0())).await }).expect("the namespace");
@@ -163,7 +167,7 @@ fn a_program_that_is_missing_says_so() {
 }
 
 #[test]
-fn a_text_that_nft_refuses_comes_back_with_its_reason() {
+fn refused_nft_text_is_an_error() {
     let node = Node::make("bare".to_owned());
     // Every `nft` refuses this program's arguments: it stands for one that is too old.
     let nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
@@ -172,7 +176,7 @@ fn a_text_that_nft_refuses_comes_back_with_its_reason() {
 }
 
 #[test]
-fn a_probe_leaves_nothing_behind() {
+fn firewall_probe_leaves_no_rules() {
     let node = Node::make("bare".to_owned());
     let interface = InterfaceName::tailscale0();
     let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
@@ -186,7 +190,7 @@ fn a_probe_leaves_nothing_behind() {
 }
 
 #[test]
-fn muted_replica_sends_no_disco_packets_and_all_else_as_before() {
+fn muted_replica_drops_only_disco_packets() {
     let node = Node::make("muted".to_owned());
     node.feed(&["ip", "link", "set", "lo", "up"], "");
     let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
@@ -219,7 +223,7 @@ fn muted_replica_sends_no_disco_packets_and_all_else_as_before() {
 }
 
 #[test]
-fn what_plan_prints_loads_into_an_empty_namespace() {
+fn printed_rules_load_into_an_empty_namespace() {
     let scene = Scene::build();
     let ruleset = scene.ruleset();
     scene.proxy().feed(&["nft", "-f", "-"], &nft::table(&ruleset));
@@ -235,7 +239,7 @@ fn what_plan_prints_loads_into_an_empty_namespace() {
 }
 
 #[test]
-fn changes_of_others_are_noticed_and_our_own_are_not() {
+fn only_foreign_changes_cause_notifications() {
     let scene = Scene::build();
     let mut firewall = Firewall::load(Backend::Nftables, scene.proxy(), scene.ruleset());
     let nft = firewall.nft().clone();

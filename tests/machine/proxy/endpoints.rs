@@ -20,7 +20,7 @@ fn config() -> Value {
 }
 
 #[test]
-fn health_names_the_pod_and_readiness_names_what_is_missing() {
+fn health_names_the_pod_and_readiness_names_blockers() {
     let lab = Lab::build(&Shape::default());
     let mut replica = Replica::launch(&lab.proxies[0], &config().to_string(), &json!({}), &Start::default());
     until("unready, for want of an address in the tailnet", PATIENCE, || {
@@ -38,7 +38,7 @@ fn health_names_the_pod_and_readiness_names_what_is_missing() {
 }
 
 #[test]
-fn metrics_tell_of_each_service_what_the_kernel_counted() {
+fn service_metrics_equal_kernel_counters() {
     let lab = Lab::build(&Shape::default());
     let client = &lab.clients[0];
     let _server = lab.targets[0].serve(80);
@@ -55,7 +55,7 @@ fn metrics_tell_of_each_service_what_the_kernel_counted() {
 }
 
 #[test]
-fn the_plan_in_force_is_shown_on_the_admin_address_alone() {
+fn debug_plan_is_served_on_the_admin_address_only() {
     let lab = Lab::build(&Shape::default());
     let replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
     let shown: Value = serde_json::from_str(&replica.admin("/debug/plan").expect("an answer").body).expect("JSON");
@@ -73,7 +73,7 @@ pub(super) fn with_hook() -> Vec<(String, String)> {
 pub(super) const HOOK: &str = "/internal-egress-services-preshutdown";
 
 #[test]
-fn prestop_hook_answers_at_once_where_nothing_is_to_be_drained() {
+fn prestop_hook_answers_at_once_without_services() {
     let lab = Lab::build(&Shape::default());
     let start = Start { env: with_hook(), ..Start::default() };
     let mut replica = Replica::launch(&lab.proxies[0], "{}", &netmap(&lab.proxies[0], &lab.targets), &start);
@@ -84,7 +84,7 @@ fn prestop_hook_answers_at_once_where_nothing_is_to_be_drained() {
 }
 
 #[test]
-fn prestop_hook_is_served_only_where_the_operators_pods_call_it() {
+fn prestop_hook_is_not_served_outside_operator_pods() {
     let lab = Lab::build(&Shape::default());
     let replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
     assert_eq!(replica.get(HOOK).expect("an answer").status, 404);

@@ -60,7 +60,7 @@ fn one() -> Value {
 }
 
 #[test]
-fn a_config_that_is_no_json_or_truncated_changes_nothing_and_is_told() {
+fn malformed_config_changes_nothing_and_is_reported() {
     let scene = Scene::build();
     let replica = scene.replica(&one());
     for text in ["{nonsense", &one().to_string()[..40], "[]"] {
@@ -74,7 +74,7 @@ fn a_config_that_is_no_json_or_truncated_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn one_bad_service_of_a_thousand_is_its_own_affair() {
+fn invalid_service_does_not_affect_a_thousand_others() {
     let scene = Scene::build();
     let mut config: serde_json::Map<String, Value> =
         (0..1_000_u16).map(|i| (format!("svc-{i}"), service(&to_target(0), 10_000 + i, 80))).collect();
@@ -92,7 +92,7 @@ fn one_bad_service_of_a_thousand_is_its_own_affair() {
 }
 
 #[test]
-fn a_match_port_used_twice_belongs_to_one_and_the_other_is_told() {
+fn duplicate_match_port_is_served_once_and_reported() {
     let scene = Scene::build();
     let config =
         json!({"a": service(&to_target(0), 10_080, 80), "b": service(&to_target(1), 10_080, 80), "c": service(&to_target(1), 10_081, 80)});
@@ -103,7 +103,7 @@ fn a_match_port_used_twice_belongs_to_one_and_the_other_is_told() {
 }
 
 #[test]
-fn a_port_of_the_proxy_itself_is_not_given_away() {
+fn reserved_port_is_not_mapped() {
     let scene = Scene::build();
     let replica = scene.replica(&json!({"bad": service(&to_target(0), 9_002, 80), "good": service(&to_target(0), 10_080, 80)}));
     assert_eq!(replica.get("/healthz").expect("the health port answers").status, 200);
@@ -111,7 +111,7 @@ fn a_port_of_the_proxy_itself_is_not_given_away() {
 }
 
 #[test]
-fn rules_that_somebody_flushed_are_written_again() {
+fn flushed_rules_are_restored() {
     let scene = Scene::build();
     let replica = scene.replica(&one());
     scene.proxy().feed(&["nft", "-f", "-"], "flush ruleset\n");
@@ -120,7 +120,7 @@ fn rules_that_somebody_flushed_are_written_again() {
 }
 
 #[test]
-fn without_its_firewall_program_it_says_so_and_comes_back_when_it_is_there() {
+fn missing_firewall_program_blocks_readiness_until_installed() {
     let scene = Scene::build();
     let empty = tempfile::TempDir::new().expect("a directory");
     let start =
@@ -137,7 +137,7 @@ fn without_its_firewall_program_it_says_so_and_comes_back_when_it_is_there() {
 }
 
 #[test]
-fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rules_before() {
+fn failed_ruleset_update_keeps_the_old_rules_and_readiness() {
     let scene = Scene::build();
     let programs = tempfile::TempDir::new().expect("a directory");
     let names =
@@ -172,7 +172,7 @@ fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rule
 }
 
 #[test]
-fn the_tailnet_interface_may_go_and_come_back_with_another_address() {
+fn recreated_tailnet_interface_with_another_address_is_used() {
     let scene = Scene::build();
     let mut replica = scene.replica(&one());
     scene.proxy().ip("link set tailscale0 down\n");
@@ -236,22 +236,22 @@ fn signalled_in_the_first_sync(stop_at: usize, loaded: bool) {
 }
 
 #[test]
-fn signal_while_nft_is_tried_ends_a_replica_with_status_0() {
+fn signal_during_nft_probe_exits_with_status_0() {
     signalled_in_the_first_sync(1, false);
 }
 
 #[test]
-fn signal_before_the_first_rules_are_loaded_ends_a_replica_with_status_0() {
+fn signal_before_the_first_ruleset_exits_with_status_0() {
     signalled_in_the_first_sync(2, false);
 }
 
 #[test]
-fn signal_between_the_first_rules_and_their_elements_ends_a_replica_with_status_0() {
+fn signal_between_rules_and_elements_exits_with_status_0() {
     signalled_in_the_first_sync(2, true);
 }
 
 #[test]
-fn a_restart_in_the_same_namespace_converges_and_drops_no_connection() {
+fn restart_in_the_same_namespace_converges_without_dropping_connections() {
     let scene = Scene::build();
     let mut replica = scene.replica(&json!({"old": service(&to_target(0), 10_080, 80), "kept": service(&to_target(1), 10_081, 80)}));
     replica.signal(Signal::SIGKILL);
@@ -268,7 +268,7 @@ fn a_restart_in_the_same_namespace_converges_and_drops_no_connection() {
 }
 
 #[test]
-fn a_hundred_changes_a_second_end_at_the_newest() {
+fn frequent_config_changes_end_at_the_newest() {
     let scene = Scene::build();
     let replica = scene.replica(&one());
     let started = Instant::now();
@@ -284,7 +284,7 @@ fn a_hundred_changes_a_second_end_at_the_newest() {
 }
 
 #[test]
-fn faults_in_settings_are_all_told_at_once() {
+fn all_invalid_settings_are_reported_at_once() {
     let scene = Scene::build();
     let start = Start {
         args: vec![],
@@ -319,7 +319,7 @@ fn connection_table_metrics_are_reported() {
 }
 
 #[test]
-fn forwarding_that_is_off_is_switched_on() {
+fn disabled_ip_forwarding_is_enabled() {
     let scene = Scene::build();
     scene.proxy().sysctl("net.ipv4.ip_forward", "0");
     let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &Start::default());

@@ -28,7 +28,7 @@ fn grace(seconds: &str) -> Start {
 }
 
 #[test]
-fn replica_without_flows_exits_without_waiting_for_its_grace() {
+fn idle_replica_exits_before_its_grace_period() {
     let lab = Lab::build(&Shape::default());
     let netmap = netmap(&lab.proxies[0], &lab.targets);
     let mut replica = Replica::launch(&lab.proxies[0], &config().to_string(), &netmap, &grace("1h"));
@@ -38,7 +38,7 @@ fn replica_without_flows_exits_without_waiting_for_its_grace() {
 }
 
 #[test]
-fn hook_call_that_no_signal_follows_takes_nothing_from_the_drain() {
+fn prestop_hook_call_without_sigterm_does_not_shorten_the_drain() {
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);
@@ -61,7 +61,7 @@ fn hook_call_that_no_signal_follows_takes_nothing_from_the_drain() {
 }
 
 #[test]
-fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
+fn idle_flows_are_reset_after_the_grace_period() {
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);
@@ -88,7 +88,7 @@ fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
 
 /// What is over is most of what is tracked, and flows without ends of their own are to be deleted: neither keeps the resets waiting.
 #[test]
-fn idle_flows_are_reset_in_time_where_very_much_else_is_tracked() {
+fn idle_flows_are_reset_in_time_with_a_large_conntrack_table() {
     const TIME_WAIT: u8 = 7;
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
@@ -116,7 +116,7 @@ fn idle_flows_are_reset_in_time_where_very_much_else_is_tracked() {
 }
 
 #[test]
-fn a_replica_leaves_as_soon_as_its_last_flow_has_ended() {
+fn replica_exits_when_its_last_flow_ends() {
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);
@@ -133,7 +133,7 @@ fn a_replica_leaves_as_soon_as_its_last_flow_has_ended() {
 /// The drain has an hour, and a flow that does not end: only the second signal can end the process within the patience of a test. It is
 /// an end that was asked for, so the exit status is 0; the flow is not reset, and the rules that forward it stay.
 #[test]
-fn second_signal_ends_a_drain_at_once_with_status_0_and_leaves_flows_alone() {
+fn second_signal_ends_the_drain_with_status_0_without_resets() {
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);

@@ -95,18 +95,18 @@ fn script() -> TempDir {
 }
 
 #[test]
-fn serve_config_alone_stays_up() {
+fn serve_config_mode_stays_up() {
     let environment = [("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "DIR/conf"), ("TS_SERVE_CONFIG", "DIR/serve-config.json")];
     Mode::start("serve", &environment).stays_up();
 }
 
 #[test]
-fn plain_node_stays_up() {
+fn plain_node_mode_stays_up() {
     Mode::start("plain", &[("TS_AUTHKEY", "tskey-x"), ("TS_AUTH_ONCE", "true"), ("TS_HOSTNAME", "me")]).stays_up();
 }
 
 #[test]
-fn connector_stays_up() {
+fn connector_mode_stays_up() {
     let environment =
         [("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "DIR/conf"), ("TS_USERSPACE", "false"), ("TS_INTERNAL_APP", "k8s-operator-connector")];
     Mode::start("connector", &environment).stays_up();

@@ -28,7 +28,7 @@ fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
 }
 
 #[test]
-fn a_group_serves_names_and_addresses_in_both_families() {
+fn replica_serves_fqdn_and_ip_targets_in_both_families() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let servers: Vec<_> = lab.targets.iter().map(|target| target.serve(80)).collect();
@@ -51,7 +51,7 @@ fn a_group_serves_names_and_addresses_in_both_families() {
 }
 
 #[test]
-fn retargets_under_load_fail_no_connection_and_touch_no_other_flow() {
+fn retargets_under_load_fail_no_connection() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _servers: Vec<_> = lab.targets.iter().map(|target| target.serve(80)).collect();
@@ -88,7 +88,7 @@ fn retargets_under_load_fail_no_connection_and_touch_no_other_flow() {
 }
 
 #[test]
-fn udp_moves_with_the_swap_and_a_removed_port_resets_its_flows() {
+fn retarget_moves_udp_and_removed_port_resets_flows() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _servers: Vec<_> = lab.targets.iter().map(|target| target.serve(80)).collect();
@@ -118,7 +118,7 @@ fn udp_moves_with_the_swap_and_a_removed_port_resets_its_flows() {
 }
 
 #[test]
-fn a_peer_that_changes_its_address_is_followed_and_its_old_flows_end() {
+fn changed_peer_address_is_used_and_old_flows_end() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _servers: Vec<_> = lab.targets.iter().map(|target| target.serve(80)).collect();
@@ -140,7 +140,7 @@ fn a_peer_that_changes_its_address_is_followed_and_its_old_flows_end() {
 }
 
 #[test]
-fn this_nodes_own_address_is_followed() {
+fn changed_own_address_is_used_as_source() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);
@@ -157,7 +157,7 @@ fn this_nodes_own_address_is_followed() {
 }
 
 #[test]
-fn ten_thousand_services_are_served_and_one_more_arrives_at_once() {
+fn ten_thousand_services_are_served_and_a_change_applies_at_once() {
     let lab = Lab::build(&shape());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _servers: Vec<_> = lab.targets.iter().map(|target| target.serve(80)).collect();

@@ -39,7 +39,7 @@ fn environment() -> Vec<(String, String)> {
 }
 
 #[test]
-fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
+fn egress_by_ip_cannot_reach_node_or_cluster() {
     for backend in FIREWALLS {
         let (lab, _servers) = lab();
         let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
@@ -71,7 +71,7 @@ fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
 }
 
 #[test]
-fn ingress_by_name_relays_neither_to_the_node_nor_to_the_cluster() {
+fn ingress_by_external_name_cannot_reach_node_or_cluster() {
     let names = [("169.254.169.254", false), ("10.96.0.1", false), ("100.64.0.12", false), ("169.254.169.254", true)];
     for (backend, (name, allowed)) in FIREWALLS.into_iter().flat_map(|backend| names.map(|name| (backend, name))) {
         let (lab, _servers) = lab();

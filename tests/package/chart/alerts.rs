@@ -123,7 +123,10 @@ fn cases() -> Vec<Case> {
             &requests("2xx"),
             "0+60",
         ),
-        Case { labels: by_service, ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5") },
+        Case {
+            labels: by_service,
+            ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5")
+        },
     ]
 }
 
@@ -261,7 +264,7 @@ fn the_page_of_alerts_is_made_from_the_chart() {
 }
 
 #[test]
-fn a_cluster_without_a_leader_is_not_hidden_by_another() {
+fn missing_leader_is_detected_per_cluster() {
     let (spec, rules) = rules();
     let cases = cases();
     let case = cases.iter().find(|case| case.alert == "TailyardNoLeader").expect("a case");
@@ -272,7 +275,7 @@ fn a_cluster_without_a_leader_is_not_hidden_by_another() {
 }
 
 #[test]
-fn nothing_is_missed_where_nothing_is_known_to_scrape() {
+fn absent_metrics_alert_requires_a_scrape_config() {
     let alone = rendered_with(&["--set", "prometheusRule.enabled=true"]);
     assert!(!alone["PrometheusRule tailscale/tailyard"].to_string().contains("absent"), "it would always fire");
 }
@@ -299,7 +302,7 @@ fn panels() -> Vec<(String, String)> {
 }
 
 #[test]
-fn panels_draw_by_labels_that_their_series_have() {
+fn panel_legends_use_existing_labels() {
     let families = families();
     for (expr, legend) in panels() {
         let family = families.iter().find(|(name, _)| expr.contains(&format!("{name}{{")) || expr.contains(&format!("{name}_bucket{{")));
@@ -313,7 +316,7 @@ fn panels_draw_by_labels_that_their_series_have() {
 }
 
 #[test]
-fn services_of_one_group_are_drawn_apart() {
+fn panels_separate_services_of_one_group() {
     let services = ["default-db", "shop-web"];
     let by_service = panels().into_iter().filter(|(expr, legend)| legend.contains("{{proxied_service}}") && !expr.contains("_bucket{"));
     let by_service: Vec<_> = by_service.collect();

@@ -181,7 +181,7 @@ fn verdict(kernel: &Kernel, packet: &Packet) -> FlowVerdict {
 
 proptest! {
     #[test]
-    fn the_chains_mean_what_the_ruleset_means(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+    fn chains_are_equivalent_to_the_ruleset(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
         let kernels = Family::ALL.map(|family| (family, loaded(&ruleset, family)));
         for packet in packets {
             let kernel = &kernels.iter().find(|(family, _)| *family == Family::of(packet.dst)).expect("a family").1;
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn a_delta_makes_the_chains_of_the_ruleset_after(before in rulesets(), after in rulesets()) {
+    fn delta_yields_the_chains_of_the_new_ruleset(before in rulesets(), after in rulesets()) {
         let after = Ruleset { reserved: before.reserved.clone(), ..after };
         let change = diff(&before, &after);
         for family in Family::ALL {
@@ -205,7 +205,7 @@ proptest! {
 
     /// One commit for each table and family is no transaction for all: each packet still meets either what was or what is to be.
     #[test]
-    fn no_moment_of_a_change_is_other_than_before_or_after(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20), whole: bool) {
+    fn each_commit_of_a_change_matches_old_or_new_ruleset(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20), whole: bool) {
         let after = Ruleset { reserved: before.reserved.clone(), ..after };
         let change = diff(&before, &after);
         for family in Family::ALL {
@@ -223,7 +223,7 @@ proptest! {
 
     /// Even a table that is too large for one commit: what a key has before and after it has at every moment.
     #[test]
-    fn no_moment_of_a_rewrite_in_steps_takes_from_a_key_what_it_keeps(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+    fn stepwise_rewrite_never_removes_unchanged_targets(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
         for family in Family::ALL {
             let kernel = loaded(&before, family);
             let moments = kernel.moments(&replace(&after, family, &kernel.found(), 2));
@@ -241,7 +241,7 @@ proptest! {
     }
 
     #[test]
-    fn what_an_earlier_process_left_is_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6), step in prop_oneof![Just(2usize), Just(usize::MAX)]) {
+    fn chains_of_an_earlier_process_are_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6), step in prop_oneof![Just(2usize), Just(usize::MAX)]) {
         let mut kernel = loaded(&before, Family::V6);
         let mut found = kernel.found();
         for jump in jumps {
@@ -281,7 +281,7 @@ fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
 }
 
 #[test]
-fn a_retarget_sends_one_rule_and_keeps_what_counts() {
+fn retarget_replaces_one_rule_and_preserves_counters() {
     let before = large(10_000);
     let mut after = before.clone();
     after.ports.insert(key(Proto::Tcp, 10_010), SortedSet::from(["100.64.9.9:1".parse().expect("a target")]));
@@ -291,7 +291,7 @@ fn a_retarget_sends_one_rule_and_keeps_what_counts() {
 }
 
 #[test]
-fn one_more_deletes_nothing() {
+fn added_port_deletes_no_rule() {
     let (before, after) = (large(1_000), large(1_001));
     let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
     let commands: Vec<_> = text.lines().filter(|line| line.starts_with(['-', ':'])).collect();
@@ -299,7 +299,7 @@ fn one_more_deletes_nothing() {
 }
 
 #[test]
-fn brackets_stand_where_ip6tables_wants_them() {
+fn ipv6_dnat_targets_have_brackets() {
     let mut ruleset = large(0);
     ruleset.ports.insert(key(Proto::Udp, 53), SortedSet::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
     let text = restore(&ruleset, Family::V6);
@@ -308,7 +308,7 @@ fn brackets_stand_where_ip6tables_wants_them() {
 }
 
 #[test]
-fn counters_beyond_all_numbers_saturate() {
+fn overflowing_counters_saturate() {
     let mut ruleset = large(0);
     ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());
     let most = u64::MAX;
@@ -317,7 +317,7 @@ fn counters_beyond_all_numbers_saturate() {
 }
 
 #[test]
-fn counters_are_read_by_the_place_of_their_rules() {
+fn counters_are_read_by_rule_position() {
     let mut ruleset = large(2);
     ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());
     let dump = "*mangle\n:TAILYARD-tcp-271 - [0:0]\n[7:420] -A TAILYARD-tcp-271 -p tcp -j RETURN\n[0:0] -A TAILYARD-tcp-271 -p tcp -j RETURN\nCOMMIT\n\
@@ -328,7 +328,7 @@ fn counters_are_read_by_the_place_of_their_rules() {
 }
 
 #[test]
-fn only_our_own_part_of_a_dump_counts() {
+fn foreign_rules_of_a_dump_are_ignored() {
     let dump = "# by iptables-save\n*nat\n:PREROUTING ACCEPT [1:60]\n:TAILYARD-PREROUTING - [0:0]\n-A PREROUTING -j TAILYARD-PREROUTING\n-A PREROUTING -j OTHER\n\
                 -A TAILYARD-udp-003 -j DNAT --to-destination [fd7a::2]:53\nCOMMIT\n";
     let expected = [

@@ -62,7 +62,7 @@ fn walk(interface: &InterfaceName, stored: &BTreeMap<(Set, ElementKey), Option<V
 
 proptest! {
     #[test]
-    fn the_elements_mean_what_the_ruleset_means(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+    fn elements_are_equivalent_to_the_ruleset(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
         let stored = index(elements(&ruleset));
         for packet in packets {
             prop_assert_eq!(walk(&ruleset.interface, &stored, &packet), evaluate(&ruleset, &packet), "{:?}", packet);
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn a_delta_turns_the_elements_of_one_ruleset_into_those_of_the_other(before in rulesets(), after in rulesets()) {
+    fn delta_yields_the_elements_of_the_new_ruleset(before in rulesets(), after in rulesets()) {
         let after = Ruleset { reserved: before.reserved.clone(), ..after };
         let change = diff(&before, &after);
         let Edits { delete, add } = edits(&before, &change, &after);
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn a_retarget_keeps_the_traffic_counters(before in rulesets(), after in rulesets()) {
+    fn retarget_preserves_traffic_counters(before in rulesets(), after in rulesets()) {
         let targets: SortedSet<SocketAddr> = after.ports.values().flatten().copied().collect();
         let after = Ruleset { ports: before.ports.keys().map(|key| (*key, targets.clone())).collect(), ..before.clone() };
         let Edits { delete, add } = edits(&before, &diff(&before, &after), &after);
@@ -112,7 +112,7 @@ fn large(count: u16) -> Ruleset {
 }
 
 #[test]
-fn the_operations_do_not_depend_on_the_size() {
+fn operations_per_change_are_independent_of_size() {
     for size in [10, 10_000] {
         let before = large(size);
         let mut after = before.clone();
@@ -126,7 +126,7 @@ fn the_operations_do_not_depend_on_the_size() {
 }
 
 #[test]
-fn a_delta_is_what_nft_reads() {
+fn delta_is_valid_nft_json() {
     let before = large(1);
     let mut after = before.clone();
     let key = *before.ports.keys().next().expect("a port");
@@ -141,7 +141,7 @@ fn a_delta_is_what_nft_reads() {
 }
 
 #[test]
-fn slots_are_dealt_evenly() {
+fn targets_share_slots_evenly() {
     let ruleset = large(1);
     let targets: SortedSet<SocketAddr> = (1..=4).map(|i| SocketAddr::from(([100, 64, 0, i], 80))).collect();
     let ruleset = Ruleset { ports: ruleset.ports.keys().map(|key| (*key, targets.clone())).collect(), ..ruleset };

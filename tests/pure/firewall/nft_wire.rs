@@ -43,7 +43,7 @@ fn read_back(batch: &Batch) -> Vec<(u16, String, Vec<Counted>)> {
 
 proptest! {
     #[test]
-    fn a_batch_says_what_the_edits_say(before in rulesets(), after in rulesets()) {
+    fn batch_encodes_all_edits(before in rulesets(), after in rulesets()) {
         let edits = edits(&before, &diff(&before, &after), &after);
         let messages = read_back(&batch(&edits, 7));
         prop_assert_eq!(messages.first().map(|m| m.0), Some(BATCH_BEGIN));
@@ -56,13 +56,13 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_are_decoded_or_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         decode_all(&bytes);
     }
 
     /// Bytes that begin like an answer get further into the decoder than random ones.
     #[test]
-    fn a_mutilated_answer_is_decoded_or_refused(ruleset in rulesets(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn corrupt_replies_are_decoded_or_rejected(ruleset in rulesets(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let edits = edits(&Ruleset::empty(ruleset.interface.clone()), &diff(&Ruleset::empty(ruleset.interface.clone()), &ruleset), &ruleset);
         let mut bytes = batch(&edits, 1).bytes;
         let place = place.index(bytes.len());
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn a_kernel_that_holds_the_elements_has_not_drifted(ruleset in rulesets(), pick in any::<prop::sample::Index>()) {
+    fn drift_is_none_for_equal_elements_and_found_for_missing_ones(ruleset in rulesets(), pick in any::<prop::sample::Index>()) {
         let mut stored = DumpedElements::new();
         for element in elements(&ruleset) {
             stored.entry(element.set).or_default().push(Counted { key: key(&element), value: value(&element), packets: 1, bytes: 60 });
@@ -90,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn long_lists_are_parted_into_messages_that_fit() {
+fn long_element_lists_are_split_into_messages() {
     let port = |i| PortKey { proto: Proto::Udp, port: Port::new(i).expect("not zero") };
     let ports = (1..=10_000).map(|i| (port(i), BTreeSet::from(["[fd7a::1]:53".parse().expect("a target")]))).collect();
     let ruleset = Ruleset { ports, ..Ruleset::empty(InterfaceName::tailscale0()) };
@@ -102,7 +102,7 @@ fn long_lists_are_parted_into_messages_that_fit() {
 }
 
 #[test]
-fn the_kernel_is_answered_in_its_own_byte_order() {
+fn keys_and_values_use_kernel_byte_order() {
     let element = Element {
         set: Set::PortSlot(Family::V4),
         key: ElementKey::PortSlot(PortKey { proto: Proto::Tcp, port: Port::new(10_042).expect("not zero") }, 3),

@@ -71,7 +71,7 @@ fn packet(dst: &str, port: u16) -> Packet {
 }
 
 #[test]
-fn a_match_port_is_relayed_in_its_family_and_refused_in_the_other() {
+fn match_port_is_translated_in_its_family_and_rejected_in_the_other() {
     let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
     let to = BTreeSet::from(["100.64.0.2:5432".parse().expect("a target")]);
     let source = SourceAddress::Own("100.64.0.1".parse().expect("an address"));
@@ -82,14 +82,14 @@ fn a_match_port_is_relayed_in_its_family_and_refused_in_the_other() {
 }
 
 #[test]
-fn a_match_port_is_nobodys_from_the_tailnet_or_for_other_hosts() {
+fn match_port_ignores_tailnet_sources_and_other_destinations() {
     let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
     assert_eq!(evaluate(&ruleset, &Packet { from_tailnet: true, ..packet("100.64.0.1", 10_042) }), FlowVerdict::Pass);
     assert_eq!(evaluate(&ruleset, &Packet { to_pod: false, ..packet("10.42.0.3", 10_042) }), FlowVerdict::Pass);
 }
 
 #[test]
-fn a_whole_address_leaves_match_ports_and_reserved_ports_alone() {
+fn whole_address_mapping_excludes_match_ports_and_reserved_ports() {
     let mut ruleset = one(&[("tcp", 10_042, &[])]);
     let pod: IpAddr = "10.42.0.2".parse().expect("an address");
     ruleset.from_cluster.insert(pod, ["100.64.0.9".parse().expect("an address")].into());

@@ -45,7 +45,7 @@ fn names(list: &[&str]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn endpoints_of_the_own_zone_share_the_requests_and_others_take_over() {
+async fn own_zone_endpoints_share_requests_and_others_take_over() {
     let (near, other, far, ip) =
         (Backend::new("near").await, Backend::new("other").await, Backend::new("far").await, Backend::new("ip").await);
     let front = in_zone_a(ip.address).await;
@@ -67,7 +67,7 @@ async fn endpoints_of_the_own_zone_share_the_requests_and_others_take_over() {
 }
 
 #[tokio::test]
-async fn a_backend_that_restarts_costs_no_request() {
+async fn restarted_backend_loses_no_request() {
     let first = Backend::new("first").await;
     let address = first.address;
     let front = in_zone_a(unused_address().await).await;
@@ -79,7 +79,7 @@ async fn a_backend_that_restarts_costs_no_request() {
 }
 
 #[tokio::test]
-async fn what_was_asked_is_asked_again_and_what_was_done_is_not() {
+async fn safe_requests_are_retried_and_others_are_not() {
     let breaking = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let at = breaking.local_addr().expect("an address");
     let good = Backend::new("good").await;
@@ -97,7 +97,7 @@ async fn what_was_asked_is_asked_again_and_what_was_done_is_not() {
 }
 
 #[tokio::test]
-async fn a_backend_that_nobody_answers_for_is_a_bad_gateway() {
+async fn unreachable_backend_is_a_bad_gateway() {
     let front = in_zone_a(unused_address().await).await;
     let answer = front.get("svc:web", URL).await;
     assert_eq!((answer.status, answer.text().as_str()), (StatusCode::BAD_GATEWAY, "the backend cannot be reached\n"));

@@ -19,7 +19,7 @@ const NAME: &str = "web.tail.ts.net";
 const URL: &str = "https://web.tail.ts.net/";
 
 #[tokio::test]
-async fn a_certificate_is_swapped_under_load_and_no_handshake_fails() {
+async fn certificate_swap_under_load_fails_no_handshake() {
     let backend = Backend::new("a").await;
     let front = Arc::new(Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await);
     let over = Arc::new(AtomicBool::new(false));
@@ -51,7 +51,7 @@ async fn a_certificate_is_swapped_under_load_and_no_handshake_fails() {
 }
 
 #[tokio::test]
-async fn a_name_without_a_certificate_is_told_and_the_others_are_served() {
+async fn name_without_certificate_is_reported_and_others_are_served() {
     let backend = Backend::new("a").await;
     let mut front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
     let mut two = site(NAME, &service(backend.address, "http"));
@@ -71,7 +71,7 @@ async fn a_name_without_a_certificate_is_told_and_the_others_are_served() {
 }
 
 #[tokio::test]
-async fn no_name_and_no_header_leads_from_one_service_to_another() {
+async fn sni_and_host_of_another_service_are_refused() {
     let (a, b) = (Backend::new("a").await, Backend::new("b").await);
     let sites = json!({"svc:a": site("a.ts.net", &service(a.address, "http")), "svc:b": site("b.ts.net", &service(b.address, "http"))});
     let front = Front::new(sites).await;
@@ -85,7 +85,7 @@ async fn no_name_and_no_header_leads_from_one_service_to_another() {
 }
 
 #[tokio::test]
-async fn new_routes_hold_for_the_next_request_of_an_open_connection() {
+async fn new_routes_apply_to_the_next_request_of_an_open_connection() {
     let (a, b) = (Backend::new("a").await, Backend::new("b").await);
     let front = Front::new(json!({"svc:web": site(NAME, &service(a.address, "http"))})).await;
     let client = front.http2("svc:web", NAME).await;
@@ -100,7 +100,7 @@ async fn new_routes_hold_for_the_next_request_of_an_open_connection() {
 }
 
 #[tokio::test]
-async fn a_site_that_is_gone_lets_requests_finish_and_takes_no_more() {
+async fn removed_site_finishes_requests_and_accepts_no_more() {
     let backend = Backend::new("a").await;
     let mut front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
     let at = front.at("svc:web", 443);
@@ -116,7 +116,7 @@ async fn a_site_that_is_gone_lets_requests_finish_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
+async fn drain_finishes_requests_and_closes_connections() {
     let backend = Backend::new("a").await;
     let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
     let at = front.at("svc:web", 443);
@@ -144,7 +144,7 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
 }
 
 #[tokio::test]
-async fn while_it_finishes_each_connection_is_answered_once_more_and_told_to_go() {
+async fn draining_connection_gets_one_more_response_with_close() {
     let backend = Backend::new("a").await;
     let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
     let mut idle = front.http1("svc:web", NAME).await;
@@ -165,7 +165,7 @@ async fn while_it_finishes_each_connection_is_answered_once_more_and_told_to_go(
 }
 
 #[tokio::test]
-async fn what_outlives_the_grace_is_cut() {
+async fn connections_outliving_the_grace_period_are_closed() {
     let backend = Backend::new("a").await;
     let limits = Limits::of(Duration::from_millis(900));
     assert!(

@@ -40,7 +40,7 @@ async fn closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_let_go_at_every_step() {
+async fn silent_client_is_disconnected_at_every_step() {
     let backend = Backend::new("a").await;
     // Each limit alone, so that no other can do its work.
     let moment = Duration::from_millis(300);
@@ -61,7 +61,7 @@ async fn who_says_nothing_is_let_go_at_every_step() {
 }
 
 #[tokio::test]
-async fn who_says_it_slowly_is_let_go_too() {
+async fn slow_request_head_is_disconnected() {
     let backend = Backend::new("a").await;
     let front = with(&backend, Limits { first_request_timeout: Duration::from_millis(300), ..Limits::default() }).await;
     let (read, mut write) = tokio::io::split(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS"));
@@ -77,7 +77,7 @@ async fn who_says_it_slowly_is_let_go_too() {
 }
 
 #[tokio::test]
-async fn request_under_way_outlives_every_limit() {
+async fn request_in_progress_outlives_idle_limits() {
     let backend = Backend::new("a").await;
     let front = with(&backend, short()).await;
     for alpn in ["http/1.1", "h2"] {
@@ -105,7 +105,7 @@ async fn request_under_way_outlives_every_limit() {
 }
 
 #[tokio::test]
-async fn heads_have_a_size() {
+async fn oversized_request_head_is_refused() {
     let backend = Backend::new("a").await;
     let front = with(&backend, Limits { max_head_bytes: 16 << 10, ..Limits::default() }).await;
     let mut request = get1(&format!("https://{NAME}/"));
@@ -116,7 +116,7 @@ async fn heads_have_a_size() {
 }
 
 #[tokio::test]
-async fn who_is_not_tailscaled_is_not_served() {
+async fn connection_without_proxy_protocol_is_refused() {
     let backend = Backend::new("a").await;
     let front = with(&backend, Limits::default()).await;
     let mut stream = TcpStream::connect(front.at("svc:web", 80)).await.expect("connected");
@@ -135,7 +135,7 @@ async fn said_goodbye(mut client: TlsStream<TcpStream>) -> TcpStream {
 }
 
 #[tokio::test]
-async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
+async fn client_may_close_first_after_tls_within_a_limit() {
     let backend = Backend::new("a").await;
     for alpn in ["http/1.1", "h2"] {
         let front = with(&backend, Limits { linger_timeout: DEADLINE, ..Limits::default() }).await;
@@ -152,7 +152,7 @@ async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
 }
 
 #[tokio::test]
-async fn who_parts_does_not_hold_up_a_listener_that_closes() {
+async fn parting_client_does_not_delay_listener_shutdown() {
     let backend = Backend::new("a").await;
     let front = with(&backend, Limits { linger_timeout: 2 * DEADLINE, drain_timeout: 2 * DEADLINE, ..Limits::default() }).await;
     let stream = said_goodbye(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
@@ -185,7 +185,7 @@ async fn answered(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn client_has_its_share_of_connections_and_no_more() {
+async fn connections_per_client_are_limited() {
     let backend = Backend::new("a").await;
     let front = plain_sites(&backend, Shares { source: 2, ..Shares::default() }).await;
     let at = front.at("svc:web", 80);
@@ -225,7 +225,7 @@ async fn client_has_its_share_of_connections_and_no_more() {
 }
 
 #[tokio::test]
-async fn site_that_is_full_leaves_room_for_others_and_goes_on() {
+async fn full_site_leaves_room_for_others() {
     let backend = Backend::new("a").await;
     for shares in [Shares { site: 1, ..Shares::default() }, Shares { connections: 2, site: 1, ..Shares::default() }] {
         let front = plain_sites(&backend, shares).await;
@@ -244,7 +244,7 @@ async fn site_that_is_full_leaves_room_for_others_and_goes_on() {
 }
 
 #[tokio::test]
-async fn full_process_waits_and_goes_on() {
+async fn full_process_delays_new_connections() {
     let backend = Backend::new("a").await;
     let front = plain_sites(&backend, Shares { connections: 1, ..Shares::default() }).await;
     let first = front.forwarded("svc:web", 80).await.expect("connected");
@@ -260,7 +260,7 @@ async fn full_process_waits_and_goes_on() {
 }
 
 #[tokio::test]
-async fn request_without_room_is_refused_and_blames_no_endpoint() {
+async fn request_over_the_limit_is_refused_without_ejection() {
     let backend = Backend::new("a").await;
     for (shares, failures) in [(Shares { requests: 1, ..Shares::default() }, 0), (Shares { upstream: 1, ..Shares::default() }, 1)] {
         let front = plain_sites(&backend, shares).await;

@@ -53,7 +53,7 @@ fn only(backend: &Backend, paths: &[&str]) {
 }
 
 #[tokio::test]
-async fn request_that_can_be_read_in_two_ways_is_refused() {
+async fn ambiguous_requests_are_refused() {
     let (host, many) = (format!("Host: {NAME}\r\n"), "x".repeat(70_000));
     let refused = [
         ("no host", "GET / HTTP/1.1\r\n\r\n".to_owned()),
@@ -153,7 +153,7 @@ fn disputed_parts() -> Vec<(&'static str, String)> {
 }
 
 #[tokio::test]
-async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
+async fn request_parsed_differently_by_servers_is_refused_or_unambiguous() {
     for (what, request) in disputed_lengths().into_iter().chain(disputed_parts()) {
         for protocol in ["http", "h2c"] {
             let backend = Backend::new("a").await;
@@ -184,7 +184,7 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
 }
 
 #[tokio::test]
-async fn body_reaches_the_backend_whole_and_is_no_request() {
+async fn request_body_is_forwarded_and_never_parsed_as_a_request() {
     let chunked = format!("Host: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{HIDDEN}\r\n0\r\n\r\n", HIDDEN.len());
     let sized = format!("Host: {NAME}\r\nContent-Length: {}\r\n\r\n{HIDDEN}", HIDDEN.len());
     let both =
@@ -211,7 +211,7 @@ async fn body_reaches_the_backend_whole_and_is_no_request() {
 }
 
 #[tokio::test]
-async fn body_of_a_get_over_http2_is_passed_on_without_a_length() {
+async fn http2_get_body_is_forwarded_without_a_length() {
     for protocol in ["http", "h2c"] {
         let backend = Backend::new("a").await;
         let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, protocol))})).await;
@@ -229,7 +229,7 @@ async fn body_of_a_get_over_http2_is_passed_on_without_a_length() {
 }
 
 #[tokio::test]
-async fn malformed_body_is_the_clients_fault_and_ejects_nobody() {
+async fn malformed_request_body_ejects_no_endpoint() {
     let host = format!("POST /seen HTTP/1.1\r\nHost: {NAME}\r\n");
     let malformed = [
         "Transfer-Encoding: chunked\r\n\r\n5\r\nabcdeXX",
@@ -253,7 +253,7 @@ async fn malformed_body_is_the_clients_fault_and_ejects_nobody() {
 }
 
 #[tokio::test]
-async fn options_of_the_server_stays_that() {
+async fn options_asterisk_is_forwarded() {
     for protocol in ["http", "h2c"] {
         let backend = Backend::new("a").await;
         let answer = talk(&with(&backend, protocol).await, format!("OPTIONS * HTTP/1.1\r\nHost: {NAME}\r\n\r\n").as_bytes()).await;
@@ -263,7 +263,7 @@ async fn options_of_the_server_stays_that() {
 }
 
 #[tokio::test]
-async fn absolute_target_names_the_host() {
+async fn absolute_target_overrides_the_host_header() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http").await;
     let answer = talk(&front, format!("GET http://{NAME}/seen?q HTTP/1.1\r\nHost: other\r\n\r\n").as_bytes()).await;
@@ -273,7 +273,7 @@ async fn absolute_target_names_the_host() {
 }
 
 #[tokio::test]
-async fn trailers_name_nobody() {
+async fn identity_trailers_are_removed() {
     for protocol in ["http", "h2c"] {
         let backend = Backend::new("a").await;
         let front = with(&backend, protocol).await;
@@ -376,7 +376,7 @@ async fn talk2(front: &Front, frames: &[u8]) -> Ended {
 }
 
 #[tokio::test]
-async fn malformed_http2_reaches_no_backend() {
+async fn malformed_http2_is_not_forwarded() {
     let without = |name: &str| {
         let list: Vec<_> = REQUEST.into_iter().filter(|field| field.0 != name).collect();
         frame(HEADERS, WHOLE, 1, &fields(&list))
@@ -437,7 +437,7 @@ async fn malformed_http2_reaches_no_backend() {
 
 /// What is malformed beside a request that is being answered.
 #[tokio::test]
-async fn malformed_http2_ends_what_was_begun() {
+async fn malformed_http2_ends_requests_in_progress() {
     let mut list = REQUEST.to_vec();
     list[3].1 = "/hold";
     let head = fields(&list);
@@ -492,7 +492,7 @@ async fn malformed_http2_ends_what_was_begun() {
 }
 
 #[tokio::test]
-async fn body_of_http2_is_as_long_as_it_says() {
+async fn http2_body_must_match_its_content_length() {
     for (length, what) in [("2", "longer"), ("9", "shorter")] {
         let backend = Backend::new("a").await;
         let front = with(&backend, "http").await;
@@ -506,7 +506,7 @@ async fn body_of_http2_is_as_long_as_it_says() {
 }
 
 #[tokio::test]
-async fn floods_of_http2_end_the_connection() {
+async fn http2_floods_close_the_connection() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http").await;
     let reset = |stream: u32| [frame(HEADERS, WHOLE, stream, &fields(&REQUEST)), frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])].concat();

@@ -24,7 +24,7 @@ async fn one(backend: &Backend, protocol: &str) -> Front {
 }
 
 #[tokio::test]
-async fn a_request_over_tls_reaches_the_backend_and_its_answer_comes_back() {
+async fn tls_request_reaches_the_backend_and_is_answered() {
     let backend = Backend::new("a").await;
     let front = one(&backend, "http").await;
     let mut client = front.http1("svc:web", NAME).await;
@@ -50,7 +50,7 @@ async fn a_request_over_tls_reaches_the_backend_and_its_answer_comes_back() {
 }
 
 #[tokio::test]
-async fn http2_clients_ask_a_backend_of_http1_many_things_at_once() {
+async fn http2_requests_run_concurrently_on_an_http1_backend() {
     let backend = Backend::new("a").await;
     let front = one(&backend, "http").await;
     let client = front.http2("svc:web", NAME).await;
@@ -103,7 +103,7 @@ async fn grpc_streams_both_ways_and_ends_with_trailers() {
 }
 
 #[tokio::test]
-async fn a_websocket_passes_both_ways() {
+async fn websocket_is_tunnelled_in_both_directions() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
         let front = one(&backend, protocol).await;
@@ -133,7 +133,7 @@ async fn a_websocket_passes_both_ways() {
 }
 
 #[tokio::test]
-async fn backends_over_tls_are_asked_in_what_they_speak() {
+async fn https_backends_use_the_negotiated_protocol() {
     for (alpn, version) in [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")] {
         let backend = Backend::over_tls("a", alpn).await;
         let front = one(&backend, "https").await;
@@ -143,7 +143,7 @@ async fn backends_over_tls_are_asked_in_what_they_speak() {
 }
 
 #[tokio::test]
-async fn backends_are_told_who_asks() {
+async fn identity_headers_reach_the_backend() {
     let backend = Backend::new("a").await;
     let alice = User { login: "alice@example.com".into(), name: "Älice".into(), picture: "https://example.com/a.png".into() };
     let identity = ClientIdentity { user: Some(alice), ..ClientIdentity::default() };
@@ -161,7 +161,7 @@ async fn backends_are_told_who_asks() {
 }
 
 #[tokio::test]
-async fn a_redirect_leads_to_the_same_over_tls() {
+async fn http_redirect_keeps_path_and_query() {
     let backend = Backend::new("a").await;
     let front = one(&backend, "http").await;
     for host in [NAME, "web"] {
@@ -178,7 +178,7 @@ async fn a_redirect_leads_to_the_same_over_tls() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_stay_without() {
+async fn responses_without_body_have_none() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
         let mut routes = site(NAME, &service(backend.address, protocol));

@@ -69,7 +69,7 @@ fn unblamed(front: &Front) {
 }
 
 #[tokio::test]
-async fn client_that_stops_sending_is_answered_and_its_backend_connection_closed() {
+async fn stalled_request_body_gets_408_and_closes_the_backend_connection() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
         let front = with(&backend, protocol, Limits { body_timeout: MOMENT, ..Limits::default() }).await;
@@ -97,7 +97,7 @@ async fn client_that_stops_sending_is_answered_and_its_backend_connection_closed
 }
 
 #[tokio::test]
-async fn client_that_is_slow_but_goes_on_is_served() {
+async fn slow_client_that_makes_progress_is_served() {
     let backend = Backend::new("a").await;
     let front = with(
         &backend,
@@ -120,7 +120,7 @@ async fn client_that_is_slow_but_goes_on_is_served() {
 }
 
 #[tokio::test]
-async fn client_that_sends_a_byte_now_and_then_is_answered_as_one_that_stopped() {
+async fn client_that_sends_a_trickle_is_answered_like_a_stalled_one() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
         let front = with(&backend, protocol, Limits { body_timeout: MOMENT, ..Limits::default() }).await;
@@ -152,7 +152,7 @@ async fn client_that_sends_a_byte_now_and_then_is_answered_as_one_that_stopped()
 }
 
 #[tokio::test]
-async fn quiet_stream_in_both_directions_goes_on() {
+async fn quiet_bidirectional_stream_stays_open() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "h2c", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let mut client = http2(&front).await;
@@ -169,7 +169,7 @@ async fn quiet_stream_in_both_directions_goes_on() {
 }
 
 #[tokio::test]
-async fn client_that_takes_a_byte_now_and_then_is_cut_off() {
+async fn client_that_reads_a_trickle_is_disconnected() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/drops")]);
@@ -205,7 +205,7 @@ async fn client_that_takes_a_byte_now_and_then_is_cut_off() {
 }
 
 #[tokio::test]
-async fn client_that_takes_nothing_is_cut_off() {
+async fn client_that_does_not_read_is_disconnected() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let _silent = begun(&front, &format!("GET /endless HTTP/1.1\r\nHost: {NAME}\r\n\r\n")).await;
@@ -217,7 +217,7 @@ async fn client_that_takes_nothing_is_cut_off() {
 }
 
 #[tokio::test]
-async fn stream_that_nobody_reads_is_reset_and_the_others_go_on() {
+async fn unread_http2_stream_is_reset_alone() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let mut client = front.http2("svc:web", NAME).await;
@@ -238,7 +238,7 @@ async fn stream_that_nobody_reads_is_reset_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn answered_request_is_over_whatever_is_left_of_its_body() {
+async fn answered_request_closes_despite_an_open_body() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http", Limits::default()).await;
     let mut client = http2(&front).await;
@@ -258,7 +258,7 @@ async fn answered_request_is_over_whatever_is_left_of_its_body() {
 }
 
 #[tokio::test]
-async fn backend_that_falls_silent_is_given_up() {
+async fn silent_backend_times_out() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
         let front = with(&backend, protocol, Limits { answer_timeout: MOMENT, ..Limits::default() }).await;
@@ -278,7 +278,7 @@ async fn backend_that_falls_silent_is_given_up() {
 }
 
 #[tokio::test]
-async fn tunnel_through_which_nothing_passes_is_closed() {
+async fn idle_tunnel_is_closed() {
     let backend = Backend::new("a").await;
     let limits = Limits { tunnel_timeout: MOMENT * 3, ..Limits::default() };
     let routes = json!({"svc:web": plain(NAME, &service(backend.address, "http"))});

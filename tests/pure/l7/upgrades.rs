@@ -40,7 +40,7 @@ async fn send_upgrade(front: &Front, protocol: &str, body: &str) -> (TcpStream, 
 }
 
 #[tokio::test]
-async fn protocol_that_hides_requests_is_never_upgraded_to() {
+async fn upgrade_to_a_request_carrying_protocol_is_refused() {
     for protocol in ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "spdy/3.1", "h2c, TLS/1.0"] {
         // As Hypercorn does it, and others: whoever asks for h2c is answered.
         let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
@@ -57,7 +57,7 @@ async fn protocol_that_hides_requests_is_never_upgraded_to() {
 }
 
 #[tokio::test]
-async fn answer_with_another_protocol_is_a_bad_gateway() {
+async fn mismatched_upgrade_response_is_a_bad_gateway() {
     for answered in ["Upgrade: h2c\r\n", "Upgrade: websocket, h2c\r\n", "Upgrade: websocket\r\nUpgrade: h2c\r\n", ""] {
         let text = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n{answered}\r\n").leak();
         let backend = Scripted::new(text).await;
@@ -71,7 +71,7 @@ async fn answer_with_another_protocol_is_a_bad_gateway() {
 }
 
 #[tokio::test]
-async fn configured_protocol_passes_and_no_other_does() {
+async fn only_the_configured_protocol_is_upgraded() {
     let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await;
     let front = with(&backend, Upgrades::read("spdy/3.1").expect("a protocol")).await;
     let (mut stream, answer) = send_upgrade(&front, "SPDY/3.1", "\r\n").await;
@@ -85,7 +85,7 @@ async fn configured_protocol_passes_and_no_other_does() {
 }
 
 #[tokio::test]
-async fn upgrade_with_a_body_or_over_http2_or_http10_is_a_plain_request() {
+async fn upgrade_with_body_or_other_http_version_is_a_plain_request() {
     let backend = Scripted::new("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
     let front = with(&backend, Upgrades::default()).await;
     let (_, answer) = send_upgrade(&front, "websocket", "Content-Length: 3\r\n\r\nabc").await;

@@ -6,7 +6,7 @@ use tailyard::proxy::tailnet::daemon::state_backup::load;
 use super::*;
 
 #[tokio::test]
-async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is_given_back() {
+async fn daemon_without_its_state_secret_starts_from_the_copy() {
     let lab = Lab::running().await;
     let content: Content = [("_machinekey".to_owned(), "key".into())].into();
     lab.backups.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
@@ -31,7 +31,7 @@ async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is
 }
 
 #[tokio::test]
-async fn a_secret_that_cannot_be_had_is_not_waited_for() {
+async fn unavailable_state_secret_is_not_awaited() {
     let lab = Lab::running().await;
     let content: Content = [("_machinekey".to_owned(), "key".into())].into();
     lab.backups.send_replace(StateBackup { content: Some(content.clone()), given_back: false });
@@ -51,7 +51,7 @@ async fn a_secret_that_cannot_be_had_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_again_from_the_copy() {
+async fn daemon_with_empty_state_is_restarted_from_the_copy() {
     let lab = Lab::running().await;
     lab.backups.send_replace(StateBackup { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
     lab.bus(r#"{"Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}}"#);
@@ -60,7 +60,7 @@ async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_agai
 }
 
 #[tokio::test]
-async fn next_container_starts_from_what_the_one_before_left() {
+async fn next_container_starts_from_the_saved_state() {
     let (dir, mut settings) = prepare();
     settings.fill_config = true;
     let (used, copy) = (settings.state_file().expect("a file"), settings.state_copy().expect("a copy"));

@@ -23,7 +23,7 @@ fn established() -> Vec<u8> {
 }
 
 #[test]
-fn a_flow_is_read_whole() {
+fn all_attributes_of_a_flow_are_parsed() {
     let flow = parse_flow(&established()).expect("a flow");
     assert_eq!(flow.original.source, "10.0.0.9:4000".parse().expect("an address"));
     assert_eq!(flow.original.destination, "10.0.0.1:10042".parse().expect("an address"));
@@ -35,14 +35,14 @@ fn a_flow_is_read_whole() {
 }
 
 #[test]
-fn a_flow_of_a_zone_is_not_ours() {
+fn flow_of_a_conntrack_zone_is_skipped() {
     let mut bytes = established();
     bytes.extend([6, 0, 18, 0, 0, 1, 0, 0]);
     assert_eq!(parse_flow(&bytes), None);
 }
 
 #[test]
-fn a_deletion_names_the_way_back_and_the_identity() {
+fn delete_request_has_reply_tuple_and_id() {
     let flow = parse_flow(&established()).expect("a flow");
     let request = delete(&flow, 9);
     let message = NetlinkBuffer::new_checked(&request).expect("a message");
@@ -55,7 +55,7 @@ fn a_deletion_names_the_way_back_and_the_identity() {
 }
 
 #[test]
-fn a_listing_by_key_compares_protocol_and_port_in_the_kernel() {
+fn listing_by_key_filters_protocol_and_port_in_the_kernel() {
     let key = PortKey { proto: Proto::Udp, port: Port::new(53).expect("not zero") };
     let request = dump(FlowFilter { family: Some(Family::V6), key: Some(key), ..FlowFilter::forwarded() }, 1);
     let message = NetlinkBuffer::new_checked(&request).expect("a message");
@@ -68,7 +68,7 @@ fn a_listing_by_key_compares_protocol_and_port_in_the_kernel() {
 
 proptest! {
     #[test]
-    fn bytes_without_two_tuples_are_no_flow_and_counters_add_up(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn flow_without_both_tuples_is_rejected_and_counters_accumulate(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Some(flow) = parse_flow(&bytes) {
             prop_assert!(find(&bytes, TUPLE_ORIG).is_some() && find(&bytes, TUPLE_REPLY).is_some() && find(&bytes, ZONE).is_none(), "{flow:?}");
         }
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flow_that_is_cut_short_is_read_as_far_as_it_goes_or_not_at_all(length in 0_usize..500) {
+    fn truncated_flow_needs_both_tuples_and_defaults_the_rest(length in 0_usize..500) {
         let (whole, bytes) = (parse_flow(&established()).expect("a flow"), established());
         let cut = &bytes[..length % (bytes.len() + 1)];
         let tuples = find(cut, TUPLE_ORIG).is_some() && find(cut, TUPLE_REPLY).is_some();
@@ -119,7 +119,7 @@ proptest! {
 
     /// One byte of it is another: what is read all the same can be written and read again.
     #[test]
-    fn a_flow_read_from_damaged_bytes_survives_being_written_again(at in 0_usize..500, value in any::<u8>()) {
+    fn flow_parsed_from_corrupt_bytes_round_trips(at in 0_usize..500, value in any::<u8>()) {
         let mut bytes = established();
         let size = bytes.len();
         bytes[at % size] = value;
@@ -136,7 +136,7 @@ proptest! {
 
     /// What is written for any flow is read as the same.
     #[test]
-    fn tuples_survive_the_wire(
+    fn tuples_round_trip(
         proto in prop::sample::select(vec![1_u8, 6, 17, 47, 50, 58, 132]), four in any::<bool>(), source in any::<[u8; 16]>(), destination in any::<[u8; 16]>(),
         ports in any::<(u16, u16)>(),
     ) {

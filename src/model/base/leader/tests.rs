@@ -18,7 +18,7 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[test]
-fn a_held_lease_is_taken_when_it_was_seen_unchanged_for_its_time() {
+fn expired_lease_is_taken_after_its_duration_without_renewal() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.every), "nothing is written before the first read");
@@ -34,7 +34,7 @@ fn a_held_lease_is_taken_when_it_was_seen_unchanged_for_its_time() {
 }
 
 #[test]
-fn a_lease_that_was_given_back_is_taken_at_once() {
+fn released_lease_is_taken_at_once() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.observe(Some(record("", 1)), begin);
@@ -42,7 +42,7 @@ fn a_lease_that_was_given_back_is_taken_at_once() {
 }
 
 #[test]
-fn a_leader_trusts_itself_from_before_it_asked() {
+fn leadership_counts_from_the_time_of_the_request() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.written(record("a", 1), begin);
@@ -56,7 +56,7 @@ fn a_leader_trusts_itself_from_before_it_asked() {
 }
 
 #[test]
-fn a_lease_that_vanished_ends_leading() {
+fn deleted_lease_ends_leadership() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.written(record("a", 1), begin);
@@ -67,7 +67,7 @@ fn a_lease_that_vanished_ends_leading() {
 proptest! {
     /// However requests are delayed or lost, two candidates never lead at one time.
     #[test]
-    fn nobody_leads_beside_another(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
+    fn two_candidates_never_lead_at_once(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
         let begin = Instant::now();
         let mut now = begin;
         let mut lease: Option<LeaseRecord> = None;

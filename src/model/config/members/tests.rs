@@ -21,7 +21,7 @@ fn is_spliced(before: &str, after: &str) -> bool {
 const FOUR: &str = r#"{"a":{"x":1},"b":2,"c":[3],"d":"4"}"#;
 
 #[test]
-fn only_what_differs_is_told() {
+fn only_changed_members_are_reported() {
     for (after, expected) in [
         (r#"{"a":{"x":1},"b":22,"c":[3],"d":"4"}"#, vec!["b"]),
         (r#"{"a":{"x":1},"b":2 , "c":[3],"d":"4"}"#, vec![]),
@@ -37,7 +37,7 @@ fn only_what_differs_is_told() {
 }
 
 #[test]
-fn what_is_in_doubt_is_read_whole() {
+fn ambiguous_change_is_parsed_as_a_whole() {
     for (after, expected) in [
         (r#"{"a":{"x":1},"a":2,"c":[3],"d":"4"}"#, vec!["a", "-b"]),
         (r#"{"a":{"x":1},"d":2,"c":[3],"d":"4"}"#, vec!["-b"]),
@@ -52,7 +52,7 @@ fn what_is_in_doubt_is_read_whole() {
 }
 
 #[test]
-fn a_text_that_is_no_object_is_none_after_any_other() {
+fn invalid_text_is_rejected_after_any_other() {
     for broken in [
         r#"{"a":{"x":1},"b":2,,"c":[3],"d":"4"}"#,
         r#"{"a":{"x":1},"c":[3],,"d":"4"}"#,
@@ -98,7 +98,7 @@ fn texts() -> impl Strategy<Value = Vec<String>> {
 
 proptest! {
     #[test]
-    fn what_a_text_holds_does_not_depend_on_the_one_before(texts in texts()) {
+    fn parsed_members_do_not_depend_on_the_previous_text(texts in texts()) {
         let mut before = Members::default();
         for text in texts {
             let text = Bytes::from(text.into_bytes());

@@ -26,7 +26,7 @@ fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
 }
 
 #[test]
-fn a_packed_config_is_read_as_the_text_that_it_holds() {
+fn compressed_config_is_read() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
     let packed = |text: &[u8]| CopyKeys::from([("egress-services.gz".to_owned(), Bytes::copy_from_slice(text))]);
     selection.delivered(packed(&crate::model::base::gzip::pack(br#"{"a":{}}"#).expect("packed")));
@@ -42,7 +42,7 @@ fn a_packed_config_is_read_as_the_text_that_it_holds() {
 }
 
 #[test]
-fn the_mount_starts_and_the_watch_takes_over() {
+fn mount_is_used_until_the_watch_delivers() {
     let mut copies = ConfigCopies::new(secs(120));
     assert_eq!(chosen(&copies, 0), None);
     copies.mounted(keys(1).into());
@@ -56,7 +56,7 @@ fn the_mount_starts_and_the_watch_takes_over() {
 }
 
 #[test]
-fn a_kubelet_that_catches_up_is_not_news() {
+fn mount_that_catches_up_after_a_lost_watch_changes_nothing() {
     let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     for version in 1..=3 {
@@ -71,7 +71,7 @@ fn a_kubelet_that_catches_up_is_not_news() {
 }
 
 #[test]
-fn a_mount_that_moves_on_wins_after_the_hold_and_until_the_watch_is_back() {
+fn newer_mount_is_used_after_the_hold_until_the_watch_returns() {
     let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     copies.delivered(keys(1).into());
@@ -89,7 +89,7 @@ fn a_mount_that_moves_on_wins_after_the_hold_and_until_the_watch_is_back() {
 }
 
 #[test]
-fn a_revert_that_only_the_mount_shows_is_news() {
+fn revert_seen_only_in_the_mount_is_applied() {
     let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     copies.delivered(keys(1).into());
@@ -102,7 +102,7 @@ fn a_revert_that_only_the_mount_shows_is_news() {
 }
 
 #[test]
-fn an_unreadable_copy_leaves_the_last_good_one() {
+fn unreadable_copy_leaves_the_last_good_config() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
     selection.delivered(text(r#"{"cut":{"#));
     selection.settle(secs(1));
@@ -122,7 +122,7 @@ fn an_unreadable_copy_leaves_the_last_good_one() {
 }
 
 #[test]
-fn a_deleted_object_and_a_vanished_key_change_nothing_and_say_so() {
+fn deleted_object_or_key_leaves_the_config_and_is_reported() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
     selection.delivered(keys(1));
     selection.settle(secs(0));
@@ -139,7 +139,7 @@ fn a_deleted_object_and_a_vanished_key_change_nothing_and_say_so() {
 }
 
 #[test]
-fn a_key_that_is_not_there_yet_means_no_services() {
+fn key_that_does_not_exist_yet_means_no_services() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), false);
     selection.mounted([("hep-pings".to_owned(), Bytes::from_static(b" 6\n"))].into());
     selection.settle(secs(0));
@@ -148,7 +148,7 @@ fn a_key_that_is_not_there_yet_means_no_services() {
 }
 
 #[test]
-fn the_number_of_pings_is_part_of_the_document() {
+fn ping_count_is_part_of_the_document() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
     for (pings, read) in [("3", 3), ("-1", 0), ("", 0), ("many", 0), ("9", 9)] {
         let mut copy = keys(1);
@@ -231,7 +231,7 @@ proptest! {
     /// Whatever happens, a config never goes back to an older version, a live watch is always followed,
     /// and a mount that has the newest version while the watch is long gone is followed too.
     #[test]
-    fn the_choice_never_goes_back(steps in steps()) {
+    fn config_never_goes_back_to_an_older_version(steps in steps()) {
         let mut world = World { copies: ConfigCopies::new(secs(120)), edited: vec![0], ..World::default() };
         world.copies.mounted(keys(0).into());
         let (mut before, mut lost_at) = (world.version(), 0);

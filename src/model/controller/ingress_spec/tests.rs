@@ -64,7 +64,7 @@ fn site(wish: &PublishSpec) -> &Site {
 }
 
 #[test]
-fn an_ingress_becomes_a_site_and_the_other_operators_serve_config() {
+fn ingress_becomes_a_site_and_a_serve_config() {
     let rules = json!([{"http": {"paths": [
         {"path": "/", "pathType": "Prefix", "backend": to("web", json!({"number": 80}))},
         {"path": "/rpc", "pathType": "Exact", "backend": to("web", json!({"name": "rpc"}))}]}}]);
@@ -86,7 +86,7 @@ fn an_ingress_becomes_a_site_and_the_other_operators_serve_config() {
 }
 
 #[test]
-fn names_with_certificates_of_their_own_are_served_beside_it() {
+fn hosts_with_user_certificates_are_served_beside_the_tailnet_name() {
     let rule = |host: &str| json!({"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": to("web", json!({"name": "tls"}))}]}});
     let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}, {"hosts": ["bare.example.com"]}]);
     let rules = json!([rule("www.example.com"), rule("app"), rule("bare.example.com"), {"host": "app"}]);
@@ -101,7 +101,7 @@ fn names_with_certificates_of_their_own_are_served_beside_it() {
 }
 
 #[test]
-fn one_bad_backend_takes_nothing_from_the_others() {
+fn invalid_backend_does_not_affect_the_others() {
     let path = |path: &str, backend: Value| json!({"path": path, "pathType": "Prefix", "backend": backend});
     let bad = [
         to("none", json!({"number": 80})),
@@ -120,7 +120,7 @@ fn one_bad_backend_takes_nothing_from_the_others() {
 }
 
 #[test]
-fn each_violation_is_a_sentence() {
+fn each_violation_has_a_message() {
     let backend = to("web", json!({"number": 80}));
     for (annotations, spec, says) in [
         (json!({"tailscale.com/tags": "web"}), json!({"defaultBackend": backend}), "is not a tag"),
@@ -134,7 +134,7 @@ fn each_violation_is_a_sentence() {
 }
 
 #[test]
-fn a_certificate_of_ones_own_is_judged_for_its_host_alone() {
+fn user_certificate_is_validated_for_its_host_alone() {
     let backend = to("web", json!({"number": 80}));
     let cases = [
         ("www", "www.example.com", true, None),

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn updates_of_others_become_our_apply() {
+    fn update_managers_are_migrated_to_our_apply() {
         let fields = json!([
             {"manager": "operator", "operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:data": {".": {}, "f:a": {}}}},
             {"manager": "kubectl-edit", "operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:data": {"f:b": {}}}},
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_updated_is_left() {
+    fn object_without_update_managers_is_not_migrated() {
         assert_eq!(adopted(&Value::Null, "v1"), None);
         assert_eq!(adopted(&json!([{"manager": "gitops", "operation": "Apply"}]), "v1"), None);
     }

@@ -81,14 +81,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_server_adds_or_leaves_out_is_no_difference() {
+    fn server_defaults_and_omitted_empty_fields_are_no_difference() {
         let wanted = json!({"a": {"b": 1, "empty": {}, "none": [], "zero": 0, "no": false}, "list": [{"x": 1}]});
         let observed = json!({"a": {"b": 1, "defaulted": true}, "list": [{"x": 1, "y": 2}], "status": {}});
         assert!(covers(&observed, &wanted));
     }
 
     #[test]
-    fn what_others_changed_is() {
+    fn foreign_changes_are_a_difference() {
         let wanted = json!({"a": {"b": 1}, "rules": [{"verbs": ["get"]}]});
         for observed in [
             json!({"a": {"b": 2}, "rules": [{"verbs": ["get"]}]}),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_by_name_bear_the_items_of_others_in_any_order() {
+    fn named_lists_tolerate_foreign_items_in_any_order() {
         let wanted = json!({"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]});
         assert!(covers(&json!({"env": [{"name": "C"}, {"name": "B", "value": "2"}, {"name": "A", "value": "1"}]}), &wanted));
         assert!(!covers(&json!({"env": [{"name": "A", "value": "1"}]}), &wanted));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_compared_by_size() {
+    fn quantities_are_compared_by_value() {
         for (one, other) in [("1000m", "1"), ("0.5", "500m"), ("1024Mi", "1Gi"), ("1k", "1000")] {
             assert!(covers(&json!({"cpu": one}), &json!({"cpu": other})), "{one} {other}");
         }

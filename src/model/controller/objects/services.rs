@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_of_ten_thousand_services_fits_and_comes_back() {
+    fn config_of_ten_thousand_services_fits_and_round_trips() {
         for (count, key) in [(3, egress::KEY), (10_000, egress::KEY_COMPRESSED)] {
             let wanted = services(count);
             let config = EgressConfigMap::new(&owner(), &wanted, 2, 10_003);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_key_is_noticed() {
+    fn missing_config_key_is_a_difference() {
         let config = EgressConfigMap::new(&owner(), &services(2), 2, 10_003);
         for key in [egress::KEY, egress::KEY_HEP_PINGS] {
             let mut observed = config.manifest().value;

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_known_by_its_path() {
+    fn stock_image_is_recognized_by_its_path() {
         for image in ["tailscale/tailscale", "tailscale/tailscale:v1", "r:5000/tailscale@sha256:ab", "r:5000/a/tailscale:v1@sha256:ab"] {
             assert!(image_path(image).ends_with("/tailscale"), "{image}");
         }

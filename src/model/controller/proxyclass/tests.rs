@@ -16,7 +16,7 @@ fn message(class: &ProxyClass, others: &[Arc<ProxyClass>]) -> String {
 }
 
 #[test]
-fn a_valid_class_is_ready_and_is_told_so_once() {
+fn valid_class_becomes_ready_once() {
     let mut class = class(json!({"statefulSet": {"labels": {"a.b/c": "d"}, "pod": {"tailscaleContainer": {"image": "r.io:5000/A/b:1"}}}}));
     class
         .spec
@@ -37,7 +37,7 @@ fn a_valid_class_is_ready_and_is_told_so_once() {
 }
 
 #[test]
-fn each_fault_has_its_sentence() {
+fn each_class_violation_has_a_message() {
     let cases = [
         (json!({"statefulSet": {"labels": {"-bad": "x"}}}), "no valid key"),
         (json!({"statefulSet": {"pod": {"labels": {"good": "-"}}}}), "no valid label value"),
@@ -58,7 +58,7 @@ fn each_fault_has_its_sentence() {
 }
 
 #[test]
-fn node_ports_of_a_class_in_use_are_taken() {
+fn node_ports_of_a_ready_class_are_a_conflict() {
     let spec = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 31000, "endPort": 31010}]}}});
     let mut other = class(spec.clone());
     other.metadata.name = Some("other".into());
@@ -71,7 +71,7 @@ fn node_ports_of_a_class_in_use_are_taken() {
 }
 
 #[test]
-fn a_class_in_use_stays_until_it_is_not() {
+fn used_class_keeps_its_finalizer() {
     let mut class = class(json!({}));
     class.metadata.finalizers = None;
     let finalizers = validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers;
@@ -83,7 +83,7 @@ fn a_class_in_use_stays_until_it_is_not() {
 }
 
 #[test]
-fn variables_of_our_own_are_warned_of() {
+fn reserved_env_variables_cause_a_warning() {
     let spec =
         json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
     let warnings = validate(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table() {
+    fn auth_key_decisions_follow_the_table() {
         use KeyDecision::{Drop, Keep, Mint, Reissue};
         // key, reissue, device, due → decision
         type Row = (&'static str, Option<&'static str>, bool, bool, KeyDecision);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_once_minted_is_not_minted_again() {
+    fn replaced_auth_key_is_not_minted_twice() {
         for reissue in [None, Some(""), Some("old")] {
             for device in [false, true] {
                 let login = ReplicaLogin { key: Some("new"), reissue, device, due: true };

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_status_is_read_before_the_shorter_one() {
+    fn compressed_full_status_is_preferred_to_the_short_one() {
         let short = br#"{"podIPv4":"10.0.0.1","services":null}"#;
         let whole = br#"{"podIPv4":"10.0.0.1","services":{"default-db":{"ports":[],"tailnetTargetIPs":null,"tailnetTarget":{}}}}"#;
         let served = |packed: Vec<u8>| {

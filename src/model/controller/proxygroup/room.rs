@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_are_taken_as_fit_and_those_that_are_there_stay() {
+    fn new_items_fill_the_room_and_existing_items_stay() {
         for room in 0..20 {
             for stay in 0..20 {
                 assert_eq!(most(stay, 20, |count| count <= room), stay.max(room), "{room} {stay}");

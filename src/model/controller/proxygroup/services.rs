@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_record_is_the_hash_of_the_other_operators_json() {
+    fn config_hash_equals_that_of_the_tailscale_operator() {
         let service: Service = serde_json::from_value(json!({
             "metadata": {"annotations": {"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}},
             "spec": {"ports": [{"name": "pg", "protocol": "TCP", "port": 5432, "targetPort": 5432}]},
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_is_read_back() {
+    fn group_name_is_read_from_the_condition_reason() {
         let with = |reason: &str| -> Service {
             let condition = json!({"type": EGRESS_SVC_CONFIGURED, "status": "True", "reason": reason, "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn good_ones_pass() {
+    fn valid_services_have_no_violations() {
         let annotations = [
             json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net."}),
             json!({"tailscale.com/tailnet-fqdn": "db.users.example.com"}),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn each_violation_is_a_sentence_that_says_what_to_do() {
+    fn each_violation_message_names_the_fix() {
         let bad = [
             ("/metadata/annotations", json!({}), "set one of the annotations"),
             (

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_are_told_by_object_and_not_all_of_very_many() {
+    fn rights_are_printed_by_object_and_truncated() {
         let all = reconciler("ts", &[]);
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(

@@ -141,7 +141,7 @@ fn golden(name: &str, text: &str) {
 }
 
 #[test]
-fn what_is_found_is_golden() {
+fn doctor_output_matches_golden_files() {
     for (name, facts, finding) in [("well", well(), Finding::Ok), ("ill", ill(), Finding::Bad), ("closed", closed(), Finding::Warn)] {
         let checks = cluster::checks(&facts);
         golden(&format!("{name}.txt"), &text(&checks));
@@ -156,7 +156,7 @@ fn what_is_found_is_golden() {
 }
 
 #[test]
-fn every_check_is_in_the_documentation_with_its_fix() {
+fn every_check_is_documented_and_has_a_fix() {
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md")).expect("docs/doctor.md");
     let all = [cluster::checks(&ill()), cluster::checks(&well()), node::checks(&broken())].concat();
     for check in all {
@@ -175,7 +175,7 @@ fn finds(facts: &cluster::ClusterFacts, name: &str, finding: Finding, word: &str
 }
 
 #[test]
-fn a_reconciler_leads_if_its_lease_is_renewed_however_clocks_go() {
+fn reconciler_check_depends_on_lease_renewal() {
     finds(&cluster::ClusterFacts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
     finds(&cluster::ClusterFacts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
     finds(
@@ -196,7 +196,7 @@ fn a_reconciler_leads_if_its_lease_is_renewed_however_clocks_go() {
 }
 
 #[test]
-fn two_operators_are_bad_only_where_both_write_a_group() {
+fn two_operators_are_bad_only_if_both_write_a_group() {
     let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
     reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_PROXY_GROUP_TYPES", "value": "egress"}]);
     let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
@@ -208,7 +208,7 @@ fn two_operators_are_bad_only_where_both_write_a_group() {
 }
 
 #[test]
-fn objects_that_only_the_other_operator_reconciles_are_named_while_it_is_away() {
+fn unreconciled_objects_of_an_absent_operator_are_named() {
     let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
     let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
     let facts = cluster::ClusterFacts { unreconciled: unreconciled.into(), ..well() };
@@ -216,14 +216,14 @@ fn objects_that_only_the_other_operator_reconciles_are_named_while_it_is_away() 
 }
 
 #[test]
-fn a_page_has_a_url_where_the_repository_is_known() {
+fn documentation_link_is_a_url_if_the_repository_is_set() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(located("", "egress.md"), format!("docs/egress.md of Tailyard {version}"));
     assert_eq!(located("https://git.example/t", "egress.md"), format!("https://git.example/t/blob/v{version}/docs/egress.md"));
 }
 
 #[test]
-fn a_missing_definition_of_groups_is_bad_and_an_optional_right_is_not() {
+fn missing_group_definition_is_bad_and_missing_optional_right_a_warning() {
     let mut facts = well();
     facts.definitions.insert(DEFINITIONS[0], Ok(None));
     finds(&facts, "definitions", Finding::Bad, "not installed");
@@ -233,7 +233,7 @@ fn a_missing_definition_of_groups_is_bad_and_an_optional_right_is_not() {
 }
 
 #[test]
-fn tailnet_addresses_are_found_wherever_they_are() {
+fn address_overlap_with_the_tailnet_is_found() {
     let ranges = |cidr: &str| Ok(vec![json!({"spec": {"cidrs": [cidr]}})]);
     finds(&cluster::ClusterFacts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
     finds(&cluster::ClusterFacts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
@@ -244,7 +244,7 @@ fn tailnet_addresses_are_found_wherever_they_are() {
 }
 
 #[test]
-fn credentials_are_where_the_deployment_mounts_them_from() {
+fn credentials_are_read_from_the_mounted_secret() {
     let container = json!({"env": [{"name": "OPERATOR_LOGIN_SERVER", "value": "https://hs.lab"}, {"name": "TAILYARD_HEADSCALE_KEY_FILE", "value": "/control/key"}],
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "control", "mountPath": "/control"}]});
     let volumes = json!([{"name": "control", "secret": {"secretName": "headscale", "items": [{"key": "api_key", "path": "key"}]}}]);

@@ -21,7 +21,7 @@ fn report(due: u64, connected: Option<u64>, ended: u64, outcome: Result<TargetId
 }
 
 #[test]
-fn both_sides_of_a_change_are_right_until_it_is_seen_in_force() {
+fn old_and_new_target_are_right_until_the_change_settles() {
     let mut ledger = Expectations::default();
     ledger.write(LANE, Some(A), ms(0));
     ledger.settle(LANE, ms(1));
@@ -41,7 +41,7 @@ fn both_sides_of_a_change_are_right_until_it_is_seen_in_force() {
 }
 
 #[test]
-fn a_change_back_makes_the_old_target_right_again() {
+fn reverted_change_makes_the_old_target_right_again() {
     let mut ledger = Expectations::default();
     for (target, at) in [(Some(A), 0), (Some(B), 100), (Some(A), 200), (None, 300)] {
         ledger.write(LANE, target, ms(at));
@@ -54,7 +54,7 @@ fn a_change_back_makes_the_old_target_right_again() {
 }
 
 #[test]
-fn only_changes_that_are_old_enough_settle_with_a_replicas_readiness() {
+fn readiness_settles_only_older_changes() {
     let mut ledger = Expectations::default();
     for (target, at) in [(A, 0), (B, 100), (C, 200)] {
         ledger.write(LANE, Some(target), ms(at));
@@ -67,7 +67,7 @@ fn only_changes_that_are_old_enough_settle_with_a_replicas_readiness() {
 }
 
 #[test]
-fn a_lane_serves_once_it_was_seen_in_force_and_not_when_it_was_asked_for() {
+fn lane_has_served_only_after_its_first_settled_change() {
     let mut ledger = Expectations::default();
     ledger.write(LANE, Some(A), ms(0));
     assert!(!ledger.has_served(LANE));
@@ -77,7 +77,7 @@ fn a_lane_serves_once_it_was_seen_in_force_and_not_when_it_was_asked_for() {
 }
 
 #[test]
-fn latency_counts_from_the_moment_the_attempt_was_due() {
+fn latency_counts_from_the_scheduled_time() {
     let mut tally = Tally::default();
     tally.record(&report(0, Some(700), 800, Ok(A)), false);
     assert!((tally.connect().max_ms - 700.0).abs() < 1.0, "{:?}", tally.connect());
@@ -86,7 +86,7 @@ fn latency_counts_from_the_moment_the_attempt_was_due() {
 }
 
 #[test]
-fn every_failure_is_kept_with_its_time_and_kind() {
+fn every_failure_is_recorded_with_time_and_kind() {
     let mut tally = Tally::default();
     tally.record(&report(5, None, 3005, Err(AttemptFailure::Timeout)), false);
     tally.record(&report(6, Some(7), 8, Err(AttemptFailure::Reset)), true);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_close_to_each_other_are_one_window() {
+    fn close_failures_form_one_window() {
         let mut windows = Windows::default();
         for ms in [5_200, 1_900, 2_100, 2_050, 9_000] {
             windows.note(Duration::from_millis(ms));

@@ -86,7 +86,8 @@ fn well() -> ClusterView {
         &services,
     );
     for (ordinal, peers) in [(0, PeerCounts { direct: 2, relayed: 0 }), (1, PeerCounts { direct: 1, relayed: 1 })] {
-        let live_status = ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
+        let live_status =
+            ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
         view.live.insert(format!("eg-{ordinal}"), Ok(live_status));
     }
     view
@@ -161,7 +162,7 @@ fn golden(name: &str, text: &str) {
 }
 
 #[test]
-fn what_is_shown_is_golden() {
+fn status_output_matches_golden_files() {
     for (name, view) in [("well", well()), ("troubled", troubled()), ("unread", unread())] {
         let overview = Overview::of(&view, None);
         golden(&format!("{name}.txt"), &text(&overview, Width::Narrow));
@@ -171,14 +172,14 @@ fn what_is_shown_is_golden() {
 }
 
 #[test]
-fn one_group_is_shown_alone() {
+fn status_of_one_group_hides_the_others() {
     let overview = Overview::of(&troubled(), Some("new"));
     assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len()), (1, 0, 0));
     assert_eq!(overview.groups[0].conditions[0].reason, "NoReconciler");
 }
 
 #[test]
-fn a_config_is_acknowledged_by_its_fingerprint_too_and_only_by_the_pod_that_says_it() {
+fn config_fingerprint_is_an_acknowledgement_of_its_own_pod_only() {
     let mut view = well();
     let state = view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
     (state.services, state.fingerprint) = (None, Some(fingerprint(CONFIG.as_bytes())));
@@ -191,7 +192,7 @@ fn a_config_is_acknowledged_by_its_fingerprint_too_and_only_by_the_pod_that_says
 }
 
 #[test]
-fn a_watch_tells_rows_that_changed_and_rows_that_went() {
+fn watch_prints_changed_and_removed_rows() {
     let (before, after) = (Overview::of(&well(), None), Overview::of(&troubled(), None));
     assert_eq!(changes(&before, &before, Width::Narrow), [""; 0]);
     let all = changes(&Overview::default(), &before, Width::Narrow);
@@ -206,7 +207,7 @@ fn a_watch_tells_rows_that_changed_and_rows_that_went() {
 }
 
 #[test]
-fn only_running_pods_of_ours_are_asked() {
+fn only_running_pods_with_our_image_are_queried() {
     assert_eq!(well().askable(), [("eg-0".to_owned(), 9002), ("eg-1".to_owned(), 9002)]);
     assert_eq!(troubled().askable(), [("eg-0".to_owned(), 9002)], "one has no node, one is the stock image");
 }

@@ -64,7 +64,7 @@ const A: &str = "100.64.0.2:80";
 const B: &str = "100.64.0.3:80";
 
 #[test]
-fn flows_of_a_removed_key_end() {
+fn removed_key_resets_tcp_and_deletes_udp_flows() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[]));
     assert_eq!(verdict(&before, &after, &flow(tcp, A), true), FlowAction::Reset);
@@ -73,7 +73,7 @@ fn flows_of_a_removed_key_end() {
 }
 
 #[test]
-fn a_retargeted_key_moves_udp_at_once_and_lets_tcp_drain_while_its_target_lives() {
+fn retargeted_key_deletes_udp_and_drains_tcp_while_its_target_is_reachable() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[(tcp, &[B]), (udp, &[B])]));
     assert_eq!(verdict(&before, &after, &flow(udp, A), true), FlowAction::Delete);
@@ -83,7 +83,7 @@ fn a_retargeted_key_moves_udp_at_once_and_lets_tcp_drain_while_its_target_lives(
 }
 
 #[test]
-fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
+fn removed_target_ends_only_its_own_flows() {
     let udp = key(Proto::Udp, 1);
     let (before, after) = (ruleset(&[(udp, &[A, B])]), ruleset(&[(udp, &[B])]));
     assert_eq!(verdict(&before, &after, &flow(udp, A), true), FlowAction::Delete);
@@ -91,7 +91,7 @@ fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
 }
 
 #[test]
-fn a_key_that_came_and_went_leaves_no_flow_and_one_that_went_and_came_costs_none() {
+fn transient_key_leaves_no_flow_and_transient_removal_ends_none() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (nothing, there) = (ruleset(&[]), ruleset(&[(tcp, &[A]), (udp, &[A])]));
     assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), FlowAction::Reset);
@@ -103,7 +103,7 @@ fn a_key_that_came_and_went_leaves_no_flow_and_one_that_went_and_came_costs_none
 }
 
 #[test]
-fn what_has_no_two_ends_is_only_deleted() {
+fn closed_tcp_flow_is_deleted_without_reset() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
     let ended = |state| verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true);
@@ -112,7 +112,7 @@ fn what_has_no_two_ends_is_only_deleted() {
 }
 
 #[test]
-fn what_is_over_is_neither_listed_nor_ended() {
+fn time_wait_flow_is_neither_listed_nor_ended() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
     let over = Flow { tcp: Some(TcpState::TimeWait), ..flow(tcp, A) };
@@ -123,7 +123,7 @@ fn what_is_over_is_neither_listed_nor_ended() {
 }
 
 #[test]
-fn an_own_address_that_goes_takes_the_flows_that_leave_by_it() {
+fn changed_source_address_resets_its_flows() {
     let tcp = key(Proto::Tcp, 1);
     let before = ruleset(&[(tcp, &[A])]);
     let mut after = before.clone();
@@ -134,7 +134,7 @@ fn an_own_address_that_goes_takes_the_flows_that_leave_by_it() {
 }
 
 #[test]
-fn a_flow_from_the_tailnet_hangs_on_its_address_and_not_on_a_match_port() {
+fn tailnet_flow_depends_on_its_address_and_not_on_match_ports() {
     let (vip, backend, tcp) = (ip("100.99.0.1"), ip("10.96.0.1"), key(Proto::Tcp, 1));
     let mut before = ruleset(&[(tcp, &[A])]);
     before.from_tailnet.insert(vip, [backend].into());
@@ -150,7 +150,7 @@ fn a_flow_from_the_tailnet_hangs_on_its_address_and_not_on_a_match_port() {
 }
 
 #[test]
-fn a_whole_address_of_the_cluster_is_asked_after_the_ports() {
+fn whole_address_mapping_applies_after_match_ports() {
     let (pod, tcp, other) = (ip("10.0.0.1"), key(Proto::Tcp, 1), key(Proto::Tcp, 2));
     let mut before = ruleset(&[(tcp, &[A])]);
     before.from_cluster.insert(pod, [ip("100.64.0.2")].into());
@@ -161,7 +161,7 @@ fn a_whole_address_of_the_cluster_is_asked_after_the_ports() {
 }
 
 #[test]
-fn an_audit_finds_flows_that_drain_on_a_target_which_has_left() {
+fn audit_resets_draining_flows_of_an_unreachable_target() {
     let tcp = key(Proto::Tcp, 1);
     let now = ruleset(&[(tcp, &[B])]);
     let gone = |address: IpAddr| address != ip("100.64.0.2");
@@ -172,7 +172,7 @@ fn an_audit_finds_flows_that_drain_on_a_target_which_has_left() {
 }
 
 #[test]
-fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
+fn added_keys_need_no_listing_and_one_changed_key_a_filtered_one() {
     let (one, two) = (key(Proto::Tcp, 1), key(Proto::Udp, 2));
     let (before, after) = (ruleset(&[(one, &[A])]), ruleset(&[(one, &[A, B]), (two, &[A])]));
     let (few, many) = (past([&before]), past([&after]));
@@ -207,7 +207,7 @@ proptest! {
     /// A flow that the new ruleset would make as it is is never touched, nor is any by a change of nothing; what the new ruleset
     /// would not make ends unless it is TCP with a living target; and what ends is in the listing asked for.
     #[test]
-    fn no_flow_ends_without_need_and_none_is_left(
+    fn only_flows_of_changed_rules_end(
         before in any_ruleset(), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
         vip in prop::option::of(1_u8..3), reachable in any::<bool>(),
     ) {
@@ -249,7 +249,7 @@ proptest! {
 
     /// Rules that were in force one after the other end together what each of them would have.
     #[test]
-    fn no_flow_is_left_by_rules_that_came_and_went(
+    fn transient_rules_leave_no_flow(
         rules in prop::collection::vec(any_ruleset(), 1..5), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
         own in 1_u8..3, vip in prop::option::of(1_u8..3), reachable in any::<bool>(),
     ) {

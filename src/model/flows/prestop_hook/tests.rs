@@ -16,12 +16,12 @@ fn leaving(services: &[&str]) -> DrainingServices {
 }
 
 #[test]
-fn a_pod_without_services_is_drained_at_once() {
+fn pod_without_services_is_drained_at_once() {
     assert_eq!(leaving(&[]).verdict(at(0)), HookVerdict::Drained);
 }
 
 #[test]
-fn one_answer_of_our_own_means_that_it_leads_here() {
+fn own_probe_answer_means_still_routed() {
     let mut state = leaving(&["a", "b"]);
     state.counted(Some(7), at(0));
     state.probed("a", &[from(&["10.0.0.6"]), from(&[OWN])]);
@@ -34,7 +34,7 @@ fn one_answer_of_our_own_means_that_it_leads_here() {
 }
 
 #[test]
-fn silence_after_the_evidence_ends_it_without_a_fixed_wait() {
+fn no_new_flows_after_rerouting_means_drained() {
     let mut state = leaving(&["a"]);
     state.counted(Some(7), at(0));
     state.probed("a", &[from(&["10.0.0.6"])]);
@@ -46,7 +46,7 @@ fn silence_after_the_evidence_ends_it_without_a_fixed_wait() {
 }
 
 #[test]
-fn silence_that_began_before_the_evidence_counts() {
+fn quiet_time_before_rerouting_counts() {
     let mut state = leaving(&["a"]);
     state.counted(Some(7), at(0));
     state.probed("a", &[from(&[OWN])]);
@@ -57,7 +57,7 @@ fn silence_that_began_before_the_evidence_counts() {
 }
 
 #[test]
-fn counters_that_start_again_are_new_flows() {
+fn reset_flow_counter_counts_as_new_flows() {
     let mut state = leaving(&["a"]);
     state.probed("a", &[from(&["10.0.0.6"])]);
     state.counted(Some(7), at(0));
@@ -66,7 +66,7 @@ fn counters_that_start_again_are_new_flows() {
 }
 
 #[test]
-fn without_counters_the_wait_is_blind() {
+fn missing_flow_counter_requires_a_fixed_wait() {
     let mut state = leaving(&["a"]);
     state.counted(None, at(0));
     state.probed("a", &[from(&[OWN])]);
@@ -77,7 +77,7 @@ fn without_counters_the_wait_is_blind() {
 }
 
 #[test]
-fn refusals_are_believed_after_a_few_rounds_in_a_row() {
+fn refused_probes_count_after_consecutive_rounds() {
     let mut state = leaving(&["a"]);
     state.counted(Some(0), at(0));
     for round in 1..ROUNDS {
@@ -94,7 +94,7 @@ fn refusals_are_believed_after_a_few_rounds_in_a_row() {
 }
 
 #[test]
-fn what_cannot_be_asked_needs_more_silence_and_is_asked_on() {
+fn unanswered_probes_need_longer_quiet_time_and_are_repeated() {
     let mut state = leaving(&["a"]);
     state.counted(Some(7), at(0));
     for _ in 0..ROUNDS {
@@ -107,7 +107,7 @@ fn what_cannot_be_asked_needs_more_silence_and_is_asked_on() {
 }
 
 #[test]
-fn a_pod_that_does_not_say_who_it_is_is_not_us() {
+fn answer_without_pod_address_is_another_pod() {
     let mut state = leaving(&["a"]);
     state.counted(Some(7), at(0));
     state.probed("a", &[from(&[])]);
@@ -115,7 +115,7 @@ fn a_pod_that_does_not_say_who_it_is_is_not_us() {
 }
 
 #[test]
-fn no_probes_at_all_are_the_operators_word_that_nothing_leads_here() {
+fn zero_probes_mean_not_routed() {
     let mut state = leaving(&["a"]);
     state.counted(Some(7), at(0));
     state.probed("a", &[]);

@@ -31,7 +31,7 @@ fn all(resets: &mut PendingResets, now: Duration) -> Vec<Segment> {
 }
 
 #[test]
-fn an_answer_of_the_target_ends_both_ends_with_its_numbers() {
+fn target_answer_resets_both_ends_with_its_sequence_numbers() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).iter().map(Segment::to).collect::<Vec<_>>(), [address("100.64.0.2:80")]);
     resets.observe(&segment("100.64.0.2:80", 4_000, SegmentSender::Alive), ms(3));
@@ -45,7 +45,7 @@ fn an_answer_of_the_target_ends_both_ends_with_its_numbers() {
 }
 
 #[test]
-fn a_silent_target_is_asked_again_and_the_client_too() {
+fn silent_target_is_probed_again_with_the_client() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).len(), 1);
     assert_eq!(all(&mut resets, ms(119)).len(), 0);
@@ -59,7 +59,7 @@ fn a_silent_target_is_asked_again_and_the_client_too() {
 }
 
 #[test]
-fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
+fn closed_target_causes_a_probe_of_the_client() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     all(&mut resets, ms(0));
     resets.observe(&segment("100.64.0.2:80", 4_000, SegmentSender::Gone), ms(1));
@@ -70,7 +70,7 @@ fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
 }
 
 #[test]
-fn only_the_target_of_a_half_open_flow_is_asked_and_not_for_long() {
+fn half_open_flow_probes_only_its_target_briefly() {
     let half_open = Flow { tcp: Some(TcpState::SynSent), ..flow(4_000) };
     let mut resets = PendingResets::new([&half_open], 7);
     for at in [0, 120, 350] {
@@ -91,7 +91,7 @@ fn only_the_target_of_a_half_open_flow_is_asked_and_not_for_long() {
 }
 
 #[test]
-fn what_the_network_refuses_is_not_waited_for() {
+fn probe_that_cannot_be_sent_is_not_awaited() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     let probe = resets.take(ms(0)).expect("a probe");
     resets.failed(&probe);
@@ -102,7 +102,7 @@ fn what_the_network_refuses_is_not_waited_for() {
 proptest! {
     /// Whatever is heard, every flow is counted once, no foreign segment draws a reset, and the agenda ends.
     #[test]
-    fn any_talk_comes_to_an_end(
+    fn every_flow_is_counted_once_and_the_reset_ends(
         ports in prop::collection::btree_set(1_u16..50, 1..20),
         talk in prop::collection::vec((1_u16..60, any::<bool>(), any::<bool>(), any::<u32>(), any::<u32>(), 0_u32..3_000), 0..60),
     ) {

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_others_certificates_is_announced_in_time_whatever_their_lifetime() {
+    fn expiry_warning_scales_with_certificate_lifetime() {
         let hour = |hour: i64| Timestamp::from_second(hour * 60 * 60).expect("a time");
         // Of a year, of ninety days, of six days and of six hours: from when on it should have been renewed.
         for (lifetime, announced) in [(365 * 24, 351 * 24), (90 * 24, 76 * 24), (6 * 24, 5 * 24), (6, 5)] {

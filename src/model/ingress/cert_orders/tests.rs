@@ -21,7 +21,7 @@ fn leader() -> Issuer {
 }
 
 #[test]
-fn every_name_is_ordered_once_and_some_at_a_time() {
+fn every_name_is_ordered_once_with_bounded_concurrency() {
     let mut world = World::new(2, 50);
     world.lead(0, true);
     world.run(5);
@@ -32,7 +32,7 @@ fn every_name_is_ordered_once_and_some_at_a_time() {
 }
 
 #[test]
-fn starts_anew_order_nothing() {
+fn restarts_order_nothing() {
     let mut world = World::new(2, 20);
     world.lead(0, true);
     world.run(200);
@@ -45,7 +45,7 @@ fn starts_anew_order_nothing() {
 }
 
 #[test]
-fn an_order_of_one_who_died_is_made_again_by_him_at_once_and_by_another_when_it_must_be_dead() {
+fn order_of_a_dead_replica_is_repeated_at_once_by_itself_and_later_by_others() {
     for successor in [0, 1] {
         let mut world = World::new(2, 1);
         world.lead(0, true);
@@ -65,7 +65,7 @@ fn an_order_of_one_who_died_is_made_again_by_him_at_once_and_by_another_when_it_
 }
 
 #[test]
-fn failures_are_remembered_by_all() {
+fn order_backoff_survives_restarts() {
     let mut world = World::new(2, 1);
     world.acme = false;
     world.lead(0, true);
@@ -87,7 +87,7 @@ fn failures_are_remembered_by_all() {
 }
 
 #[test]
-fn an_acme_server_that_is_away_for_an_hour_costs_some_minutes_more() {
+fn acme_outage_of_an_hour_delays_orders_by_minutes() {
     let mut world = World::new(2, 2);
     world.away = true;
     world.lead(0, true);
@@ -105,7 +105,7 @@ fn an_acme_server_that_is_away_for_an_hour_costs_some_minutes_more() {
 }
 
 #[test]
-fn a_servers_pause_is_kept() {
+fn retry_after_of_the_server_is_respected() {
     let mut issuer = leader();
     let claim = issuer.step(OrderEvent::Seen("a".into(), Some(NameRecord { version: "1".into(), ..NameRecord::default() })), at(0), 0.5);
     let Some(OrderAction::Claim { note, .. }) = claim.first() else { panic!("{claim:?}") };
@@ -119,7 +119,7 @@ fn a_servers_pause_is_kept() {
 }
 
 #[test]
-fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
+fn late_conflict_after_a_newer_record_is_ignored() {
     let mut issuer = leader();
     let record = |version: &str, by: &str| NameRecord {
         version: version.to_owned(),
@@ -135,7 +135,7 @@ fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
 }
 
 #[test]
-fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
+fn outage_backoff_is_short_and_keeps_a_longer_pause() {
     let issuer = Issuer::new("g-0", OrderTerms::ACME);
     let pause = |failures, outage| {
         let before = OrderNote { failures, ..OrderNote::default() };
@@ -170,7 +170,7 @@ fn claims(actions: &[OrderAction]) -> bool {
 }
 
 #[test]
-fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
+fn new_certificate_is_not_renewed_within_a_day() {
     let mut issuer = renewed();
     let past = RenewalWindow { start: wall(-2 * DAY), end: wall(-DAY) };
     assert!(!claims(&issuer.step(OrderEvent::Suggested("a".into(), Some(past), None), after(20, 0), 0.5)));
@@ -201,7 +201,7 @@ fn server_is_asked_for_its_window_at_most_once_a_minute_and_at_least_once_a_day(
 }
 
 #[test]
-fn a_certificate_that_cannot_be_stored_is_not_ordered_again() {
+fn unstored_certificate_is_not_ordered_again() {
     let mut world = World::new(1, 1);
     world.lead(0, true);
     world.run(10);
@@ -214,7 +214,7 @@ fn a_certificate_that_cannot_be_stored_is_not_ordered_again() {
 }
 
 #[test]
-fn a_lifetime_ends_at_two_thirds_or_where_the_server_wants_it() {
+fn renewal_is_due_at_two_thirds_or_in_the_suggested_window() {
     let certificate = |id: &str| Certificate { id: id.into(), from: wall(0), until: wall(90 * DAY) };
     let days = |at: Timestamp| (at.as_second() - wall(0).as_second()) / DAY;
     let all: BTreeSet<_> = (0..50).map(|n| days(renew_at(&certificate(&n.to_string()), None))).collect();
@@ -235,7 +235,7 @@ proptest! {
     /// With certificates of some hours, and whatever crashes, is away, slow or cut off: while a replica and the ACME server live,
     /// none is renewed later than it is due, or a pause is over, by more than the bound.
     #[test]
-    fn no_renewal_is_late(faults in prop::collection::vec((0..3_usize, 0..9_u8, 1..1200_i64), 1..20)) {
+    fn renewals_meet_their_deadline_under_faults(faults in prop::collection::vec((0..3_usize, 0..9_u8, 1..1200_i64), 1..20)) {
         let mut world = World::new(3, 3);
         world.lifetime = 3 * 3600;
         world.lead(0, true);
@@ -260,7 +260,7 @@ proptest! {
 
     /// Whatever crashes, is slow or cut off: one order of a name at a time; and once all is well again, all names serve.
     #[test]
-    fn one_order_of_a_name_is_under_way(faults in prop::collection::vec((0..3_usize, 0..8_u8, 1..900_i64), 1..40)) {
+    fn at_most_one_order_per_name_is_in_progress(faults in prop::collection::vec((0..3_usize, 0..8_u8, 1..900_i64), 1..40)) {
         let mut world = World::new(3, 3);
         world.lead(0, true);
         for (replica, fault, pause) in faults {

@@ -17,7 +17,7 @@ fn holding(version: &str, (chain, key): &(String, String)) -> VersionedSecret {
 }
 
 #[test]
-fn each_secret_is_heard_of_and_what_is_wrong_with_a_users_own_is_told_by_its_name() {
+fn store_is_loaded_after_every_secret_and_reports_user_certificate_errors() {
     let own = |secret: &str| Host { secret: secret.to_owned(), issue: false };
     let wanted = BTreeMap::from([("a.example.com".to_owned(), own("a")), ("b.example.com".to_owned(), own("b"))]);
     let mut store = CertStore::default();
@@ -78,7 +78,7 @@ fn expired_certificate_is_reported_and_not_served() {
 }
 
 #[test]
-fn a_failed_order_is_counted_and_noted_and_what_is_written_back_is_no_order() {
+fn failed_order_is_recorded_and_restored_certificate_is_no_order() {
     let name = "a.example.com";
     let mut store = CertStore::default();
     store.want(Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: true })].into()), BTreeSet::new(), now());

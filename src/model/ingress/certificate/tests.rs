@@ -16,7 +16,7 @@ fn pair(names: &[&str]) -> Pair {
 }
 
 #[test]
-fn a_leaf_says_its_times_its_names_and_its_id() {
+fn leaf_has_validity_names_and_ari_id() {
     let leaf = pair(&["Web.tail1234.ts.net", "*.example.com"]).leaf().expect("a leaf");
     assert_eq!(leaf.names, ["web.tail1234.ts.net", "*.example.com"]);
     assert_eq!(leaf.certificate.from.to_string(), "2026-01-01T00:00:00Z");
@@ -26,7 +26,7 @@ fn a_leaf_says_its_times_its_names_and_its_id() {
 }
 
 #[test]
-fn a_name_is_one_of_them_or_one_below_a_wildcard() {
+fn leaf_matches_exact_names_and_one_wildcard_label() {
     let leaf = pair(&["web.tail1234.ts.net", "*.example.com"]).leaf().expect("a leaf");
     for name in ["web.tail1234.ts.net", "WEB.tail1234.ts.net", "a.example.com"] {
         assert_eq!(leaf.is_for(name), Ok(()), "{name}");
@@ -37,7 +37,7 @@ fn a_name_is_one_of_them_or_one_below_a_wildcard() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told() {
+fn unusable_pairs_have_reasons() {
     let (good, other) = (pair(&["a.b"]), pair(&["a.b"]));
     let kind = |chain: &[u8], key: &[u8]| Pair { chain: chain.into(), key: key.into() }.leaf().expect_err("a fault").reason();
     assert_eq!((kind(b"", b""), kind(&good.chain, b""), kind(b"", &good.key)), ("Empty", "Empty", "Empty"));
@@ -51,7 +51,7 @@ fn what_cannot_be_used_is_told() {
 }
 
 #[test]
-fn a_key_is_never_printed() {
+fn debug_output_hides_the_private_key() {
     let pair = pair(&["a.b"]);
     let text = format!("{pair:?}");
     assert!(text.contains("BEGIN CERTIFICATE") && !text.contains("PRIVATE"), "{text}");

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_claims_is_not_believed() {
+    fn client_supplied_identity_headers_are_removed() {
         let mut sent = headers(&[
             ("x-forwarded-for", "1.2.3.4"),
             ("x-forwarded-prefix", "/admin"),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_are_told_who_asks() {
+    fn identity_headers_are_set_from_the_client() {
         let user = User { login: "alice@example.com".into(), name: "Älice".into(), picture: String::new() };
         let identity = ClientIdentity { user: Some(user), caps: [("a".to_owned(), vec![1.into()])].into() };
         let mut sent = HeaderMap::new();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_one_connection_ends_here() {
+    fn hop_by_hop_headers_are_removed() {
         let mut sent = headers(&[
             ("connection", "keep-alive, X-Mine, upgrade"),
             ("x-mine", "1"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn no_character_between_the_words_makes_another_name() {
+    fn identity_headers_are_recognized_with_any_separator() {
         for claim in OTHER_CLAIMS.into_iter().chain([LOGIN.as_str(), CAPS.as_str(), FORWARDED_PROTO.as_str()]) {
             for between in "!#$%&'*+-.^_`|~".chars() {
                 let name: HeaderName = claim.replace('-', &between.to_string()).parse().expect("a name");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_say_nothing_that_a_header_may_not() {
+    fn forbidden_trailers_are_removed() {
         let mut sent = headers(&[
             ("tailscale-user-login", "root@example.com"),
             ("x-forwarded-for", "1.2.3.4"),

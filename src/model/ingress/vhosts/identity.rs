@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_beyond_ascii_are_encoded_in_words() {
+    fn non_ascii_text_is_encoded_as_rfc2047_words() {
         assert_eq!(encoded("Alice Smith"), "Alice Smith");
         assert_eq!(encoded("José = ?"), "=?utf-8?q?Jos=C3=A9_=3D_=3F?=");
         let long = encoded(&"é".repeat(40));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_told_and_tagged_nodes_are_nobody() {
+    fn users_have_an_identity_and_tagged_nodes_have_none() {
         let text = r#"{"Node":{"Name":"laptop.tail.ts.net."},"UserProfile":{"ID":1,"LoginName":"alice@example.com","DisplayName":"Alice","ProfilePicURL":""},"CapMap":{"example.com/cap/a":[{"role":"x"}],"example.com/cap/b":null}}"#;
         let answer: WhoIs = serde_json::from_str(text).expect("readable");
         let alice = ClientIdentity::of(answer.clone());

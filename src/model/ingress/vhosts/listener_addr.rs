@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_stay_and_none_is_given_twice() {
+    fn loopback_addresses_are_stable_and_unique() {
         let names: Vec<String> = (0..5000).map(|number| format!("svc:app-{number}")).collect();
         let mut addresses = BTreeMap::new();
         assign(&mut addresses, &names.iter().map(String::as_str).collect());
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_follows_from_the_name() {
+    fn loopback_address_is_derived_from_the_name() {
         let mut addresses = BTreeMap::new();
         assign(&mut addresses, &["svc:web"].into());
         assert_eq!(at(addresses["svc:web"], 443).to_string(), format!("{}:20443", address(hash("svc:web"))));

@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_a_minute_is_no_progress_and_a_slow_line_is() {
+    fn trickle_is_no_progress_and_a_slow_link_is() {
         let seconds = Duration::from_secs;
         assert_eq!(ended_after(seconds(60), 1, 100), Some(seconds(60)));
         assert_eq!(ended_after(seconds(59), 1, 100), Some(seconds(60) + seconds(1) / 64));
@@ -45,7 +45,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_passes_at_the_minimum_rate_goes_on_and_half_of_it_ends(pause in 1u64..59, excess in 0usize..10_000) {
+        fn transfer_at_the_minimum_rate_continues_and_half_of_it_ends(pause in 1u64..59, excess in 0usize..10_000) {
             let least = usize::try_from(pause).expect("small") * MIN_RATE as usize;
             prop_assert_eq!(ended_after(Duration::from_secs(pause), least + excess, 10_000), None);
             let after = ended_after(Duration::from_secs(pause), least / 2, 10_000);

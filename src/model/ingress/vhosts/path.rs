@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_path_has_one_form() {
+    fn equivalent_paths_have_one_normal_form() {
         let same = [
             ("/", "/"),
             ("", "/"),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn dot_segments_are_resolved_before_a_path_is_sent_on() {
+    fn dot_segments_are_resolved_before_forwarding() {
         let sent = [
             ("/a//b%2Fc;x=1/", "/a//b%2Fc;x=1/"),
             ("/.well-known/x", "/.well-known/x"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_cut_off_however_they_are_written() {
+    fn matched_prefix_is_removed_in_any_spelling() {
         for (path, count, rest) in
             [("/public/x", 1, "/x"), ("//public//x", 1, "//x"), ("/%70ublic", 1, ""), ("/a/b/c", 2, "/c"), ("/a", 0, "/a")]
         {
@@ -185,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn below_goes_by_segments() {
+    fn prefix_match_compares_segments() {
         assert!(is_below("/api", "/api") && is_below("/api/", "/api") && is_below("/api/v1", "/api") && is_below("/x", "/"));
         assert!(!is_below("/apis", "/api") && !is_below("/ap", "/api"));
     }
 
     proptest! {
         #[test]
-        fn path_sent_on_has_no_dot_segment_and_the_form_that_was_matched(path in "(/|\\.|%2e|%2f|a|%|é|;|\\\\){0,20}") {
+        fn forwarded_path_has_no_dot_segment_and_its_normal_form(path in "(/|\\.|%2e|%2f|a|%|é|;|\\\\){0,20}") {
             let form = normal(&path).into_owned();
             prop_assert!(form.starts_with('/'));
             prop_assert!(!form.split('/').any(|part| part == ".." || part == "."), "{form}");

@@ -52,7 +52,7 @@ mod tests {
     use crate::model::ingress::vhosts::{RouteDecision, read};
 
     #[test]
-    fn sites_share_a_node_and_are_told_apart_by_name() {
+    fn sites_of_a_node_are_selected_by_host_name() {
         let backend = |address: &str| format!(r#"{{"namespace":"ns","service":"web","address":"{address}","protocol":"http"}}"#);
         let site = |host: &str, address: &str| {
             format!(
@@ -68,11 +68,11 @@ mod tests {
         );
         let sites = read(Some(text.as_bytes()), None).expect("readable").sites;
         let (node, faults) = merged(&sites);
-        let asked = |name: &str| match node.decide(443, name, "/x") {
+        let target = |name: &str| match node.decide(443, name, "/x") {
             RouteDecision::Proxy(proxied, _) => proxied.backend.address.clone(),
             other => panic!("{other:?}"),
         };
-        assert_eq!((asked("a.tail.lab"), asked("b.tail.lab")), ("10.0.0.1:80".to_owned(), "10.0.0.2:80".to_owned()));
+        assert_eq!((target("a.tail.lab"), target("b.tail.lab")), ("10.0.0.1:80".to_owned(), "10.0.0.2:80".to_owned()));
         assert_eq!(node.decide(443, "c.tail.lab", "/"), RouteDecision::Misdirected);
         assert_eq!(faults.into_iter().collect::<Vec<_>>(), [("svc:c".to_owned(), vec!["a.tail.lab is another site's name".to_owned()])]);
     }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_and_memory_bound_connections_and_some_are_kept() {
+    fn descriptors_and_memory_limit_connections() {
         let few = Shares::of(1024, usize::MAX, MOST_CONNECTIONS);
         assert_eq!((few.connections, few.upstream, few.site, few.source), (384, 384, 288, 96));
         let many = Shares::of(1 << 20, usize::MAX, MOST_CONNECTIONS);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn client_is_an_address_or_a_network() {
+    fn client_is_an_ipv4_address_or_an_ipv6_network() {
         let of = |text: &str| source(text.parse().expect("an address")).to_string();
         assert_eq!(of("100.64.0.9"), "100.64.0.9");
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn connections_of_both_sides_never_take_the_reserve(descriptors in 4usize..2_000_000, memory: usize, most in 1usize..100_000) {
+        fn connection_limits_never_use_the_descriptor_reserve(descriptors in 4usize..2_000_000, memory: usize, most in 1usize..100_000) {
             let shares = Shares::of(descriptors, memory, most);
             prop_assert!(shares.connections + shares.upstream <= descriptors - RESERVE.min(descriptors / 4));
             prop_assert!(shares.site <= shares.connections && shares.source <= shares.site.max(1));

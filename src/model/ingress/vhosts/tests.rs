@@ -50,7 +50,7 @@ fn a_serve_config_of_the_operator_is_served() {
 }
 
 #[test]
-fn our_routes_win_over_the_serve_config_and_say_more() {
+fn routes_file_overrides_the_serve_config() {
     let read = of(Some(ROUTES), Some(OPERATOR));
     assert_eq!(read.sites.keys().collect::<Vec<_>>(), ["svc:web"]);
     assert_eq!(read.faults.keys().collect::<Vec<_>>(), ["svc:bad", "svc:web"]);
@@ -69,7 +69,7 @@ fn our_routes_win_over_the_serve_config_and_say_more() {
 }
 
 #[test]
-fn a_mount_is_replaced_by_the_backends_own_path() {
+fn mount_prefix_is_replaced_by_the_backend_path() {
     let text = |proxy: &str| {
         format!(
             r#"{{"Services":{{"svc:a":{{"TCP":{{"80":{{"HTTP":true}}}},"Web":{{"a.b:80":{{"Handlers":{{"/m/":{{"Proxy":"{proxy}"}}}}}}}}}}}}}}"#
@@ -85,7 +85,7 @@ fn a_mount_is_replaced_by_the_backends_own_path() {
 }
 
 #[test]
-fn path_is_rewritten_by_what_was_matched() {
+fn path_is_rewritten_by_the_matched_prefix() {
     let text = r#"{"Services":{"svc:a":{"TCP":{"80":{"HTTP":true}},"Web":{"a.b:80":{"Handlers":{
         "/":{"Proxy":"http://10.0.0.1/root1"},"/public":{"Proxy":"http://10.0.0.2/root2/"},"/bare":{"Proxy":"http://10.0.0.3"}}}}}}}"#;
     let site = &of(None, Some(text)).sites["svc:a"];
@@ -111,7 +111,7 @@ fn path_is_rewritten_by_what_was_matched() {
 }
 
 #[test]
-fn wildcard_stands_for_a_label_and_nothing_else() {
+fn wildcard_matches_exactly_one_label() {
     let site = &of(Some(ROUTES), None).sites["svc:web"];
     for name in ["a/b.wild.example.com", "a@b.wild.example.com", "a b.wild.example.com", ".wild.example.com"] {
         assert_eq!(site.decide(443, name, "/"), RouteDecision::Misdirected, "{name}");
@@ -119,7 +119,7 @@ fn wildcard_stands_for_a_label_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_text_of_its_kind_fails_whole() {
+fn invalid_documents_are_rejected() {
     assert!(read(Some(b"{"), None).is_err());
     let error = read(None, Some(b"[1]")).expect_err("no object").to_string();
     assert!(error.starts_with("serve-config.json is not readable"), "{error}");

@@ -9,13 +9,13 @@ fn names(facts: &HealthInputs) -> Vec<&'static str> {
 }
 
 #[test]
-fn everything_in_place_is_ready() {
+fn healthy_inputs_are_ready() {
     assert_eq!((names(&good()), forwards(&good())), (vec![], true));
     assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Foreign, rules: Rules::Unneeded, ..good() }), [""; 0]);
 }
 
 #[test]
-fn a_start_names_all_that_is_missing() {
+fn startup_names_all_blockers() {
     let start = HealthInputs {
         missing_configs: vec!["egress"],
         daemon: DaemonHealth::Away("Starting".into()),
@@ -35,13 +35,13 @@ fn a_leaving_replica_is_unready_and_forwards() {
 }
 
 #[test]
-fn a_dead_tailscaled_is_in_the_way_at_once() {
+fn dead_tailscaled_blocks_readiness_at_once() {
     let dead = HealthInputs { daemon: DaemonHealth::Away("down".into()), ..good() };
     assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
 }
 
 #[test]
-fn rules_that_are_behind_are_told_and_in_nobodys_way() {
+fn outdated_ruleset_is_a_warning() {
     let fault = Some(("nft", "no such file".into()));
     let behind = |since| HealthInputs { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
     let starting = HealthInputs { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
@@ -54,7 +54,7 @@ fn rules_that_are_behind_are_told_and_in_nobodys_way() {
 }
 
 #[test]
-fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
+fn unrepairable_ruleset_blocks_readiness() {
     let damaged = HealthInputs { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
     assert_eq!((names(&damaged), forwards(&damaged), warnings(&damaged)), (vec!["ruleset"], false, vec![]));
     let line = "ruleset: the kernel has a ruleset that another program changed and that cannot be repaired: nft: no such file";
@@ -62,7 +62,7 @@ fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
 }
 
 #[test]
-fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_them() {
+fn untried_peers_block_readiness_while_tailscaled_runs() {
     let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
     let trying = HealthInputs { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
     assert_eq!((names(&trying), forwards(&trying)), (vec!["peer-connectivity"], true));
@@ -73,7 +73,7 @@ fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_th
 }
 
 #[test]
-fn services_that_do_not_lead_here_yet_are_in_the_way() {
+fn unadvertised_services_block_readiness() {
     let services: BTreeMap<_, _> = [("svc:a".to_owned(), "the kernel holds no rules yet".to_owned())].into();
     let starting = HealthInputs { services: services.clone(), ..good() };
     assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
@@ -82,14 +82,14 @@ fn services_that_do_not_lead_here_yet_are_in_the_way() {
 }
 
 #[test]
-fn a_site_that_the_internet_does_not_reach_is_told_and_in_nobodys_way() {
+fn funnel_error_is_a_warning() {
     let facts = HealthInputs { funnel_errors: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
     assert_eq!(names(&facts), [""; 0]);
     assert_eq!(warnings(&facts)[0].to_string(), "funnel: svc:a is not reachable from the internet: it may not be");
 }
 
 #[test]
-fn every_blocker_is_in_the_list_of_names_and_says_something() {
+fn every_blocker_is_listed_and_has_a_text() {
     let all = HealthInputs {
         leaving: true,
         missing_configs: vec!["ingress"],
@@ -107,7 +107,7 @@ fn every_blocker_is_in_the_list_of_names_and_says_something() {
 }
 
 #[test]
-fn lag_counts_from_the_first_newer_plan_and_never_further_than_the_last_write() {
+fn ruleset_lag_counts_from_first_newer_plan_or_last_write() {
     let second = Duration::from_secs;
     let fault = ("Refused", "no space".to_owned());
     let writes =

@@ -34,7 +34,7 @@ fn targets(fold: &Fold, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_initial_status_is_the_whole_state() {
+fn initial_status_is_a_full_netmap() {
     let fold = started();
     let netmap = map(&fold);
     assert_eq!(fold.snapshot().state, BackendState::Running);
@@ -48,7 +48,7 @@ fn the_initial_status_is_the_whole_state() {
 }
 
 #[test]
-fn the_same_status_again_is_no_change() {
+fn repeated_status_is_no_change() {
     let mut fold = started();
     let before = fold.snapshot();
     let status = r#"{"BackendState":"Running","Self":{"ID":"nSelf","DNSName":"eg-0.tail.lab.","TailscaleIPs":["100.64.0.1","fd7a:115c:a1e0::1"]},
@@ -60,7 +60,7 @@ fn the_same_status_again_is_no_change() {
 }
 
 #[test]
-fn a_peer_comes_moves_and_leaves() {
+fn peer_changes_update_the_netmap() {
     let mut fold = started();
     fold.fold(notify(r#"{"PeersChanged":[{"ID":3,"Name":"app.tail.lab.","Addresses":["100.64.0.3/32","fd7a:115c:a1e0::3/128"]}]}"#));
     assert_eq!(targets(&fold, "app.tail.lab"), ["100.64.0.3", "fd7a:115c:a1e0::3"]);
@@ -74,7 +74,7 @@ fn a_peer_comes_moves_and_leaves() {
 }
 
 #[test]
-fn a_renamed_peer_leaves_its_old_name() {
+fn renamed_peer_no_longer_has_its_old_name() {
     let mut fold = started();
     fold.fold(notify(r#"{"PeersChanged":[{"ID":2,"Name":"db-1.tail.lab.","Addresses":["100.64.0.2/32"]}]}"#));
     assert!(targets(&fold, "db.tail.lab").is_empty());
@@ -82,7 +82,7 @@ fn a_renamed_peer_leaves_its_old_name() {
 }
 
 #[test]
-fn two_peers_of_one_name_are_both_used_and_a_shared_prefix_outlives_one() {
+fn peers_with_equal_names_are_both_targets() {
     let mut fold = started();
     fold.fold(notify(
         r#"{"PeersChanged":[{"ID":3,"Name":"db.tail.lab.","Addresses":["100.64.0.3/32"],"AllowedIPs":["100.64.0.3/32","100.99.1.2/32"]}]}"#,
@@ -94,7 +94,7 @@ fn two_peers_of_one_name_are_both_used_and_a_shared_prefix_outlives_one() {
 }
 
 #[test]
-fn patches_profiles_and_nameless_peers_disturb_nothing() {
+fn irrelevant_messages_do_not_change_the_netmap() {
     let mut fold = started();
     let before = map(&fold);
     let effect = fold.fold(notify(
@@ -117,7 +117,7 @@ fn an_expired_peer_is_not_a_target() {
 }
 
 #[test]
-fn subnets_count_only_where_routes_are_accepted() {
+fn subnet_routes_require_accept_routes() {
     let mut fold = started();
     let router = r#"{"PeersChanged":[{"ID":5,"Name":"r.tail.lab.","Addresses":["100.64.0.5/32"],"AllowedIPs":["100.64.0.5/32","10.0.0.0/8","0.0.0.0/0","100.99.1.7/32"]}]}"#;
     fold.fold(notify(router));
@@ -131,7 +131,7 @@ fn subnets_count_only_where_routes_are_accepted() {
 }
 
 #[test]
-fn nothing_is_a_tailnet_before_the_first_complete_state() {
+fn netmap_is_none_before_the_first_full_state() {
     let mut fold = Fold::default();
     fold.fold(notify(r#"{"State":2,"InitialStatus":{"BackendState":"NeedsLogin","Self":{"ID":"","NodeID":0,"DNSName":"","TailscaleIPs":null},"Peer":null}}"#));
     assert_eq!((fold.snapshot().state, fold.snapshot().netmap), (BackendState::NeedsLogin, None));
@@ -140,7 +140,7 @@ fn nothing_is_a_tailnet_before_the_first_complete_state() {
 }
 
 #[test]
-fn an_older_daemons_status_without_records_leaves_those_that_are_known() {
+fn status_without_dns_records_keeps_the_previous_records() {
     let mut fold = started();
     let status = |records: &str| format!(r#"{{"BackendState":"Running","Self":{{"TailscaleIPs":["100.64.0.1"]}}{records}}}"#);
     fold.status(&serde_json::from_str(&status("")).expect("a status"));
@@ -150,7 +150,7 @@ fn an_older_daemons_status_without_records_leaves_those_that_are_known() {
 }
 
 #[test]
-fn a_logout_keeps_the_last_tailnet() {
+fn logout_keeps_the_last_netmap() {
     let mut fold = started();
     fold.fold(notify(r#"{"State":2}"#));
     fold.status(&serde_json::from_str(r#"{"BackendState":"NeedsLogin","Self":{"TailscaleIPs":null}}"#).expect("a status"));
@@ -159,7 +159,7 @@ fn a_logout_keeps_the_last_tailnet() {
 }
 
 #[test]
-fn beginning_to_run_and_a_change_of_self_ask_for_more() {
+fn running_state_and_self_change_request_a_status() {
     let mut fold = started();
     assert!(fold.fold(notify(r#"{"SelfChange":{"ID":1,"StableID":"nSelf","Name":"eg-0.","Addresses":["100.64.0.77/32"]}}"#)).ask_status);
     assert_eq!(map(&fold).node.as_ref().map(|node| node.addresses.len()), Some(1));
@@ -169,7 +169,7 @@ fn beginning_to_run_and_a_change_of_self_ask_for_more() {
 }
 
 #[test]
-fn an_older_daemon_sends_the_whole_map() {
+fn full_netmap_of_an_older_daemon_is_read() {
     let mut fold = Fold::default();
     fold.fold(notify(
         r#"{"State":6,"NetMap":{"SelfNode":{"ID":1,"StableID":"n1","Name":"me.","Addresses":["100.64.0.1/32"]},
@@ -183,7 +183,7 @@ fn an_older_daemon_sends_the_whole_map() {
 }
 
 #[test]
-fn health_and_errors_are_told() {
+fn health_warnings_and_bus_errors_are_reported() {
     let mut fold = started();
     fold.fold(notify(r#"{"Health":{"Warnings":{"login-state":{"WarnableCode":"login-state","Severity":"medium","Title":"Logged out"}}}}"#));
     assert!(fold.snapshot().login_broken());
@@ -193,7 +193,7 @@ fn health_and_errors_are_told() {
 }
 
 #[test]
-fn states_have_one_word_each() {
+fn backend_states_round_trip_through_their_names() {
     for number in 0..=6 {
         let state = BackendState::from_number(number);
         assert_eq!(BackendState::from_word(&state.to_string()), state);
@@ -264,7 +264,7 @@ fn messages() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn deltas_end_where_the_whole_state_would(steps in steps()) {
+    fn peer_deltas_equal_the_full_netmap(steps in steps()) {
         let node = |id: i64, (name, ip): (u8, u8)| format!(
             r#"{{"ID":{id},"Name":"n{name}.lab.","Addresses":["100.64.0.{ip}/32"],"AllowedIPs":["100.64.0.{ip}/32","10.{name}.0.0/16"]}}"#);
         let head = r#""SelfNode":{"Name":"me.","Addresses":["100.64.0.99/32"]},"DNS":{}"#;
@@ -289,7 +289,7 @@ proptest! {
     }
 
     #[test]
-    fn folding_any_messages_is_idempotent_and_a_whole_state_after_them_replaces_all(messages in prop::collection::vec(messages(), 1..12), netmap: bool) {
+    fn messages_are_idempotent_and_a_full_netmap_replaces_all(messages in prop::collection::vec(messages(), 1..12), netmap: bool) {
         let mut fold = if netmap { started() } else { Fold::default() };
         for message in &messages {
             // Each message that the strategy makes is one: a text that does not parse would test nothing.

@@ -59,7 +59,7 @@ impl Lab {
 }
 
 #[test]
-fn an_answer_is_asked_for_again_when_its_ttl_ends() {
+fn answer_is_refreshed_when_its_ttl_expires() {
     let mut lab = lab(1);
     assert_eq!(lab.want(&["a"]).lookup, ["a".into()]);
     let actions = lab.answer("a", v4(&["10.0.0.1"], 30));
@@ -79,7 +79,7 @@ fn ttls_are_bounded() {
 }
 
 #[test]
-fn the_last_good_answer_outlives_every_failure() {
+fn last_good_answer_survives_every_failure() {
     for failure in LookupFailure::ALL {
         let mut lab = lab(1);
         lab.want(&["a"]);
@@ -97,7 +97,7 @@ fn the_last_good_answer_outlives_every_failure() {
 }
 
 #[test]
-fn failures_are_retried_less_and_less_often_until_it_works() {
+fn failed_lookups_back_off_until_success() {
     let mut lab = lab(1);
     lab.random = 0.0;
     lab.want(&["a"]);
@@ -119,7 +119,7 @@ fn failures_are_retried_less_and_less_often_until_it_works() {
 }
 
 #[test]
-fn an_answer_without_addresses_is_a_failure_but_one_family_without_is_not() {
+fn empty_answer_is_a_failure_unless_one_family_has_addresses() {
     let mut lab = lab(1);
     lab.want(&["a"]);
     let actions = lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.1"], 5)), v6: Ok(records(&["fd00::1"], 50)) });
@@ -135,7 +135,7 @@ fn an_answer_without_addresses_is_a_failure_but_one_family_without_is_not() {
 }
 
 #[test]
-fn a_family_that_fails_keeps_what_was_known_of_it() {
+fn failed_family_keeps_its_last_addresses() {
     let mut lab = lab(1);
     lab.want(&["a"]);
     lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.1"], 300)), v6: Ok(records(&["fd00::1"], 300)) });
@@ -152,7 +152,7 @@ fn a_family_that_fails_keeps_what_was_known_of_it() {
 }
 
 #[test]
-fn lookups_are_bounded_and_the_rest_waits_in_order() {
+fn concurrent_lookups_are_bounded_and_ordered() {
     let mut lab = lab(2);
     let actions = lab.want(&["a", "b", "c", "d", "e"]);
     assert_eq!((actions.lookup.as_slice(), actions.wake), (&["a".into(), "b".into()][..], None));
@@ -166,7 +166,7 @@ fn lookups_are_bounded_and_the_rest_waits_in_order() {
 }
 
 #[test]
-fn names_that_nobody_wants_are_forgotten() {
+fn unwanted_names_are_dropped() {
     let mut lab = lab(4);
     lab.want(&["a", "b"]);
     lab.answer("a", v4(&["10.0.0.1"], 60));
@@ -181,7 +181,7 @@ fn names_that_nobody_wants_are_forgotten() {
 }
 
 #[test]
-fn a_name_that_comes_back_while_it_is_looked_up_is_not_looked_up_twice() {
+fn name_wanted_again_during_its_lookup_is_not_looked_up_twice() {
     let mut lab = lab(4);
     lab.want(&["a"]);
     lab.want(&[]);
@@ -207,7 +207,7 @@ proptest! {
     /// Whatever happens: a wanted name is always either under way or due, never sooner than a retry may be, never later
     /// than the ceiling; no more are under way than allowed; and an address once known never vanishes without an answer.
     #[test]
-    fn no_name_is_ever_lost(steps in prop::collection::vec((0..4_u8, any_outcome(), 0..700_u64, 0.0..=1.0_f64), 1..60)) {
+    fn every_wanted_name_is_in_progress_or_due(steps in prop::collection::vec((0..4_u8, any_outcome(), 0..700_u64, 0.0..=1.0_f64), 1..60)) {
         let mut lab = lab(2);
         let names = ["a", "b", "c"];
         lab.want(&names);

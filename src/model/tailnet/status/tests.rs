@@ -69,7 +69,7 @@ fn withheld(patience: &mut ServeHistory, planned: &Planned, now: u64) -> Vec<Str
 }
 
 #[test]
-fn egress_is_told_in_the_operators_words() {
+fn egress_status_matches_the_operator_format() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
     let Encoded { plain: text, packed, omitted: omission } = encode(status, ROOM);
@@ -79,7 +79,7 @@ fn egress_is_told_in_the_operators_words() {
 }
 
 #[test]
-fn ingress_is_told_in_the_operators_words() {
+fn ingress_status_matches_the_operator_format() {
     let planned = planned(EGRESS, KNOWN);
     let status = ingress_status(&planned.plan, &planned.world.ingress, pod());
     let text = serde_json::to_string(&status).expect("text");
@@ -87,7 +87,7 @@ fn ingress_is_told_in_the_operators_words() {
 }
 
 #[test]
-fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
+fn empty_status_equals_that_of_the_stock_proxy() {
     let planned = planned("{}", &[]);
     let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([ip("10.0.0.5")]), &NOTHING);
     let peer = serde_json::to_string(&EgressStatus { fingerprint: None, ..status }).expect("text");
@@ -95,7 +95,7 @@ fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
 }
 
 #[test]
-fn what_was_configured_is_echoed_unchanged() {
+fn status_echoes_the_configured_services() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
     for (name, decoded) in read(&status).services.expect("services") {
@@ -105,7 +105,7 @@ fn what_was_configured_is_echoed_unchanged() {
 }
 
 #[test]
-fn what_was_never_resolved_is_held_back_for_the_grace() {
+fn unresolved_service_is_withheld_for_the_grace_period() {
     let mut patience = ServeHistory::new(GRACE);
     let unresolved = planned(EGRESS, &[]);
     assert_eq!(withheld(&mut patience, &unresolved, 10), ["default-db", "sctp", "typo"]);
@@ -121,7 +121,7 @@ fn what_was_never_resolved_is_held_back_for_the_grace() {
 }
 
 #[test]
-fn what_was_lost_is_held_back_until_it_is_found_again() {
+fn service_that_lost_its_target_is_withheld_until_resolved() {
     let mut patience = ServeHistory::new(GRACE);
     let (found, lost) = (planned(EGRESS, KNOWN), planned(EGRESS, &[]));
     withheld(&mut patience, &found, 0);
@@ -134,7 +134,7 @@ fn what_was_lost_is_held_back_until_it_is_found_again() {
 }
 
 #[test]
-fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
+fn oversized_status_omits_optional_fields_first() {
     let planned = planned(EGRESS, KNOWN);
     let status = status(&planned);
     let whole = encode(status.clone(), ROOM).plain.len();
@@ -147,11 +147,13 @@ fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
         assert_eq!((decoded.services.is_some(), &decoded.fingerprint), (omission != Omitted::Services, &status.fingerprint));
         assert!(omission == Omitted::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
     }
-    assert!([Omitted::Nothing, Omitted::Reasons, Omitted::Addresses, Omitted::Services].iter().all(|omission| omissions.contains(omission)));
+    assert!(
+        [Omitted::Nothing, Omitted::Reasons, Omitted::Addresses, Omitted::Services].iter().all(|omission| omissions.contains(omission))
+    );
 }
 
 #[test]
-fn ten_thousand_services_are_told_one_by_one() {
+fn status_of_ten_thousand_services_fits() {
     let entry = |number: u32| {
         format!(
             r#""default-service-{number}":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":443}}]}}"#,

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_of_a_group() {
+    fn group_member_uses_secret_state_and_config_file() {
         let mut group = settings();
         group.state = StateStore::KubeSecret { name: "eg-0".into(), dir: None };
         let golden = "--socket=/tmp/tailscaled.sock --state=kube:eg-0 --statedir=/tmp --config=/etc/tsconfig/eg-0/cap-106.hujson";
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_at_once_keeps_its_order() {
+    fn all_arguments_have_a_fixed_order() {
         let mut all = settings();
         all.state = StateStore::KubeSecret { name: "s".into(), dir: Some("/var/lib/ts".into()) };
         all.userspace = true;
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn state_outside_a_cluster() {
+    fn state_directory_or_memory_is_used_outside_a_cluster() {
         let mut outside = settings();
         outside.state = StateStore::Dir("/var/lib/ts".into());
         assert_eq!(line(&outside, None), "--socket=/tmp/tailscaled.sock --statedir=/var/lib/ts");

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_that_the_daemon_can_read() {
+    fn newest_config_within_the_capability_version_is_chosen() {
         let names = ["cap-95.hujson", "cap-106.hujson", "cap-200.hujson", "..data", "cap-x.hujson", "cap-107.json"];
         assert_eq!(choose(names, 142), Ok("cap-106.hujson"));
         assert_eq!(choose(names, 100), Ok("cap-95.hujson"));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_writes_is_read() {
+    fn config_of_the_operator_is_parsed() {
         let text = br#"{"Version":"alpha0","AcceptDNS":false,"Locked":false,"Hostname":"eg-0","AuthKey":"tskey-1","NewField":[1]}"#;
         assert_eq!(
             check(text),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_would_refuse_is_refused_first() {
+    fn config_that_tailscaled_would_refuse_is_rejected() {
         let kinds = |text: &str| check(text.as_bytes()).map_err(|fault| fault.reason());
         assert_eq!(kinds(""), Err("Shape"));
         assert_eq!(kinds("{\"Version\":\"alpha0\""), Err("Syntax"));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_advertised_differs_in_what_the_daemon_reads() {
+    fn written_config_differs_only_in_advertised_services_and_routes() {
         let advertised = |services: &[&str], withheld: &[&str]| Advertised {
             services: services.iter().map(|name| (*name).to_owned()).collect(),
             withheld: withheld.iter().map(|route| route.parse().expect("a prefix")).collect(),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_somebody_is_let_in_is_always_said() {
+    fn shields_up_is_always_explicit() {
         let shut = |text: &str, shut| {
             check(&advertising(text.as_bytes(), &Advertised { shut, ..Advertised::default() })).map(|file| file.shields_up)
         };
@@ -278,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn advertising_sets_services_routes_and_shields_and_leaves_the_rest(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shut: bool, withhold: bool) {
+        fn advertising_changes_only_services_routes_and_shields(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shut: bool, withhold: bool) {
             let withheld = if withhold { ["10.9.0.1/32".parse().expect("a prefix")].into() } else { BTreeSet::new() };
             let advertised = Advertised { services: services.clone(), withheld, shut };
             let said = advertising(text.as_bytes(), &advertised);
@@ -295,7 +295,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_no_config_are_refused_and_left_as_they_are(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn invalid_config_is_rejected_and_not_modified(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(check(&bytes).is_err());
             prop_assert_eq!(advertising(&bytes, &Advertised::default()), bytes);
         }

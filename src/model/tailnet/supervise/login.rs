@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_and_plain_settings_need_no_command() {
+    fn auth_key_login_uses_the_localapi_directly() {
         let settings = TwoStep {
             auth_key: Some(Secret::new("k")),
             hostname: Some("gw".into()),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_routes_are_withdrawn_and_unset_ones_left() {
+    fn empty_routes_are_cleared_and_unset_routes_unchanged() {
         let routes = |routes: Option<&str>| {
             prefs(&TwoStep { routes: routes.map(str::to_owned), ..TwoStep::default() }).expect("plain").advertise_routes
         };
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oauth_client_logs_in_by_the_command_without_its_secret_on_the_command_line() {
+    fn oauth_login_passes_the_secret_by_stdin() {
         let settings = TwoStep {
             client_id: Some("id".into()),
             client_secret: Some(Secret::new("tskey-client-x")),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_flag_is_left_to_the_command() {
+    fn unknown_flag_uses_the_tailscale_command() {
         let settings = TwoStep { auth_key: Some(Secret::new("file:/key")), extra_args: words("--ssh"), ..TwoStep::default() };
         let LoginPlan::Command { args, stdin } = plan(&settings, "/s") else { panic!("direct") };
         assert_eq!((args.join(" ").as_str(), stdin), ("--socket=/s up --accept-dns=false --auth-key=file:/key --ssh", None));

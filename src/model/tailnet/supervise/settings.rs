@@ -173,7 +173,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_a_cluster_inside_the_tailnets_range_needs_the_filter_away() {
+    fn cluster_address_in_the_tailnet_range_is_cut_off_by_netfilter() {
         let parsed = |ips: &[&str]| ips.iter().map(|ip| ip.parse().expect("an address")).collect();
         let cut_off = |ips: &[&str], dns: &[&str], userspace| {
             let found = DaemonSettings { userspace, cluster_ips: parsed(ips), ..settings() }.address_cut_off(&parsed(dns));
@@ -188,7 +188,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_secret_is_not_printed() {
+    fn debug_output_hides_secrets() {
         assert_eq!(format!("{:?} {:?}", Secret::new("tskey-auth-1"), Secret::default()), "(hidden) (empty)");
     }
 }

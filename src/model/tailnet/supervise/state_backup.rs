@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_daemons_keys_go_into_the_file_and_come_back() {
+    fn state_file_round_trips_tailscaled_keys_only() {
         let secret = content(&[
             ("_machinekey", "k"),
             ("_serve_1a2b", "{}"),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_an_earlier_container_is_newer_than_its_copy_of_the_secret() {
+    fn state_file_of_an_earlier_container_wins_over_the_copy() {
         let (old, new) = (content(&[("_machinekey", "old")]), content(&[("_machinekey", "new")]));
         let loaded = |used: Option<&[u8]>, copy: Option<&[u8]>| {
             let backup = StateBackup::from_files(used, copy);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_has_more_and_less_goes_into_the_secret() {
+    fn differences_of_the_state_file_are_written_to_the_secret() {
         let secret = content(&[("_machinekey", "k"), ("profile-1", "old"), ("profile-2", "x"), ("device_id", "n1")]);
         let file = content(&[("_machinekey", "k"), ("profile-1", "new"), ("_profiles", "p")]);
         let wanted = [("_profiles", Some("p")), ("profile-1", Some("new")), ("profile-2", None)];

@@ -64,7 +64,7 @@ impl Play {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_mount_starts_the_watch_takes_over_and_a_lost_watch_gives_way_after_the_hold() {
+async fn mount_is_used_before_the_watch_and_after_the_hold() {
     let mut play = play();
     play.show(1);
     play.becomes(1).await;
@@ -84,7 +84,7 @@ async fn the_mount_starts_the_watch_takes_over_and_a_lost_watch_gives_way_after_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_is_told_and_the_services_are_not_told_again() {
+async fn config_fault_is_reported_without_a_new_config() {
     let mut play = play();
     play.say(ObjectEvent::Current(keys(1)));
     play.becomes(1).await;
@@ -99,7 +99,7 @@ async fn a_fault_is_told_and_the_services_are_not_told_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_piles_up_is_read_once() {
+async fn queued_updates_are_parsed_once() {
     let mut play = play();
     for version in 0..=500 {
         play.say(ObjectEvent::Current(keys(version)));
@@ -113,7 +113,7 @@ async fn what_piles_up_is_read_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_with_its_listeners_and_survives_its_sources() {
+async fn follower_survives_closed_sources() {
     let mut play = play();
     play.show(1);
     play.becomes(1).await;
@@ -124,7 +124,7 @@ async fn it_ends_with_its_listeners_and_survives_its_sources() {
 }
 
 #[test]
-fn a_file_of_any_name_stands_for_the_key() {
+fn file_of_any_name_stands_for_the_configmap_key() {
     let files: CopyKeys = [("my.json".to_owned(), Bytes::from_static(b"{}"))].into();
     assert_eq!(named::<EgressDocument>(files, Some("my.json")), [("egress-services".to_owned(), Bytes::from_static(b"{}"))].into());
     assert_eq!(named::<EgressDocument>(keys(1), None), keys(1));

@@ -139,7 +139,7 @@ async fn nothing_is_written_before_the_first_plan() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_write_is_whole_and_later_ones_are_deltas() {
+async fn first_write_is_full_and_later_writes_are_deltas() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
@@ -156,7 +156,7 @@ async fn the_first_write_is_whole_and_later_ones_are_deltas() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storm_of_plans_is_written_at_the_least_interval_and_ends_at_the_newest() {
+async fn frequent_plans_are_written_at_the_minimum_interval() {
     bench(|bench| async move {
         for i in 0..1000_u16 {
             bench.plan(2, i + 1);
@@ -172,7 +172,7 @@ async fn a_storm_of_plans_is_written_at_the_least_interval_and_ends_at_the_newes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_write_leaves_what_is_there_and_is_tried_again_whole() {
+async fn failed_write_keeps_the_ruleset_and_is_retried_in_full() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
@@ -191,7 +191,7 @@ async fn a_refused_write_leaves_what_is_there_and_is_tried_again_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_changed_is_repaired() {
+async fn foreign_ruleset_change_is_repaired() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
@@ -211,7 +211,7 @@ async fn what_somebody_else_changed_is_repaired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_changed_counts_as_damaged_until_it_is_written_again() {
+async fn foreign_ruleset_change_is_damage_until_repaired() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
@@ -228,7 +228,7 @@ async fn what_somebody_else_changed_counts_as_damaged_until_it_is_written_again(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_replica_forwards_nothing() {
+async fn closed_replica_has_no_mappings() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;

@@ -43,7 +43,7 @@ async fn written(ledger: &Ledger) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_clears_what_no_longer_holds_and_leaves_the_rest() {
+async fn start_clears_old_status_keys_only() {
     let (_place, path) = place();
     std::fs::write(&path, r#"{"device_id":"n1","egress-services":"{}","_machinekey":"m","pod_uid":"u-0"}"#).expect("file");
     let ledger = report(path.clone());
@@ -56,7 +56,7 @@ async fn a_start_clears_what_no_longer_holds_and_leaves_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_change_is_written_and_a_burst_at_most_once_a_second() {
+async fn only_changes_are_written_at_most_once_a_second() {
     let (_place, path) = place();
     let ledger = report(path.clone());
     written(&ledger).await;
@@ -75,7 +75,7 @@ async fn only_a_change_is_written_and_a_burst_at_most_once_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_written_waits_and_is_written_once() {
+async fn failed_write_is_retried_and_written_once() {
     let place = TempDir::new().expect("tempdir");
     let path = place.path().join("not-yet/state.json");
     let ledger = report(path.clone());
@@ -94,7 +94,7 @@ async fn what_cannot_be_written_waits_and_is_written_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_of_another_kind_is_left_alone() {
+async fn malformed_state_file_is_not_overwritten() {
     let (_place, path) = place();
     std::fs::write(&path, "[1]").expect("file");
     let ledger = report(path.clone());
@@ -105,7 +105,7 @@ async fn a_file_of_another_kind_is_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_is_forgotten_and_another_one_named() {
+async fn forgotten_identity_is_cleared_and_a_new_device_written() {
     let (_place, path) = place();
     std::fs::write(&path, r#"{"_current-profile":"profile-1","profile-1":"{}","_profiles":"p","_machinekey":"m"}"#).expect("file");
     let ledger = report(path.clone());
@@ -122,7 +122,7 @@ async fn a_device_is_forgotten_and_another_one_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_that_vanished_between_two_writes_is_written_again_whole() {
+async fn deleted_state_file_is_written_again_in_full() {
     let (_place, path) = place();
     let ledger = report(path.clone());
     ledger.set("device_id", "n1");
@@ -137,7 +137,7 @@ async fn a_state_that_vanished_between_two_writes_is_written_again_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_with_its_ledgers_and_writes_what_is_left() {
+async fn writer_flushes_and_ends_with_its_handles() {
     let (_place, path) = place();
     let (ledger, reporter) = new(Store::File(path.clone()), start(), rhythm());
     let running = tokio::spawn(reporter.run());

@@ -96,7 +96,7 @@ fn user(account: &str) -> String {
 }
 
 #[test]
-fn what_is_appended_to_an_audit_log_is_read_once_and_whole() {
+fn appended_audit_lines_are_read_once() {
     let (text, mut log) = ("{\"verb\":\"get\"}\n{\"verb\":\"list\"}\n{\"verb\":\"pat", Growing::default());
     let (first, second) = text.split_at(20);
     assert_eq!(log.take(first.as_bytes()), [serde_json::json!({"verb": "get"})]);

@@ -28,7 +28,8 @@ impl Stage {
     pub async fn port(&self, key: &str, port: u16) -> (Option<u64>, String) {
         let entry = self.egress_config("g").await[key].clone();
         let ports = entry["ports"].as_array().cloned().unwrap_or_default();
-        let found = ports.iter().find(|port_entry| port_entry["targetPort"] == port).and_then(|port_entry| port_entry["matchPort"].as_u64());
+        let found =
+            ports.iter().find(|port_entry| port_entry["targetPort"] == port).and_then(|port_entry| port_entry["matchPort"].as_u64());
         (found, entry["tailnetTarget"].to_string())
     }
 

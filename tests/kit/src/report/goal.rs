@@ -95,7 +95,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn goals_are_read_and_judged() {
+fn goals_are_parsed_and_compared() {
     let line =
         Line { what: String::new(), unit: String::new(), count: 3, median: 2.0, range: [1.0, 9.0], p99: 8.0, goal: None, point: None };
     let outcome_of = |text: &str| Goal::read(text).map(|goal| goal.is_reached(&line));

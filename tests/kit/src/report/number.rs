@@ -41,7 +41,7 @@ fn thousands(value: f64) -> String {
 }
 
 #[test]
-fn spread_has_unit_range_and_percentile_where_they_say_something() {
+fn spread_has_unit_range_and_percentile_if_meaningful() {
     let line = |unit: &str, count| Line {
         what: String::new(),
         unit: unit.to_owned(),
@@ -58,7 +58,7 @@ fn spread_has_unit_range_and_percentile_where_they_say_something() {
 }
 
 #[test]
-fn figures_have_the_digits_that_matter() {
+fn figures_have_three_significant_digits() {
     let shown = [0.0, 1.0, 0.00821, 0.0153, 0.97, 12.44, 133.5, 12_269.8, 1_250_000.0, -1_234.0].map(figure);
     assert_eq!(shown, ["0", "1", "0.00821", "0.0153", "0.970", "12.4", "134", "12,270", "1,250,000", "-1,234"]);
     assert_eq!([0.0, 0.001, 3.0 * 0.1, 1.5, 20.0, 15_000.0].map(mark), ["0", "0.001", "0.3", "1.5", "20", "15,000"]);

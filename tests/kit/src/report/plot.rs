@@ -155,7 +155,12 @@ impl<'a> Panel<'a> {
                 drawing.dot(*point, curve.colour, &tooltip(line));
                 if let Some(goal) = bound(line) {
                     let y = frame.y(scale.place(goal));
-                    drawing.line(&[((point.0 - 14.0).max(frame.left_edge), y), ((point.0 + 14.0).min(frame.right_edge), y)], MUTED, 2.0, true);
+                    drawing.line(
+                        &[((point.0 - 14.0).max(frame.left_edge), y), ((point.0 + 14.0).min(frame.right_edge), y)],
+                        MUTED,
+                        2.0,
+                        true,
+                    );
                 }
             }
             labels.extend(median.last().zip(points.last()).map(|(at, (_, line))| (*at, figure(line.median))));

@@ -67,7 +67,7 @@ fn exponent(value: f64, towards: fn(f64) -> f64) -> i32 {
 }
 
 #[test]
-fn near_values_begin_at_nothing_and_far_ones_go_by_powers_of_ten() {
+fn narrow_ranges_are_linear_and_wide_ranges_logarithmic() {
     assert_eq!(Scale::of(&[3.0, 11.0]), Scale::Linear { step: 5.0, steps: 3 });
     assert_eq!(Scale::of(&[0.0, 800.0]), Scale::Linear { step: 200.0, steps: 4 });
     assert_eq!(Scale::of(&[0.0]), Scale::Linear { step: 0.2, steps: 5 });

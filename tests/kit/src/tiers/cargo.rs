@@ -215,8 +215,9 @@ mod tests {
 
     #[test]
     fn a_failure_names_the_command_that_repeats_it() {
-        let command =
-            |tier: &str| TAILYARD.tiers.iter().find(|candidate| candidate.name == tier).map(|tier| tier.program.repeat("a::b")).expect("a tier");
+        let command = |tier: &str| {
+            TAILYARD.tiers.iter().find(|candidate| candidate.name == tier).map(|tier| tier.program.repeat("a::b")).expect("a tier")
+        };
         assert_eq!(command("kernel"), "cargo test --locked --test machine a::b -- --exact --nocapture");
         assert_eq!(command("lib"), "cargo test --locked --lib a::b -- --exact --nocapture");
         assert_eq!(command("kit"), "cargo test --locked -p tailyard-kit --lib a::b -- --exact --nocapture");

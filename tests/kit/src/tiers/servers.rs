@@ -84,7 +84,7 @@ mod tests {
     use crate::tiers::table::TAILYARD;
 
     #[test]
-    fn each_need_is_built_once_and_small_ones_first() {
+    fn each_server_list_is_built_once_smallest_first() {
         let tiers: Vec<&Tier> =
             ["kernel", "kube", "certs", "soak"].iter().filter_map(|name| TAILYARD.tiers.iter().find(|tier| tier.name == *name)).collect();
         let mut needs = needs(&tiers);

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tier_names_are_unique_and_their_numbers_make_sense() {
+    fn tier_names_are_unique_and_limits_are_valid() {
         let names: BTreeSet<&str> = TAILYARD.tiers.iter().map(|tier| tier.name).collect();
         assert_eq!(names.len(), TAILYARD.tiers.len());
         for tier in TAILYARD.tiers {

@@ -18,7 +18,7 @@ const TIME_WAIT: u8 = 7;
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
-fn of_many_connections_that_are_over_none_is_deleted_and_the_others_are_reset() {
+fn time_wait_entries_are_not_deleted_and_open_flows_are_reset() {
     const OVER: u32 = 30_000;
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
@@ -49,7 +49,7 @@ fn connect_from(stage: &Stage, port: u16, to: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn a_client_that_comes_again_by_the_port_of_a_connection_that_is_over_is_led_by_the_rules_of_then() {
+fn reused_client_port_in_time_wait_uses_current_rules() {
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listeners = [0, 1].map(|index| stage.listen(index, Family::V4, 80));

@@ -30,7 +30,7 @@ async fn clean_up(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
 }
 
 #[test]
-fn a_connection_of_a_key_that_came_and_went_between_two_judgements_is_reset() {
+fn flow_of_a_key_removed_between_two_cleanups_is_reset() {
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::new(Nftables);
     let target = stage.target(0, Family::V4, 80);
@@ -45,7 +45,7 @@ fn a_connection_of_a_key_that_came_and_went_between_two_judgements_is_reset() {
 }
 
 #[test]
-fn a_connection_that_was_half_open_when_it_was_listed_is_reset_once_it_is_whole() {
+fn half_open_flow_is_reset_once_established() {
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listener = stage.listen(0, Family::V4, 80);

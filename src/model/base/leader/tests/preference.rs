@@ -62,7 +62,7 @@ fn candidate(ordinal: u32) -> LeaseCandidate {
 }
 
 #[test]
-fn the_first_leads_at_once_and_a_restart_moves_nothing() {
+fn first_replica_leads_at_once_and_after_a_restart() {
     let mut world = World::new(3);
     world.turn();
     assert_eq!(world.leaders(), ["g-0"]);
@@ -74,7 +74,7 @@ fn the_first_leads_at_once_and_a_restart_moves_nothing() {
 }
 
 #[test]
-fn the_lowest_that_is_there_takes_over_and_gives_back() {
+fn lowest_live_replica_takes_over_and_hands_back() {
     let mut world = World::new(4);
     world.turn();
     (world.replicas[0], world.replicas[1]) = (None, None);
@@ -93,7 +93,7 @@ fn the_lowest_that_is_there_takes_over_and_gives_back() {
 }
 
 #[test]
-fn a_first_that_is_there_and_cannot_order_is_away() {
+fn replica_that_cannot_order_is_replaced_as_leader() {
     let mut world = World::new(2);
     world.turn();
     world.able[0] = false;
@@ -105,7 +105,7 @@ fn a_first_that_is_there_and_cannot_order_is_away() {
 }
 
 #[test]
-fn a_holder_that_died_holding_for_the_first_is_not_waited_for_long() {
+fn first_replica_soon_replaces_a_dead_substitute() {
     let mut world = World::new(2);
     world.replicas[0] = None;
     world.run(Duration::from_mins(13));
@@ -116,7 +116,7 @@ fn a_holder_that_died_holding_for_the_first_is_not_waited_for_long() {
 }
 
 #[test]
-fn one_that_starts_anew_remembers_by_the_leases_own_time() {
+fn restarted_candidate_counts_from_the_lease_time() {
     let mut world = World::new(2);
     world.turn();
     world.replicas[0] = None;
@@ -127,7 +127,7 @@ fn one_that_starts_anew_remembers_by_the_leases_own_time() {
 }
 
 #[test]
-fn at_first_sight_nobody_is_gone() {
+fn new_candidate_waits_before_it_takes_the_lease() {
     let begin = Instant::now();
     let mut late = candidate(1);
     let age = Duration::from_hours(1);
@@ -140,7 +140,7 @@ fn at_first_sight_nobody_is_gone() {
 }
 
 #[test]
-fn without_permission_the_first_leads() {
+fn first_replica_leads_without_lease_permission() {
     let now = Instant::now();
     let mut all = [candidate(0), candidate(1), LeaseCandidate::new("r", None, LeaseTerms::RECONCILER)];
     for candidate in &mut all {

@@ -38,7 +38,7 @@ fn written(verdict: OwnershipVerdict) -> VipService {
 }
 
 #[test]
-fn a_service_is_made_joined_and_left_by_clusters() {
+fn clusters_create_join_and_leave_a_tailscale_service() {
     let made = written(verify_owner(None, &desired(), &me(), false));
     assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
     assert_eq!(verify_owner(Some(&existing(&refs(&["me"]))), &desired(), &me(), false), OwnershipVerdict::Settled);
@@ -60,7 +60,7 @@ fn a_service_is_made_joined_and_left_by_clusters() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn foreign_tailscale_service_is_refused_unless_adopted() {
     let foreign = VipService { annotations: BTreeMap::new(), ..existing("") };
     assert_eq!(verify_owner(Some(&foreign), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
     assert_eq!(
@@ -84,7 +84,7 @@ fn what_is_not_ours_is_left_alone() {
 }
 
 #[test]
-fn clusters_that_want_different_things_come_to_rest() {
+fn clusters_with_different_ports_and_tags_converge() {
     let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..desired() };
     let them = ServiceOwner { id: "them".into(), ..ServiceOwner::default() };
     let mut service = written(verify_owner(None, &desired(), &me(), false));

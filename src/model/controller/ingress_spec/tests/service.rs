@@ -23,7 +23,7 @@ fn announced(annotation: &str, spec: Value) -> Result<PublishSpec, Vec<String>> 
 }
 
 #[test]
-fn a_name_outside_the_cluster_is_published_as_it_is() {
+fn external_name_is_published_unresolved() {
     let read = |name: Value| ingress_spec::service(&object("web", json!({"type": "ExternalName", "externalName": name})));
     let wish = read(json!("DB.example.com.")).expect("valid");
     assert_eq!(wish.target, PublishTarget::Whole(L4Service { external_name: "db.example.com".into(), ..L4Service::default() }));
@@ -36,7 +36,7 @@ fn a_name_outside_the_cluster_is_published_as_it_is() {
 }
 
 #[test]
-fn ports_are_told_the_clients_address_where_that_is_asked_for() {
+fn proxy_protocol_is_enabled_for_the_annotated_ports() {
     let spec = || {
         let ports = json!([{"name": "smtp", "port": 25, "protocol": "TCP"}, {"port": 465}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
         json!({"clusterIP": "10.0.0.1", "ports": ports})

@@ -34,7 +34,7 @@ fn own(world: &mut World, secret: &str, from: i64, until: i64) {
 }
 
 #[test]
-fn a_group_says_which_certificates_are_not_there() {
+fn missing_certificates_are_named_in_the_group_condition() {
     let mut world = publishing(ingress());
     shows(&mut world, "app", "www");
     world.settle();
@@ -56,7 +56,7 @@ fn a_group_says_which_certificates_are_not_there() {
 }
 
 #[test]
-fn group_says_that_https_is_disabled_in_the_tailnet() {
+fn disabled_https_is_reported_in_the_group_condition() {
     let mut world = World::new();
     world.hosted.no_https = true;
     world.group("in", ingress());
@@ -71,7 +71,7 @@ fn group_says_that_https_is_disabled_in_the_tailnet() {
 }
 
 #[test]
-fn certificate_of_the_group_that_has_ended_is_not_issued() {
+fn expired_certificate_of_the_group_is_reported_invalid() {
     let mut world = publishing(ingress());
     world.ingress("app", "in", ("app", "web"));
     world.settle();
@@ -88,7 +88,7 @@ fn certificate_of_the_group_that_has_ended_is_not_issued() {
 }
 
 #[test]
-fn the_end_of_a_certificate_that_the_group_does_not_renew_is_told_before_it_comes() {
+fn expiry_of_a_user_certificate_is_announced() {
     let mut world = publishing(ingress());
     shows(&mut world, "app", "www");
     shows(&mut world, "other", "shop");
@@ -121,7 +121,7 @@ fn the_end_of_a_certificate_that_the_group_does_not_renew_is_told_before_it_come
 }
 
 #[test]
-fn a_group_is_looked_at_when_a_certificate_comes_nearer_to_its_end() {
+fn group_is_requeued_before_a_certificate_expires() {
     let mut world = publishing(ingress());
     // Where nothing else is asked for anew every few minutes.
     let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
@@ -137,7 +137,7 @@ fn a_group_is_looked_at_when_a_certificate_comes_nearer_to_its_end() {
 }
 
 #[test]
-fn older_object_has_a_host_on_the_replicas_own_addresses() {
+fn older_object_gets_a_host_on_the_replicas_own_addresses() {
     let mut world = publishing(ingress());
     let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
     world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
@@ -158,7 +158,7 @@ fn role_secrets(world: &World) -> String {
 }
 
 #[test]
-fn claimed_domain_widens_no_role() {
+fn domain_claimed_by_a_replica_does_not_widen_the_role() {
     let mut world = publishing(ingress());
     shows(&mut world, "shop", "www");
     world.settle();
@@ -185,7 +185,7 @@ fn claimed_domain_widens_no_role() {
 }
 
 #[test]
-fn role_names_no_secret_of_another_group() {
+fn role_does_not_name_secrets_of_another_group() {
     let mut world = publishing(ingress());
     let labels =
         json!({"tailscale.com/managed": "true", "tailscale.com/secret-type": "certs", "tailscale.com/parent-resource-type": "other"});

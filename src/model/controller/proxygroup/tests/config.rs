@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn ports_stay_when_others_come_and_go() {
+fn match_ports_are_stable_while_other_ports_change() {
     let mut world = serving();
     world.service("web", to("pg"), &[80, 443]);
     world.settle();
@@ -21,7 +21,7 @@ fn ports_stay_when_others_come_and_go() {
 }
 
 #[test]
-fn when_all_ports_are_taken_the_service_says_so_and_others_go_on() {
+fn exhausted_match_ports_are_reported_and_other_services_are_unaffected() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10000, "end": 10001}}}));
     world.service("a", to("pg"), &[1, 2]);
@@ -37,7 +37,7 @@ fn when_all_ports_are_taken_the_service_says_so_and_others_go_on() {
 }
 
 #[test]
-fn names_that_run_together_are_told_apart() {
+fn ambiguous_namespace_and_name_pairs_get_separate_entries() {
     let mut world = serving();
     let mut twin = world.services[&("default".to_owned(), "db".to_owned())].clone();
     (twin.metadata.namespace, twin.metadata.name) = (Some("a".into()), Some("b-c".into()));
@@ -50,7 +50,7 @@ fn names_that_run_together_are_told_apart() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_takes_nothing_from_what_does() {
+fn services_beyond_the_config_size_are_refused_and_others_stay() {
     let mut world = World::new();
     world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}}));
     let spec = json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10_000, "end": 60_000}}});

@@ -83,7 +83,7 @@ proptest! {
 
     /// Whatever happens in whatever order, passes come to an end, everything wanted is served, everything else is gone.
     #[test]
-    fn passes_converge(acts in prop::collection::vec((acts(), 0u8..3), 1..30)) {
+    fn egress_reconciliation_converges(acts in prop::collection::vec((acts(), 0u8..3), 1..30)) {
         let mut world = World::new();
         for (act, rounds) in acts {
             act.on(&mut world);

@@ -18,7 +18,7 @@ fn services_cost_at_most_five_writes_each() {
 }
 
 #[test]
-fn one_change_among_many_services_is_one_change() {
+fn change_among_many_services_writes_only_the_affected_objects() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     for index in 0..300 {
@@ -64,7 +64,7 @@ fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
 }
 
 #[test]
-fn one_change_costs_the_same_at_any_size() {
+fn change_cost_is_independent_of_the_number_of_services() {
     let few = one_change(10);
     assert_eq!(few, one_change(400));
     assert!(few.iter().flatten().all(|(evaluated, ..)| *evaluated <= 1), "{few:?}");
@@ -72,7 +72,7 @@ fn one_change_costs_the_same_at_any_size() {
 }
 
 #[test]
-fn at_rest_nothing_is_judged() {
+fn idle_pass_evaluates_no_service() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     for index in 0..20 {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn each_owned_object_comes_back() {
+fn each_deleted_owned_object_is_recreated() {
     let mut world = serving();
     let (name, entries) = (world.external_name("db"), world.entries("pg"));
     let all: Vec<_> = world.objects.keys().cloned().collect();
@@ -39,7 +39,7 @@ fn drift_is_repaired() {
 }
 
 #[test]
-fn a_foreign_object_is_not_overwritten() {
+fn foreign_object_is_not_overwritten() {
     let mut world = World::new();
     let role = object(Kind::Role, "pg");
     let foreign = json!({"metadata": {"name": "pg", "namespace": NS, "uid": "x", "labels": {"tailscale.com/managed": "true",
@@ -57,7 +57,7 @@ fn a_foreign_object_is_not_overwritten() {
 }
 
 #[test]
-fn a_foreign_child_is_told_to_the_service_too() {
+fn foreign_child_service_is_reported_to_group_and_service() {
     let mut world = serving();
     world.service("web", to("pg"), &[80]);
     let child = world.pass("pg").apply.iter().find(|manifest| manifest.object.name.starts_with("ts-web-")).expect("a child").object.clone();
@@ -67,7 +67,8 @@ fn a_foreign_child_is_told_to_the_service_too() {
     observed.owned.insert(child.clone(), json!({"metadata": {"name": child.name, "namespace": NS, "uid": "x"}, "spec": {}}).into());
     let made = pass(&observed);
     assert!(made.apply.iter().all(|manifest| manifest.object != child) && made.delete.is_empty());
-    let has_event = |subject: &Subject| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
+    let has_event =
+        |subject: &Subject| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
     assert!(has_event(&Subject::Group), "{:?}", made.events);
     assert!(has_event(&Subject::Service { namespace: "default".into(), name: "web".into() }), "{:?}", made.events);
     let update = made.services.iter().find(|update| update.name == "web").and_then(|update| update.conditions.clone()).expect("conditions");
@@ -77,7 +78,7 @@ fn a_foreign_child_is_told_to_the_service_too() {
 }
 
 #[test]
-fn what_the_other_operator_made_is_taken_over() {
+fn objects_of_the_tailscale_operator_are_adopted() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     world.service("db", to("pg"), &[5432]);
@@ -111,7 +112,7 @@ fn what_the_other_operator_made_is_taken_over() {
 }
 
 #[test]
-fn group_and_services_go_in_any_order() {
+fn group_and_services_are_deleted_in_any_order() {
     let mut world = serving();
     world.delete_group("pg");
     let first = world.pass("pg");
@@ -132,7 +133,7 @@ fn group_and_services_go_in_any_order() {
 }
 
 #[test]
-fn groups_that_cannot_be_made_say_why() {
+fn invalid_groups_report_the_reason() {
     let long = "g".repeat(53);
     let cases = [
         ("pg", json!({"type": "kube-apiserver"}), "not served by this version"),
@@ -163,7 +164,7 @@ fn groups_that_cannot_be_made_say_why() {
 }
 
 #[test]
-fn port_of_tailscaled_is_no_match_port_where_these_cover_the_usual_range() {
+fn tailscaled_port_is_outside_a_custom_match_port_range() {
     let mut world = World::new();
     world.with_class(json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 31_000, "endPort": 31_010}]}}}));
     world.group("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 20_000, "end": 29_999}}}));

@@ -228,7 +228,8 @@ impl Step {
             let (vip, theirs) = (vip(name), |world: &World, name: &str| owners(world, name).iter().any(|owner| owner == "them"));
             let gone = before.hosted.vips.contains_key(&vip) && !after.hosted.vips.contains_key(&vip);
             let ours = owners(after, &vip).iter().any(|owner| owner == "here");
-            let stored = |world: &World| ingress(world, name).is_some_and(|stored| stored.metadata.finalizers.iter().flatten().next().is_some());
+            let stored =
+                |world: &World| ingress(world, name).is_some_and(|stored| stored.metadata.finalizers.iter().flatten().next().is_some());
             let faults = [
                 (gone && advertising(before, &vip), "it was deleted while a replica advertised it"),
                 (theirs(before, &vip) != theirs(after, &vip), "another cluster's part in it was touched"),
@@ -267,8 +268,11 @@ fn key(world: &World) -> String {
     let config = (config.origins.keys(), config.serve.keys(), config.routes.keys());
     let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| said(&replica)).collect();
     let owned: Vec<_> = world.hosted.vips.keys().map(|name| (name, owners(world, name))).collect();
-    let listed =
-        world.hosted.listed.as_ref().map(|listed| listed.services.iter().map(|(name, stored)| (name, &stored.annotations)).collect::<Vec<_>>());
+    let listed = world
+        .hosted
+        .listed
+        .as_ref()
+        .map(|listed| listed.services.iter().map(|(name, stored)| (name, &stored.annotations)).collect::<Vec<_>>());
     let asking = world.tailnet == TailnetState::Asking;
     let plane = (owned, listed, asking, world.devices.keys().collect::<Vec<_>>(), world.keys.len());
     format!("{groups:?} {ingresses:?} {objects:?} {config:?} {replicas:?} {plane:?}")
@@ -363,22 +367,22 @@ fn every_order_ends(size: Size, least: usize) {
 }
 
 #[test]
-fn a_name_ends_in_every_order_whoever_meddles() {
+fn name_is_released_in_every_order_of_interference() {
     let others = &[Other::Killer, Other::Group, Other::Vandal, Other::Thief, Other::Leader];
     every_order_ends(Size { names: 1, replicas: 1, others }, 1_500);
 }
 
 #[test]
-fn a_name_of_two_clusters_ends_in_every_order() {
+fn name_of_two_clusters_is_released_in_every_order() {
     every_order_ends(Size { names: 1, replicas: 1, others: &[Other::Cluster, Other::Killer, Other::Group, Other::Leader] }, 500);
 }
 
 #[test]
-fn a_name_on_two_replicas_ends_in_every_order() {
+fn name_on_two_replicas_is_released_in_every_order() {
     every_order_ends(Size { names: 1, replicas: 2, others: &[Other::Killer, Other::Group] }, 300);
 }
 
 #[test]
-fn two_names_end_in_every_order() {
+fn two_names_are_released_in_every_order() {
     every_order_ends(Size { names: 2, replicas: 1, others: &[Other::Killer, Other::Group] }, 400);
 }

@@ -40,7 +40,7 @@ pub(super) fn expose(world: &mut World, name: &str, more: serde_json::Value, spe
 }
 
 #[test]
-fn a_name_outside_the_cluster_is_published_without_anybody_known_behind_it() {
+fn external_name_is_published_without_endpoints() {
     let mut world = publishing(ingress());
     expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
     world.hosted.unbacked.insert(("default".to_owned(), "db".to_owned()));
@@ -92,7 +92,7 @@ fn replica_without_approval_counts_as_no_backend() {
 }
 
 #[test]
-fn name_that_is_withdrawn_while_the_config_gets_lost_leaves_no_tailscale_service() {
+fn lost_config_during_withdrawal_leaves_no_tailscale_service() {
     let mut world = publishing(ingress());
     expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
     world.settle();
@@ -108,7 +108,7 @@ fn name_that_is_withdrawn_while_the_config_gets_lost_leaves_no_tailscale_service
 }
 
 #[test]
-fn ports_that_get_the_clients_address_are_in_the_config() {
+fn proxy_protocol_ports_are_in_the_config() {
     let mut world = publishing(ingress());
     let spec = || json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}, {"port": 80}]});
     expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "25"}), spec());
@@ -122,7 +122,7 @@ fn ports_that_get_the_clients_address_are_in_the_config() {
 }
 
 #[test]
-fn group_without_a_device_serves_sites_and_refuses_what_is_to_be_forwarded() {
+fn userspace_group_serves_sites_and_refuses_l4_services() {
     let class = json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}]}}}});
     let mut world = publishing_by(Some(class), ingress());
     with_paths(&mut world, "site", 1);
@@ -138,7 +138,7 @@ fn group_without_a_device_serves_sites_and_refuses_what_is_to_be_forwarded() {
 }
 
 #[test]
-fn what_the_other_image_cannot_do_is_said_once() {
+fn features_missing_in_the_stock_image_are_reported_once() {
     for (more, spec) in [
         (json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"})),
         (json!({"tailyard.io/proxy-protocol": "true"}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}]})),
@@ -155,7 +155,7 @@ fn what_the_other_image_cannot_do_is_said_once() {
 }
 
 #[test]
-fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
+fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     let mut world = publishing(ingress());
     world.ingress("good", "in", ("good", "web"));
     world.now += 1;
@@ -198,7 +198,7 @@ fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
 }
 
 #[test]
-fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
+fn failed_funnel_is_reported_once() {
     let mut world = publishing(ingress());
     let backend = || json!({"tls": [{"hosts": ["app"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
     world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), backend());
@@ -218,7 +218,7 @@ fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
 }
 
 #[test]
-fn who_names_a_group_for_the_other_direction_is_told_so() {
+fn object_naming_a_group_of_the_wrong_type_is_invalid() {
     let mut world = publishing(ingress());
     world.group("pg", json!({"type": "egress"}));
     world.exposed("db", "pg", "db");
@@ -236,7 +236,7 @@ fn who_names_a_group_for_the_other_direction_is_told_so() {
 }
 
 #[test]
-fn certificates_come_from_where_the_class_or_the_settings_say() {
+fn acme_directory_comes_from_class_or_settings() {
     let directory = |world: &World| {
         let set = &world.objects[&object(Kind::StatefulSet, "in")];
         let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment").clone();
@@ -254,7 +254,7 @@ fn certificates_come_from_where_the_class_or_the_settings_say() {
 }
 
 #[test]
-fn who_is_behind_a_backend_is_read_in_its_namespace_while_it_is_served() {
+fn endpoints_role_binding_exists_while_the_backend_is_served() {
     let mut world = publishing(ingress());
     world.ingress("app", "in", ("app", "web"));
     world.settle();
@@ -308,7 +308,7 @@ fn refuse_what_does_not_fit(class: Option<serde_json::Value>, large: Make) -> Wo
 }
 
 #[test]
-fn ingress_that_does_not_fit_is_refused_alone() {
+fn oversized_ingress_is_refused_alone() {
     refuse_what_does_not_fit(None, with_random_paths);
     let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
     let mut world = refuse_what_does_not_fit(Some(stock), with_paths);
@@ -321,7 +321,7 @@ fn ingress_that_does_not_fit_is_refused_alone() {
 }
 
 #[test]
-fn config_that_does_not_fit_as_it_is_is_packed_for_replicas_that_unpack_it() {
+fn large_config_is_compressed_for_replicas_that_support_it() {
     let mut world = publishing(ingress());
     with_paths(&mut world, "large", 6_500);
     world.settle();
@@ -343,7 +343,7 @@ fn config_that_does_not_fit_as_it_is_is_packed_for_replicas_that_unpack_it() {
 }
 
 #[test]
-fn older_object_has_the_port_for_the_internet() {
+fn older_object_gets_the_funnel_port() {
     let mut world = publishing(ingress());
     let funnel = json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"});
     for name in ["zz-first", "aa-second"] {

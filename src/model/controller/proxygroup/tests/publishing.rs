@@ -224,7 +224,11 @@ fn right(world: &World) -> Result<(), TestCaseError> {
         prop_assert_eq!(config.origins.get(&name), Some(who), "{} in {}", name, group);
         for (ordinal, replica) in world.observed_replicas(group) {
             let advertised_config = replica.config.expect("it is told something");
-            let is_advertised = if hosted { advertised_config.advertises().any(|service| service == name) } else { advertised_config.routes().next().is_some() };
+            let is_advertised = if hosted {
+                advertised_config.advertises().any(|service| service == name)
+            } else {
+                advertised_config.routes().next().is_some()
+            };
             prop_assert!(is_advertised, "{}-{} is not told of {}", group, ordinal, name);
         }
     }
@@ -242,7 +246,8 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
     let mut order = order.iter().cycle();
     loop {
         let name = |(_, name): &(String, String)| name.clone();
-        let groups = world.groups.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none()).map(|(name, _)| (0, name.clone()));
+        let groups =
+            world.groups.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none()).map(|(name, _)| (0, name.clone()));
         let ingresses = world.ingresses.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
         let services = world.services.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
         let secrets = world.objects.keys().filter(|object| object.kind == Kind::Secret && object.name.ends_with(".ts.net"));
@@ -290,7 +295,12 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     world.settle();
     prop_assert!(world.services.is_empty() && world.ingresses.is_empty() && world.groups.is_empty());
     let remaining: Vec<_> = world.objects.keys().filter(|object| **object != accounts_ref(NS)).collect();
-    prop_assert!(remaining.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty(), "{:?} {:?}", remaining, world.hosted.vips.keys());
+    prop_assert!(
+        remaining.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty(),
+        "{:?} {:?}",
+        remaining,
+        world.hosted.vips.keys()
+    );
     Ok(())
 }
 
@@ -299,7 +309,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_published_converges(
+    fn ingress_reconciliation_converges(
         acts in prop::collection::vec((acts(), 0u8..3), 1..30),
         order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
     ) {
@@ -307,7 +317,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_reached_by_routes_converges(
+    fn route_reconciliation_converges(
         acts in prop::collection::vec((acts(), 0u8..3), 1..30),
         order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
     ) {

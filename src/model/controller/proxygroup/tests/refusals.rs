@@ -11,7 +11,7 @@ fn deny(world: &mut World, what: &str) {
 }
 
 #[test]
-fn what_a_control_plane_denies_is_told_by_the_group_and_stops_nothing_else() {
+fn control_plane_denial_is_reported_by_the_group_and_blocks_nothing_else() {
     let mut world = World::new();
     deny(&mut world, "an auth key for replica 0");
     world.group("pg", json!({"type": "egress"}));
@@ -26,7 +26,7 @@ fn what_a_control_plane_denies_is_told_by_the_group_and_stops_nothing_else() {
 }
 
 #[test]
-fn a_device_that_cannot_be_deleted_holds_its_group_for_five_minutes() {
+fn undeletable_device_delays_group_deletion_for_five_minutes() {
     let mut world = serving();
     deny(&mut world, "device npg1");
     world.delete_group("pg");
@@ -41,7 +41,7 @@ fn a_device_that_cannot_be_deleted_holds_its_group_for_five_minutes() {
 }
 
 #[test]
-fn a_late_denial_is_waited_for_as_long() {
+fn late_denial_delays_group_deletion_for_five_minutes() {
     let mut world = serving();
     world.delete_group("pg");
     // Its Pods take long to drain.
@@ -61,7 +61,7 @@ fn a_late_denial_is_waited_for_as_long() {
 }
 
 #[test]
-fn a_replica_that_left_keeps_its_record_while_its_device_is_there() {
+fn state_secret_of_a_removed_replica_stays_until_its_device_is_deleted() {
     let mut world = serving();
     deny(&mut world, "device npg1");
     world.group("pg", json!({"type": "egress", "replicas": 1}));
@@ -76,7 +76,7 @@ fn a_replica_that_left_keeps_its_record_while_its_device_is_there() {
 }
 
 #[test]
-fn a_control_plane_that_nobody_asked_yet_changes_no_condition() {
+fn unqueried_control_plane_changes_no_condition() {
     let mut world = serving();
     world.tailnet = TailnetState::Asking;
     assert!(idle(&world.pass("pg")), "a new leader begins so");
@@ -107,7 +107,7 @@ fn ingress() -> World {
 }
 
 #[test]
-fn a_group_of_a_type_that_is_not_served_is_left_to_somebody_else() {
+fn group_of_an_unserved_type_is_left_to_its_controller() {
     let mut world = ingress();
     let first = world.pass("pg");
     assert!(idle(&first) && first.again.is_some_and(|again| again.as_secs() == 300), "{first:?}");
@@ -127,7 +127,7 @@ fn a_group_of_a_type_that_is_not_served_is_left_to_somebody_else() {
 }
 
 #[test]
-fn a_group_of_a_type_that_nobody_serves_is_told_so() {
+fn group_of_a_type_without_controller_is_reported_invalid() {
     let mut world = ingress();
     world.now += 300;
     world.settle();

@@ -9,7 +9,7 @@ use super::*;
 use crate::model::controller::identity::{Device, DeviceId};
 
 #[test]
-fn a_replica_leaves_pod_first_then_device_then_secrets() {
+fn scale_down_removes_pod_then_device_then_secrets() {
     let mut world = serving();
     world.group("pg", json!({"type": "egress", "replicas": 1}));
     let before = world.objects[&object(Kind::StatefulSet, "pg")].clone();
@@ -29,7 +29,7 @@ fn a_replica_leaves_pod_first_then_device_then_secrets() {
 }
 
 #[test]
-fn a_replica_counts_while_it_is_alive() {
+fn device_of_a_dead_replica_is_not_in_the_status() {
     for (pointer, value) in [
         ("/metadata/uid", json!("another")),
         ("/metadata/deletionTimestamp", json!("2027-01-15T08:00:00Z")),
@@ -48,7 +48,7 @@ fn a_replica_counts_while_it_is_alive() {
 }
 
 #[test]
-fn the_stock_image_is_started_with_its_keys_in_place() {
+fn stock_image_starts_after_its_auth_keys_exist() {
     let mut world = World::new();
     world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}}));
     world.group("pg", json!({"type": "egress"}));
@@ -64,7 +64,7 @@ fn the_stock_image_is_started_with_its_keys_in_place() {
 }
 
 #[test]
-fn a_key_that_was_never_used_is_revoked() {
+fn unused_auth_key_is_revoked() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress", "replicas": 1}));
     world.asleep.insert("pg-0".into());
@@ -77,7 +77,7 @@ fn a_key_that_was_never_used_is_revoked() {
 }
 
 #[test]
-fn a_failed_key_is_replaced_once() {
+fn failed_auth_key_is_replaced_once() {
     let mut world = serving();
     let state = object(Kind::Secret, "pg-0");
     let mut stored = serde_json::Value::clone(&world.objects[&state]);
@@ -93,7 +93,7 @@ fn a_failed_key_is_replaced_once() {
 }
 
 #[test]
-fn a_control_plane_that_is_away_delays_only_the_devices() {
+fn unavailable_control_plane_delays_only_devices() {
     let mut world = serving();
     world.tailnet = TailnetState::Unavailable("Tailnet t does not exist: make it.".into());
     world.service("web", to("pg"), &[80]);
@@ -145,7 +145,7 @@ fn add_victim(world: &mut World, id: &str, hostname: &str, tag: &str) -> DeviceI
 }
 
 #[test]
-fn claim_of_a_foreign_device_deletes_nothing_but_the_recorded_one() {
+fn foreign_device_claim_deletes_only_the_recorded_device() {
     for (hostname, tag) in [("payroll-0", "tag:k8s"), ("pg-0", "tag:payroll")] {
         let mut world = serving();
         let victim = add_victim(&mut world, "nVictim", hostname, tag);
@@ -165,7 +165,7 @@ fn claim_of_a_foreign_device_deletes_nothing_but_the_recorded_one() {
 }
 
 #[test]
-fn claim_of_a_foreign_device_before_any_record_deletes_nothing() {
+fn foreign_device_claim_without_a_record_deletes_nothing() {
     for (hostname, tag) in [("payroll-0", "tag:k8s"), ("pg-0", "tag:payroll")] {
         let mut world = World::new();
         world.group("pg", json!({"type": "egress", "replicas": 1}));
@@ -182,7 +182,7 @@ fn claim_of_a_foreign_device_before_any_record_deletes_nothing() {
 }
 
 #[test]
-fn device_id_that_is_a_path_is_no_device() {
+fn device_id_with_path_characters_is_ignored() {
     for hostile in ["../tailnet/-/vip-services/svc:payroll", "../tailnet/-/keys/kOAUTHCLIENT?x=", "../user/1", "n%2f..", ""] {
         let mut world = serving();
         write_state(&mut world, "pg-0", &[("device_id", hostile)]);
@@ -193,7 +193,7 @@ fn device_id_that_is_a_path_is_no_device() {
 }
 
 #[test]
-fn recorded_device_gives_way_only_when_it_is_gone() {
+fn recorded_device_is_replaced_only_after_its_deletion() {
     let mut world = serving();
     let twin = add_victim(&mut world, "nTwin", "pg-0", "tag:k8s");
     write_state(&mut world, "pg-0", &[("device_id", "nTwin")]);
@@ -208,7 +208,7 @@ fn recorded_device_gives_way_only_when_it_is_gone() {
 }
 
 #[test]
-fn keys_beyond_the_first_count_against_the_rate() {
+fn key_reissue_is_rate_limited() {
     let mut world = serving();
     write_state(&mut world, "pg-0", &[("device_id", "")]);
     let made = world.pass("pg");

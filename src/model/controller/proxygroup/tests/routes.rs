@@ -30,7 +30,7 @@ fn approved(world: &World) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_service_is_reached_by_its_address_in_the_cluster_unless_the_group_has_others() {
+fn cluster_ip_is_advertised_as_a_route_unless_the_group_has_service_cidrs() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
     world.settle();
@@ -52,7 +52,7 @@ fn a_service_is_reached_by_its_address_in_the_cluster_unless_the_group_has_other
 }
 
 #[test]
-fn a_mapping_stays_until_no_replica_advertises_its_route() {
+fn mapping_stays_until_its_route_is_withdrawn_everywhere() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
     world.settle();
@@ -61,14 +61,17 @@ fn a_mapping_stays_until_no_replica_advertises_its_route() {
     for _ in 0..5 {
         world.round();
     }
-    assert!(advertised_routes(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"), "in-1 advertises it still");
+    assert!(
+        advertised_routes(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"),
+        "in-1 advertises it still"
+    );
     world.asleep.clear();
     world.settle();
     assert!(world.config("in").mappings.is_empty());
 }
 
 #[test]
-fn addresses_of_the_groups_own_are_given_once_and_kept() {
+fn addresses_from_service_cidrs_are_stable_and_unique() {
     let mut world = headscale(json!({"type": "ingress", "tailyard": {"serviceCIDRs": ["10.9.0.0/30", "fd00:9::/64"]}}));
     for (nth, name) in [(30, "a"), (31, "b"), (32, "c")] {
         expose(&mut world, name, json!({}), address(nth));
@@ -91,7 +94,7 @@ fn addresses_of_the_groups_own_are_given_once_and_kept() {
 }
 
 #[test]
-fn what_cannot_be_done_by_a_route_is_said() {
+fn features_not_possible_with_routes_are_reported() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
     expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "true"}), address(30));
@@ -110,7 +113,7 @@ fn what_cannot_be_done_by_a_route_is_said() {
 }
 
 #[test]
-fn a_route_that_is_not_approved_names_the_command() {
+fn unapproved_route_names_the_command() {
     let mut world = headscale(json!({"type": "ingress"}));
     let what = "the routes of device nin0".to_owned();
     world.denied.insert(
@@ -129,7 +132,7 @@ fn a_route_that_is_not_approved_names_the_command() {
 }
 
 #[test]
-fn a_restart_changes_nothing_and_tells_nobody_anew() {
+fn restart_writes_nothing_and_repeats_no_event() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
     world.put_ingress(
@@ -151,7 +154,7 @@ fn a_restart_changes_nothing_and_tells_nobody_anew() {
 }
 
 #[test]
-fn an_approval_that_somebody_took_back_is_given_again() {
+fn revoked_route_approval_is_restored() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
     world.settle();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn one_annotated_service_is_served() {
+fn annotated_service_becomes_ready() {
     let mut world = serving();
     assert!(world.external_name("db").starts_with("ts-db-"), "{}", world.external_name("db"));
     let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
@@ -20,7 +20,7 @@ fn one_annotated_service_is_served() {
 }
 
 #[test]
-fn the_name_waits_for_every_replica() {
+fn external_name_is_set_after_every_replica_acknowledges() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress", "replicas": 3}));
     world.settle();
@@ -36,7 +36,7 @@ fn the_name_waits_for_every_replica() {
 }
 
 #[test]
-fn a_replica_that_is_long_not_ready_holds_nobody_up() {
+fn replica_not_ready_for_long_does_not_block_services() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     world.settle();
@@ -58,7 +58,7 @@ fn a_replica_that_is_long_not_ready_holds_nobody_up() {
 }
 
 #[test]
-fn a_replica_whose_pod_is_never_made_holds_nobody_up() {
+fn replica_without_pod_does_not_block_services() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress", "replicas": 3}));
     world.unmade.insert("pg-2".into());
@@ -79,7 +79,7 @@ fn a_replica_whose_pod_is_never_made_holds_nobody_up() {
 }
 
 #[test]
-fn with_no_replica_at_all_no_name_is_pointed_at_the_group() {
+fn external_name_is_not_set_without_replicas() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     world.unmade.extend(["pg-0".to_owned(), "pg-1".to_owned()]);
@@ -90,7 +90,7 @@ fn with_no_replica_at_all_no_name_is_pointed_at_the_group() {
 }
 
 #[test]
-fn what_a_replica_says_counts_word_for_word_and_for_its_own_pod_only() {
+fn replica_status_must_match_config_and_pod() {
     let change = |from: &str, to: &str| (from.to_owned(), to.to_owned());
     let unresolved = change(r#""tailnetTargetIPs":["100.64.0.9"]"#, r#""tailnetTargetIPs":[]"#);
     let other_target = change("db.tail1234.ts.net", "db.tail5678.ts.net");
@@ -113,7 +113,7 @@ fn what_a_replica_says_counts_word_for_word_and_for_its_own_pod_only() {
 }
 
 #[test]
-fn reverted_name_is_restored_at_once_whatever_replicas_acknowledge() {
+fn reverted_external_name_is_restored_at_once() {
     let mut world = serving();
     let name = world.external_name("db");
     let state = object(Kind::Secret, "pg-1");
@@ -139,7 +139,7 @@ fn reverted_name_is_restored_at_once_whatever_replicas_acknowledge() {
 }
 
 #[test]
-fn an_invalid_service_keeps_what_it_had() {
+fn invalid_service_keeps_its_mapping() {
     let mut world = serving();
     let (name, entries) = (world.external_name("db"), world.entries("pg"));
     world.service("db", json!({"tailscale.com/proxy-group": "pg", "tailscale.com/tailnet-ip": "nonsense"}), &[5432]);
@@ -174,7 +174,7 @@ fn a_moved_service_is_served_by_both_until_the_new_group_is_ready() {
 }
 
 #[test]
-fn a_service_is_let_go_in_whatever_way() {
+fn released_service_is_cleaned_up_for_every_cause() {
     for way in ["deleted", "group annotation", "target annotation"] {
         let mut world = serving();
         match way {
@@ -195,11 +195,14 @@ fn a_service_is_let_go_in_whatever_way() {
 }
 
 #[test]
-fn a_service_is_told_of_a_group_that_is_not_there_or_not_egress() {
+fn service_naming_a_missing_group_is_not_valid() {
     let mut world = World::new();
     world.service("db", to("pg"), &[5432]);
     world.settle();
-    assert_eq!(world.condition("db", EGRESS_SVC_VALID).map(|stored| (stored.0, stored.1)), Some(("Unknown".into(), "ProxyGroupNotReady".into())));
+    assert_eq!(
+        world.condition("db", EGRESS_SVC_VALID).map(|stored| (stored.0, stored.1)),
+        Some(("Unknown".into(), "ProxyGroupNotReady".into()))
+    );
     world.group("pg", json!({"type": "egress"}));
     world.settle();
     assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");

@@ -28,7 +28,7 @@ fn whole(address: u8) -> Value {
 }
 
 #[test]
-fn egress_service_of_a_namespace_that_may_not_use_the_group_gets_nothing() {
+fn egress_service_of_an_unselected_namespace_is_refused() {
     let mut world = World::new();
     team(&mut world, "hr");
     world.group("pg", tenant("egress", json!({})));
@@ -53,7 +53,7 @@ fn egress_service_of_a_namespace_that_may_not_use_the_group_gets_nothing() {
 }
 
 #[test]
-fn egress_ports_of_a_namespace_are_bounded_and_the_oldest_services_have_them() {
+fn port_quota_of_a_namespace_prefers_oldest_services() {
     let mut world = World::new();
     team(&mut world, "shop");
     world.group("pg", tenant("egress", json!({"maxPorts": 3})));
@@ -78,7 +78,7 @@ fn egress_ports_of_a_namespace_are_bounded_and_the_oldest_services_have_them() {
 }
 
 #[test]
-fn names_tags_and_namespaces_are_those_that_an_administrator_allows() {
+fn names_and_tags_outside_the_tenant_allowance_are_refused() {
     let mut world = publishing(tenant("ingress", json!({"names": ["shop", "shop-*"], "tags": ["tag:shop"]})));
     team(&mut world, "shop");
     expose(&mut world, "shop-db", json!({"tailscale.com/tags": "tag:shop"}), whole(1));
@@ -98,7 +98,7 @@ fn names_tags_and_namespaces_are_those_that_an_administrator_allows() {
 }
 
 #[test]
-fn group_without_tenants_allows_no_tag_of_an_object_unless_tenancy_is_open() {
+fn group_without_tenants_refuses_object_tags_unless_open() {
     for (tenancy, published) in [(DefaultTenancy::Bounded, 0), (DefaultTenancy::Open, 1)] {
         let mut world = World::new();
         world.settings.tenancy = tenancy;
@@ -110,7 +110,7 @@ fn group_without_tenants_allows_no_tag_of_an_object_unless_tenancy_is_open() {
 }
 
 #[test]
-fn names_of_a_namespace_are_bounded_and_the_oldest_objects_have_them() {
+fn name_quota_of_a_namespace_prefers_oldest_objects() {
     let mut world = publishing(tenant("ingress", json!({"maxNames": 2})));
     team(&mut world, "shop");
     for (address, name) in ["c", "b", "a"].into_iter().enumerate() {
@@ -127,7 +127,7 @@ fn names_of_a_namespace_are_bounded_and_the_oldest_objects_have_them() {
 }
 
 #[test]
-fn certificates_ordered_within_a_week_are_bounded_whatever_is_deleted() {
+fn weekly_certificate_quota_counts_deleted_names() {
     const DAY: i64 = 24 * 60 * 60;
     let mut world = publishing(tenant("ingress", json!({"maxCertificatesPerWeek": 2})));
     team(&mut world, "shop");

@@ -241,7 +241,8 @@ impl World {
         let parents: BTreeSet<_> = owned.values().map(|stored| parent(stored)).collect();
         let published = |key: &(String, String)| self.publishers(&claimant(PublishSource::Service, key)).contains(name);
         let mine = |key: &(String, String), stored: &Service| concerns(stored).contains(name) || parents.contains(key) || published(key);
-        let services = self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
+        let services =
+            self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
         Observed {
             name: name.into(),
             now: self.time(),

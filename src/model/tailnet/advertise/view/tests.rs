@@ -82,7 +82,7 @@ fn waits(view: &AdvertiseView, name: &str) -> String {
 }
 
 #[test]
-fn nothing_is_complete_before_both_configs_are_read() {
+fn view_is_incomplete_before_both_configs_are_read() {
     let view = AdvertiseView { ingress: None, ..kernel() };
     assert!(!view.is_complete() && view.serve_config().is_none());
     assert!(!AdvertiseView { served: None, ..kernel() }.is_complete());
@@ -90,7 +90,7 @@ fn nothing_is_complete_before_both_configs_are_read() {
 }
 
 #[test]
-fn a_service_of_the_kernel_is_advertised_once_its_mapping_is_in_force() {
+fn l4_service_is_advertised_after_its_mapping_is_applied() {
     let view = kernel();
     assert_eq!(view.inputs().advertised().services, names(&[DB]));
     let without = |ruleset| AdvertiseView { ruleset, ..kernel() };
@@ -117,7 +117,7 @@ fn a_rejected_service_waits_with_its_reason() {
 }
 
 #[test]
-fn a_site_is_handed_to_tailscaled_when_it_listens_and_advertised_when_tailscaled_serves_it() {
+fn site_is_advertised_after_listener_and_serve_config_are_ready() {
     let absent = AdvertiseView { sites: Arc::default(), ..site(SiteStatus::default()) };
     assert_eq!(waits(&absent, WEB), "it is not listened on yet");
     let fault = SiteStatus { faults: [(443, "address in use".to_owned())].into(), certified: true, ..SiteStatus::default() };
@@ -132,7 +132,7 @@ fn a_site_is_handed_to_tailscaled_when_it_listens_and_advertised_when_tailscaled
 }
 
 #[test]
-fn without_a_certificate_a_site_is_reached_by_http_alone() {
+fn site_without_certificate_serves_only_http() {
     let view = site(listening(false));
     assert_eq!(view.serve_config().expect("a config").services[WEB].tcp.keys().copied().collect::<Vec<_>>(), [80]);
     let mut status = listening(false);
@@ -143,7 +143,7 @@ fn without_a_certificate_a_site_is_reached_by_http_alone() {
 }
 
 #[test]
-fn an_advertised_service_keeps_its_handler_after_its_site_is_gone() {
+fn advertised_service_keeps_its_handler_after_site_removal() {
     let before = site(listening(true));
     let serving = before.serve_config().map(Arc::new);
     let mut view = AdvertiseView { served: Some(Arc::default()), serving, ..before };
@@ -175,7 +175,7 @@ fn a_service_waits_for_tailscaled_and_then_for_approval() {
 }
 
 #[test]
-fn a_route_of_this_node_leads_here_without_a_tailscale_service() {
+fn approved_route_counts_without_a_tailscale_service() {
     let view = AdvertiseView { netmap: Some(node(&[], true)), ..kernel() };
     assert_eq!(status(&view).leading, names(&[DB]));
     assert_eq!(status(&kernel()).leading, names(&[]));

@@ -64,7 +64,7 @@ impl Lab {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn a_daemon_comes_up_step_by_step() {
+fn daemon_start_passes_through_its_phases() {
     let mut lab = Lab::new(&settings());
     assert_eq!(lab.phase(), DaemonPhase::Down);
     assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
@@ -84,7 +84,7 @@ fn a_daemon_comes_up_step_by_step() {
 }
 
 #[test]
-fn a_crash_of_what_worked_is_mended_at_once() {
+fn crash_of_a_running_daemon_restarts_it_at_once() {
     let mut lab = Lab::new(&settings()).running();
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     assert_eq!((lab.phase(), lab.machine.restarts()), (DaemonPhase::Down, 1));
@@ -97,7 +97,7 @@ fn a_crash_of_what_worked_is_mended_at_once() {
 }
 
 #[test]
-fn a_crash_of_what_never_worked_waits() {
+fn crash_during_start_is_retried_with_backoff() {
     let mut lab = Lab::new(&settings());
     assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
@@ -106,7 +106,7 @@ fn a_crash_of_what_never_worked_waits() {
 }
 
 #[test]
-fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
+fn repeated_crashes_back_off_until_a_steady_run() {
     let mut lab = Lab::new(&settings()).running();
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
@@ -127,7 +127,7 @@ fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
 }
 
 #[test]
-fn a_daemon_that_never_answered_ends_the_process_at_the_boot_timeout() {
+fn boot_timeout_ends_the_process() {
     let mut lab = Lab::new(&settings());
     let mut last = Vec::new();
     for _ in 0..100 {
@@ -143,7 +143,7 @@ fn a_daemon_that_never_answered_ends_the_process_at_the_boot_timeout() {
 }
 
 #[test]
-fn a_silent_daemon_is_killed_and_a_short_gap_of_the_bus_is_nothing() {
+fn disconnected_daemon_is_killed_after_the_limit() {
     let mut lab = Lab::new(&settings()).running();
     lab.on(DaemonEvent::Disconnected);
     lab.now += Duration::from_millis(999);
@@ -158,7 +158,7 @@ fn a_silent_daemon_is_killed_and_a_short_gap_of_the_bus_is_nothing() {
 }
 
 #[test]
-fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
+fn stop_terminates_then_kills_without_restart() {
     let mut lab = Lab::new(&settings()).running();
     assert_eq!(lab.on(DaemonEvent::Stop { grace: SECOND * 5 }), [DaemonAction::Terminate]);
     assert_eq!(lab.phase(), DaemonPhase::Draining);
@@ -169,7 +169,7 @@ fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
 }
 
 #[test]
-fn a_stop_while_down_or_starting_is_a_stop() {
+fn stop_while_down_or_starting_ends() {
     let mut down = Lab::new(&settings());
     down.on(DaemonEvent::Tick);
     down.on(DaemonEvent::Spawned);
@@ -183,7 +183,7 @@ fn a_stop_while_down_or_starting_is_a_stop() {
 }
 
 #[test]
-fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
+fn failed_auth_key_is_reissued_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
     lab.on(DaemonEvent::Key(old.clone()));
@@ -203,7 +203,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
 }
 
 #[test]
-fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
+fn failed_reissued_key_restarts_as_another_device() {
     let mut lab = Lab::in_secret();
     lab.connect();
     lab.on(backend(BackendState::NeedsLogin));
@@ -219,7 +219,7 @@ fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
 }
 
 #[test]
-fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
+fn crash_during_reissue_does_not_repeat_the_request() {
     let mut lab = Lab::in_secret();
     lab.connect();
     lab.on(backend(BackendState::NeedsLogin));
@@ -233,7 +233,7 @@ fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
 }
 
 #[test]
-fn a_broken_login_is_doubted_before_the_key_is_given_up() {
+fn broken_login_must_persist_before_a_reissue() {
     let broken = |have_node_key| DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key });
     let mut lab = Lab::in_secret();
     lab.connect();
@@ -245,7 +245,7 @@ fn a_broken_login_is_doubted_before_the_key_is_given_up() {
 }
 
 #[test]
-fn outside_a_secret_another_key_is_simply_tried() {
+fn new_auth_key_without_state_secret_is_tried_at_once() {
     let mut lab = Lab::new(&settings());
     lab.on(DaemonEvent::Key(Secret::new("old")));
     lab.connect();
@@ -254,7 +254,7 @@ fn outside_a_secret_another_key_is_simply_tried() {
 }
 
 #[test]
-fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
+fn two_step_login_sets_prefs_at_each_start() {
     let mut lab = Lab::two_step(false);
     lab.connect();
     assert_eq!(lab.on(backend(BackendState::NeedsLogin)), [DaemonAction::Login]);
@@ -270,7 +270,7 @@ fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
 }
 
 #[test]
-fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
+fn auth_once_skips_login_of_a_logged_in_node() {
     let mut lab = Lab::two_step(true);
     lab.connect();
     lab.on(backend(BackendState::Starting));
@@ -294,7 +294,7 @@ fn events() -> impl Strategy<Value = DaemonEvent> {
 proptest! {
     /// Whatever happens: no two processes at once, nothing is started after a stop, and a daemon that is down comes back.
     #[test]
-    fn there_is_one_daemon_and_it_comes_back(steps in prop::collection::vec((events(), 0..20_u64, any::<bool>()), 1..120), two in any::<bool>()) {
+    fn at_most_one_daemon_runs_and_it_is_restarted(steps in prop::collection::vec((events(), 0..20_u64, any::<bool>()), 1..120), two in any::<bool>()) {
         let mut lab = if two { Lab::two_step(false) } else { Lab::in_secret() };
         let mut alive = false;
         let mut queue = Vec::new();

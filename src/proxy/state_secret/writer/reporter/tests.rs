@@ -89,7 +89,7 @@ impl Play {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
+async fn device_id_is_reported_before_the_ruleset_and_its_name_after() {
     let play = play();
     play.netmap.send_replace(Some(netmap(true)));
     assert_eq!(play.reported().await, [("device_id".to_owned(), "n1".to_owned())].into());
@@ -104,7 +104,7 @@ async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_name_for_https_is_told_once_something_is_served() {
+async fn https_endpoint_is_reported_once_served() {
     let play = play();
     let serve = |text: &str| {
         let config = Some(Arc::new(serde_json::from_str(text).expect("a config")));
@@ -123,7 +123,7 @@ async fn the_name_for_https_is_told_once_something_is_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() {
+async fn funnel_errors_are_reported_until_resolved() {
     let play = play();
     let stand = |funnel_errors| play.standing.send_replace(AdvertiseStatus { funnel_errors, ..AdvertiseStatus::default() });
     stand(Some([("svc:web".to_owned(), FunnelError::NotAllowed)].into()));
@@ -148,7 +148,7 @@ async fn service_without_approval_is_reported_until_it_is_approved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after() {
+async fn early_status_does_not_delay_the_status_after_connecting() {
     let play = play();
     let planned = Some(Arc::new(Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()))));
     play.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
@@ -164,7 +164,7 @@ async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_that_the_kernel_has_not_is_not_told() {
+async fn unapplied_plan_is_not_reported() {
     let play = play();
     play.accept(10000, true);
     let before = play.reported().await;
@@ -176,7 +176,7 @@ async fn a_plan_that_the_kernel_has_not_is_not_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unresolved_service_is_told_when_its_grace_is_over() {
+async fn unresolved_service_is_reported_after_its_grace_period() {
     let play = play();
     let begin = Instant::now();
     play.accept(10000, false);
@@ -190,7 +190,7 @@ async fn an_unresolved_service_is_told_when_its_grace_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_plans_a_second_are_told_once_a_second_and_the_last_one_is() {
+async fn frequent_plans_are_reported_once_a_second() {
     let play = play();
     let writes = |play: &Play| play.ledger.health().borrow().writes;
     let begin = Instant::now();

@@ -45,7 +45,8 @@ impl World {
     pub(in super::super) fn condition(&self, service: &str, kind: &str) -> Option<(String, String, String)> {
         let service = &self.services[&("default".to_owned(), service.to_owned())];
         let conditions = service.status.as_ref()?.conditions.as_deref()?;
-        crate::model::base::conditions::get(conditions, kind).map(|stored| (stored.status.clone(), stored.reason.clone(), stored.message.clone()))
+        crate::model::base::conditions::get(conditions, kind)
+            .map(|stored| (stored.status.clone(), stored.reason.clone(), stored.message.clone()))
     }
 
     pub(in super::super) fn children(&self) -> Vec<&ObjectRef> {

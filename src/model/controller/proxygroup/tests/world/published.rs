@@ -168,8 +168,11 @@ impl World {
             PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
             PublishSource::Service => (self.services.get(&key).map(|stored| &stored.metadata), self.services.get(&key)),
         };
-        let finalized =
-            metadata.and_then(|stored| stored.finalizers.as_ref()).into_iter().flatten().any(|stored| stored == claimant.source.finalizer());
+        let finalized = metadata
+            .and_then(|stored| stored.finalizers.as_ref())
+            .into_iter()
+            .flatten()
+            .any(|stored| stored == claimant.source.finalizer());
         if groups.is_empty() && (finalized || service.is_some_and(has_conditions)) {
             groups.insert(String::new());
         }
@@ -234,7 +237,11 @@ impl World {
     }
 
     /// A replica that is awake fills the certificates of its group's names and advertises what it is told and holds.
-    pub(super) fn serve(&mut self, group: &str, advertised_config: &crate::model::controller::proxygroup::ReplicaConfig) -> Vec<(&'static str, String)> {
+    pub(super) fn serve(
+        &mut self,
+        group: &str,
+        advertised_config: &crate::model::controller::proxygroup::ReplicaConfig,
+    ) -> Vec<(&'static str, String)> {
         let config = self.config(group);
         for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
             let object = ObjectRef::new(Kind::Secret, NS, host.clone());
@@ -264,7 +271,11 @@ impl World {
             let config = self.config(group);
             for (ordinal, replica) in self.observed_replicas(group) {
                 let advertised_config: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
-                assert!(advertised_config.iter().all(|name| config.origins.contains_key(*name)), "{group}-{ordinal}: {advertised_config:?} of {:?}", config.origins);
+                assert!(
+                    advertised_config.iter().all(|name| config.origins.contains_key(*name)),
+                    "{group}-{ordinal}: {advertised_config:?} of {:?}",
+                    config.origins
+                );
                 let says = replica.state.iter().flat_map(|state| &state.advertises).filter(|_| replica.pod.is_some());
                 for name in says {
                     assert!(self.hosted.vips.contains_key(name), "{group}-{ordinal} advertises {name}, which is gone");

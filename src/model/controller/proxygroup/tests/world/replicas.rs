@@ -59,7 +59,8 @@ impl World {
             assert!(self.keys.remove(config_secret.key_id.as_ref().expect("our key")), "a key is used once");
             let id = device_id(&name);
             put("device_id", id.to_string());
-            let hostname = config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
+            let hostname =
+                config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
             let domain = Some("tail1234.ts.net".to_owned());
             self.devices.insert(id, Device { hostname, tags: self.settings.tags.clone(), domain });
         }
