@@ -52,7 +52,7 @@ fn add_tests(folder: &Path, module: &str, tests: &mut BTreeSet<String>) {
 
 /// The tests of a file: functions with an attribute that ends in `test`, in inline modules by their indentation, and those that
 /// macros make.
-fn tests_in(text: &str) -> Vec<String> {
+pub(crate) fn tests_in(text: &str) -> Vec<String> {
     let (mut tests, mut modules, mut is_test) = (Vec::new(), Vec::<(usize, String)>::new(), false);
     for line in text.lines() {
         let code = line.trim_start();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::docs::tests_in;
 use crate::source::{Source, files, identifiers, tree};
 
 /// Words that no document and no text of the program has, and what to write.
@@ -81,6 +82,9 @@ const VAGUE: [&str; 16] = [
     "told", "held", "kept", "stood", "seen", "spoken", "known", "led", "asked", "left", "hushed", "judged", "mended", "nobody", "shunned",
     "wished",
 ];
+
+/// No name of a test begins so: it says what is tested and what is expected.
+const PRONOUNS: [&str; 5] = ["it", "what", "whatever", "who", "whoever"];
 
 /// Type names that stand for one idea in each place by convention.
 const CONVENTIONAL: [&str; 8] = ["Error", "Inputs", "Kind", "Limits", "Metrics", "Settings", "Snapshot", "State"];
@@ -161,6 +165,24 @@ fn no_name_is_vague() {
     let faults: Vec<_> =
         code().iter().flat_map(|(name, text)| vague(text).into_iter().map(move |word| format!("{name}: {word}"))).collect();
     assert!(faults.is_empty(), "name the content:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn test_names_use_the_fields_terms() {
+    let mut faults = Vec::new();
+    for (path, text) in code() {
+        for test in tests_in(&text) {
+            let words = test.rsplit("::").next().unwrap_or_default().replace('_', " ");
+            let is_vague = PRONOUNS.contains(&words.split(' ').next().unwrap_or_default());
+            faults.extend(
+                banned(&words)
+                    .into_iter()
+                    .chain(is_vague.then(|| "name the subject first".to_owned()))
+                    .map(|fault| format!("{path}: {test}: {fault}")),
+            );
+        }
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
 #[test]
