@@ -1,8 +1,8 @@
 //! Lingering close after the end of TLS: the client closes the TCP connection first; we do only after a timeout.
 //!
 //! A client's TCP connection ends in tailscaled, which closes its side as soon as we close ours. The side that closes first keeps the
-//! addresses and ports in TIME_WAIT for a minute. Kernels let a new connection reuse them earlier; tailscaled's TCP stack ignores its SYN, so
-//! a client that reuses the port would hang. With the client's kernel in TIME_WAIT, it does not reuse the port. TLS has signalled its end
+//! addresses and ports in `TIME_WAIT` for a minute. Kernels let a new connection reuse them earlier; tailscaled's TCP stack ignores its SYN, so
+//! a client that reuses the port would hang. With the client's kernel in `TIME_WAIT`, it does not reuse the port. TLS has signalled its end
 //! already, so nothing is lost; without TLS the end of a connection may be the end of a response, so there is no lingering.
 
 use std::io::{self, ErrorKind, IoSlice};
