@@ -71,7 +71,6 @@ fn length(least: Duration, most: Duration) -> impl Fn(&str) -> Result<Duration, 
 }
 
 /// Runs the command line of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Proxy(args) => proxy::run(&args.flags),

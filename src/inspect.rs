@@ -29,7 +29,6 @@ pub enum InspectError {
 
 impl InspectError {
     /// A closed set of words.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Cluster(error) => error.reason(),

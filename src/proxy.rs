@@ -46,7 +46,6 @@ pub enum ProxyError {
 
 impl ProxyError {
     /// Whether nobody has decided about this end.
-    #[must_use]
     pub fn is_crash(&self) -> bool {
         matches!(self, Self::Task(TaskError::Panicked { .. } | TaskError::Ended { .. }))
     }

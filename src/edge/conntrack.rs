@@ -60,7 +60,6 @@ pub enum ConntrackError {
 
 impl ConntrackError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",

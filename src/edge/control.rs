@@ -94,7 +94,6 @@ impl ControlClient {
         })
     }
 
-    #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         match self {
             Self::Tailscale(_) => Capabilities::TAILSCALE,

@@ -38,13 +38,11 @@ struct WrittenRules {
 
 impl Iptables {
     /// The chains that this make of iptables holds; nothing is done yet.
-    #[must_use]
     pub fn open(variant: Variant) -> Self {
         Self { variant, written: Arc::default() }
     }
 
     /// Which make it is.
-    #[must_use]
     pub fn variant(&self) -> Variant {
         self.variant
     }

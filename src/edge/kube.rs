@@ -127,7 +127,6 @@ impl Cluster {
         Self { client: self.client.clone(), namespace: namespace.to_owned() }
     }
 
-    #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }

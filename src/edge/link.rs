@@ -69,7 +69,6 @@ pub enum LinkError {
 
 impl LinkError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",

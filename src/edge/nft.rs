@@ -68,7 +68,6 @@ pub enum NftError {
 
 impl NftError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "Missing",

@@ -41,7 +41,6 @@ pub enum ProbeError {
 
 impl ProbeError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",

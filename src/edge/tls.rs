@@ -80,7 +80,6 @@ pub enum TlsError {
 
 impl TlsError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Chain(_) => "Chain",
@@ -101,7 +100,6 @@ impl Certificates {
     }
 
     /// Takes these, and says which cannot be used. One that was in use stays while it is wanted and nothing better has come.
-    #[must_use]
     pub fn load(&self, pairs: &BTreeMap<String, Pair>, wanted: &BTreeSet<String>) -> BTreeMap<String, TlsError> {
         let before = self.loaded.read();
         let mut faults = BTreeMap::new();
@@ -121,7 +119,6 @@ impl Certificates {
     }
 
     /// Whether there is a certificate for this name of a site.
-    #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.loaded.read().contains_key(name)
     }
@@ -190,7 +187,6 @@ impl ResolvesServerCert for CertifiedNames {
 }
 
 /// Whether HTTP/2 is spoken on a connection from a client.
-#[must_use]
 pub fn is_http2<S>(stream: &ServerStream<S>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(ALPN[0])
 }

@@ -69,13 +69,11 @@ impl<S: DeserializeOwned> Config<S> {
 }
 
 /// Hexadecimal hash: identifies a document in logs and status; not for security.
-#[must_use]
 pub fn fingerprint(bytes: &[u8]) -> String {
     format!("{:016x}", digest(bytes))
 }
 
 /// FNV-1a in four lanes, of eight bytes at a step each: a document of some megabytes is hashed for every change of it.
-#[must_use]
 pub fn digest(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0100_0000_01b3;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;

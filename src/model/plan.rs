@@ -65,7 +65,6 @@ pub struct Planned {
 }
 
 impl Planned {
-    #[must_use]
     pub fn new(world: &World) -> Self {
         Self::nothing(world).next(world)
     }

@@ -142,7 +142,6 @@ pub enum CertShare {
 
 impl CertShare {
     /// The value of tailscaled's `TS_CERT_SHARE_MODE`; nothing where it is to be unset.
-    #[must_use]
     pub fn mode(self) -> Option<&'static str> {
         match self {
             Self::Off => None,
@@ -262,7 +261,6 @@ impl Settings {
     }
 
     /// The ports that the Pod itself answers, which no service may have.
-    #[must_use]
     pub fn reserved(&self) -> BTreeSet<PortKey> {
         let daemon = match &self.tailnet {
             TailnetMode::Tailscaled(daemon) => Some(daemon),
@@ -278,20 +276,17 @@ impl Settings {
     }
 
     /// Whether this replica advertises only what it serves; otherwise tailscaled's config alone says what is advertised.
-    #[must_use]
     pub fn limits_advertising(&self) -> bool {
         self.ingress.is_some() || self.serve.is_some()
     }
 
     /// Whether the network of this process ends with it: a Pod of our own reconciler, which never has its node's network. Others may be told
     /// to leave nothing behind.
-    #[must_use]
     pub fn ends_with_its_network(&self) -> bool {
         matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if daemon.fill_config)
     }
 
     /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.
-    #[must_use]
     pub fn forwards(&self) -> bool {
         self.egress.is_some() || self.ingress.is_some() || self.single != Single::None || self.cluster_via_ingress
     }

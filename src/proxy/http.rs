@@ -88,7 +88,6 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 }
 
 /// `/healthz`, `/readyz`, `/livez` and `/status`.
-#[must_use]
 pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
     Routes::new()
         .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, STALLED_AFTER))))
@@ -98,19 +97,16 @@ pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
 }
 
 /// Adds `/metrics`.
-#[must_use]
 pub fn with_metrics(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
     routes.with("/metrics", answer(sources, metrics))
 }
 
 /// Adds the preStop hook of the Tailscale operator.
-#[must_use]
 pub fn with_preshutdown(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
     routes.with("/internal-egress-services-preshutdown", answer(sources, prestop_hook::hook))
 }
 
 /// All routes, for clients inside the Pod.
-#[must_use]
 pub fn admin_routes(sources: &Arc<SnapshotSources>) -> Routes {
     let routes = with_metrics(health_routes(sources), sources);
     routes.with("/debug/plan", answer(sources, |sources| std::future::ready(debug_plan(&sources))))

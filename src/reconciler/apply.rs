@@ -51,7 +51,6 @@ pub enum ActError {
 
 impl ActError {
     /// Label value and Event reason; closed set.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Write(error) | Self::Service(error) => error.reason(),
@@ -60,7 +59,6 @@ impl ActError {
     }
 
     /// The API server's rejection; `None` for other failures.
-    #[must_use]
     pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
             Self::Write(error) | Self::Service(error) => error.refusal(),
@@ -69,13 +67,11 @@ impl ActError {
     }
 
     /// Whether nothing was sent because this process does not lead.
-    #[must_use]
     pub fn is_not_leading(&self) -> bool {
         matches!(self, Self::Write(KubeError::NotLeading { .. }) | Self::Service(KubeError::NotLeading { .. }))
     }
 
     /// Minimum retry delay requested by the server, if any.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Write(_) | Self::Service(_) => None,
@@ -106,13 +102,11 @@ pub struct Applier {
 
 impl Applier {
     /// Creates an applier with this client.
-    #[must_use]
     pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>) -> Self {
         Self { writes, events, stores, controls, settled: Mutex::default() }
     }
 
     /// Its client.
-    #[must_use]
     pub fn writes(&self) -> &LeaderClient {
         &self.writes
     }
@@ -306,7 +300,6 @@ async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), K
 }
 
 /// A status as a merge patch that also drops what is not in it.
-#[must_use]
 pub fn whole(status: &impl serde::Serialize) -> Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();
     let fields = ["conditions", "devices", "url"].map(|key| (key.to_owned(), Value::Null));

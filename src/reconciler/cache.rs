@@ -47,7 +47,6 @@ pub enum WorkKey {
 
 impl WorkKey {
     /// Kind, for metrics.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Group(_) => "ProxyGroup",
@@ -58,7 +57,6 @@ impl WorkKey {
     }
 
     /// Name; empty if it has none.
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
@@ -111,7 +109,6 @@ pub struct ClusterCache {
 
 impl ClusterCache {
     /// Empty stores, each filled by its number of watches.
-    #[must_use]
     pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
         let mut stores: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
         for role in watches {
@@ -141,7 +138,6 @@ impl ClusterCache {
     }
 
     /// Whether the API has a kind, as far as known.
-    #[must_use]
     pub fn has(&self, role: WatchRole) -> bool {
         self.stores.get(&role).is_some_and(|store| !store.lacking)
     }
@@ -209,20 +205,17 @@ impl ClusterCache {
     }
 
     /// The user's Service for which an object that is stored is an egress child.
-    #[must_use]
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
         parent(object.kind, self.owned_object(object)?)
     }
 
     /// The version of an object, if it is stored.
-    #[must_use]
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
         self.stores.get(&WatchRole::Owned(object.kind))?.objects.get(&id_of(object)).map(|stored| stored.version)
     }
 
     /// The watches whose first list is not complete. Before it is empty nothing may be written. Nodes are listed only for a class that
     /// asks for them.
-    #[must_use]
     pub fn missing(&self) -> Vec<WatchRole> {
         let needed = |role: WatchRole| role != WatchRole::Node || self.wants_nodes();
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
@@ -234,13 +227,11 @@ impl ClusterCache {
     }
 
     /// How many objects of a role are in memory, those included of which a digest is kept because they concern nobody yet.
-    #[must_use]
     pub fn stored(&self, role: WatchRole) -> usize {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
     }
 
     /// How many objects of a role concern a group.
-    #[must_use]
     pub fn count(&self, role: WatchRole) -> usize {
         self.objects(role).filter(|(_, object)| !matches!(object, CachedObject::Backend(_))).count()
     }

@@ -53,7 +53,6 @@ pub enum Denied {
 
 impl Denied {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unavailable(_) => "TailnetUnavailable",
@@ -65,7 +64,6 @@ impl Denied {
     }
 
     /// The same in words that do not change from one time to the next: for conditions.
-    #[must_use]
     pub fn lasting(&self) -> String {
         match self {
             Self::Refused(error) => format!("{}.", error.lasting()),
@@ -78,7 +76,6 @@ impl Denied {
     }
 
     /// When a retry makes sense at the earliest.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
@@ -112,7 +109,6 @@ pub struct ControlPlanes {
 
 impl ControlPlanes {
     /// No control plane yet; whether there is to be one of the reconciler's own.
-    #[must_use]
     pub fn new(own: bool) -> Self {
         Self { own, ..Self::default() }
     }
@@ -180,7 +176,6 @@ impl ControlPlanes {
     }
 
     /// What a group of this Tailnet can count on. `there` tells whether the Tailnet exists.
-    #[must_use]
     pub fn state(&self, tailnet: Option<&str>, there: bool) -> TailnetState {
         let state = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
         let to_come = if tailnet.is_some() { there } else { self.own };
@@ -188,13 +183,11 @@ impl ControlPlanes {
     }
 
     /// Every control plane that was asked, by the name of its Tailnet, and whether it can be.
-    #[must_use]
     pub fn tailnets(&self) -> Vec<(Option<String>, bool)> {
         self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
     }
 
     /// What is denied to a group.
-    #[must_use]
     pub fn denials(&self, group: &str) -> BTreeMap<String, ControlPlaneError> {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
     }

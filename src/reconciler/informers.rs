@@ -57,7 +57,6 @@ impl InformerWatch {
 }
 
 /// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
-#[must_use]
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
     let everywhere = |role, resource| InformerWatch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
     let here = |role, resource, labels| {
@@ -113,7 +112,6 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
 
 impl Stores {
     /// Stores whose news go to this queue.
-    #[must_use]
     pub fn new(cache: ClusterCache, queue: Queue<WorkKey>) -> Self {
         let [synced, wants_nodes] = [watch::channel(false).0, watch::channel(false).0];
         Self { cache: Arc::new(Mutex::new(cache)), queue, paces: Arc::default(), synced, wants_nodes }
@@ -168,7 +166,6 @@ impl Stores {
     }
 
     /// Whether it has.
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
@@ -186,7 +183,6 @@ impl Stores {
     }
 
     /// The queue that is fed.
-    #[must_use]
     pub fn queue(&self) -> &Queue<WorkKey> {
         &self.queue
     }

@@ -155,7 +155,6 @@ impl Metrics {
     }
 
     /// The page of a scrape.
-    #[must_use]
     pub fn page(&self, now: &Snapshot) -> String {
         let flag = |on: bool| if on { 1.0 } else { 0.0 };
         let mut page = self.registry.page();
@@ -186,7 +185,6 @@ impl Metrics {
     }
 
     /// The families.
-    #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }

@@ -61,7 +61,6 @@ impl Default for TailnetToken {
 
 impl Tailnets {
     /// Nothing known yet. Tokens are made out for this service account of the cluster's namespace.
-    #[must_use]
     pub fn new(cluster: Cluster, service_account: String, ca: Option<PathBuf>) -> Self {
         Self { cluster, service_account, ca, tokens: Mutex::default() }
     }

@@ -86,7 +86,6 @@ pub struct BindError {
 
 impl BindError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self.source.kind() {
             io::ErrorKind::AddrInUse => "AddressInUse",
@@ -117,7 +116,6 @@ impl std::fmt::Debug for Routes {
 
 impl Routes {
     /// No paths: everything is 404.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -134,13 +132,11 @@ impl Routes {
 }
 
 /// A text answer that no cache keeps.
-#[must_use]
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
     typed(status, "text/plain; charset=utf-8", body)
 }
 
 /// An answer of a given content type that no cache keeps.
-#[must_use]
 pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> AdminResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -150,7 +146,6 @@ pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Byt
 }
 
 /// The answer to a liveness probe: 503 with the names of the tasks that have not run for `limit`.
-#[must_use]
 pub fn liveness(heartbeats: &Heartbeats, limit: Duration) -> AdminResponse {
     match heartbeats.stalled(limit).as_slice() {
         [] => text(StatusCode::OK, "ok"),
@@ -171,7 +166,6 @@ impl AdminServer {
     }
 
     /// The address in use; tells the port where 0 was asked for.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -27,7 +27,6 @@ pub enum CommandError {
 
 impl CommandError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Run(_) => "Missing",
@@ -53,7 +52,6 @@ pub async fn run(program: impl AsRef<OsStr>, arguments: &[&str], input: &str, li
 }
 
 /// What a program said on its standard error, at most its first 2000 characters; for people.
-#[must_use]
 pub fn complaint(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim_end().chars().take(WORDS).collect()
 }

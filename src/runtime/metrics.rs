@@ -25,7 +25,6 @@ pub enum Kind {
 
 impl Kind {
     /// The word of the exposition format.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -98,7 +97,6 @@ pub struct Registry {
 pub struct Page(String);
 
 /// A count as Prometheus has it. Counts above 2^53 lose their last digits, which no rate notices.
-#[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn number(count: u64) -> f64 {
     count as f64
@@ -131,7 +129,6 @@ impl<const L: usize> Histogram<L> {
 
 impl Registry {
     /// No families yet.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -181,13 +178,11 @@ impl Registry {
     }
 
     /// Every family, in order of creation.
-    #[must_use]
     pub fn descriptions(&self) -> &[Description] {
         &self.descriptions
     }
 
     /// The table of all families as documentation has it.
-    #[must_use]
     pub fn table(&self) -> String {
         let line = |Description { name, kind, help, labels }: &Description| {
             let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
@@ -199,7 +194,6 @@ impl Registry {
     }
 
     /// Starts the text of a scrape with all counted families.
-    #[must_use]
     pub fn page(&self) -> Page {
         let mut text = String::new();
         for family in self.counted.gather() {
@@ -281,7 +275,6 @@ impl Page {
     }
 
     /// The whole text.
-    #[must_use]
     pub fn finish(self) -> String {
         self.0
     }

@@ -60,19 +60,16 @@ impl NfnetlinkSocket {
     }
 
     /// The netlink port that notifications name as the origin of this socket's changes.
-    #[must_use]
     pub fn port(&self) -> u32 {
         self.port
     }
 
     /// Whether a transaction may exceed the limit for socket buffers.
-    #[must_use]
     pub fn send_unlimited(&self) -> bool {
         self.send_unlimited
     }
 
     /// The sequence number of the next message.
-    #[must_use]
     pub fn next_sequence(&self) -> u32 {
         self.sequence.wrapping_add(1)
     }
@@ -142,13 +139,11 @@ impl std::fmt::Debug for NfnetlinkSocket {
 }
 
 /// Whether the kernel dropped answers for want of buffer.
-#[must_use]
 pub fn answers_lost(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOBUFS as i32)
 }
 
 /// Whether the kernel does not have what the request named.
-#[must_use]
 pub fn is_absent(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOENT as i32)
 }
@@ -167,7 +162,6 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = io::Result<Answer<'_>>>
 }
 
 /// What an acknowledgment or the end of a listing says of the request; nothing for other messages.
-#[must_use]
 pub fn outcome(answer: &Answer<'_>) -> Option<io::Result<()>> {
     if !matches!(answer.message_type(), NLMSG_DONE | NLMSG_ERROR) {
         return None;

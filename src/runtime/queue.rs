@@ -71,7 +71,6 @@ impl<K: QueueKey> Debug for Queue<K> {
 
 impl<K: QueueKey> Queue<K> {
     /// An empty queue.
-    #[must_use]
     pub fn new(retry: Retry) -> Self {
         Self { order: Arc::new(Mutex::new(QueueOrder::new())), bell: watch::channel(false).0, retry }
     }
@@ -124,13 +123,11 @@ impl<K: QueueKey> Queue<K> {
     }
 
     /// How the queue stands.
-    #[must_use]
     pub fn depth(&self) -> Depth {
         self.locked().depth(Instant::now())
     }
 
     /// How long the key that is ready longest has been so.
-    #[must_use]
     pub fn oldest(&self) -> Option<Duration> {
         let now = Instant::now();
         self.locked().oldest(now).map(|since| now - since)
@@ -146,7 +143,6 @@ impl<K: QueueKey> Queue<K> {
 }
 
 impl<K: QueueKey> WorkItem<K> {
-    #[must_use]
     pub fn key(&self) -> &K {
         &self.key
     }

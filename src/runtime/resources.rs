@@ -19,7 +19,6 @@ pub fn descriptors() -> usize {
 }
 
 /// The bytes of memory that the container may have.
-#[must_use]
 pub fn memory() -> usize {
     let text = MEMORY.iter().find_map(|path| fs::read_to_string(path).ok());
     limit(text.and_then(|text| text.trim().parse().ok()))

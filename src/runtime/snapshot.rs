@@ -13,13 +13,11 @@ use arc_swap::ArcSwap;
 pub struct SnapshotCell<T>(Arc<ArcSwap<T>>);
 
 impl<T> SnapshotCell<T> {
-    #[must_use]
     pub fn new(value: T) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(value)))
     }
 
     /// The newest snapshot, for a moment: not across an `await`.
-    #[must_use]
     pub fn read(&self) -> impl Deref<Target = Arc<T>> + use<T> {
         self.0.load()
     }

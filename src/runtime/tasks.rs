@@ -68,7 +68,6 @@ pub enum TaskError {
 
 impl TaskError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Ended { .. } => "Ended",
@@ -80,7 +79,6 @@ impl TaskError {
 }
 
 /// A stop that nobody has asked for yet.
-#[must_use]
 pub fn stop() -> (Stopper, Stop) {
     let (sender, receiver) = watch::channel(StopPhase::Running);
     (Stopper(sender), Stop(receiver))
@@ -98,7 +96,6 @@ impl Stopper {
     }
 
     /// What a signal does: the first asks for an end in order, the next for one at once. Returns what is now asked for.
-    #[must_use]
     pub fn escalate(&self) -> StopPhase {
         let next = if *self.0.borrow() == StopPhase::Running { StopPhase::Stopping } else { StopPhase::Aborting };
         self.raise(next);
@@ -116,13 +113,11 @@ impl Stopper {
 
 impl Stop {
     /// How far it has come.
-    #[must_use]
     pub fn phase(&self) -> StopPhase {
         *self.0.borrow()
     }
 
     /// Whether an end was asked for.
-    #[must_use]
     pub fn is_requested(&self) -> bool {
         self.phase() > StopPhase::Running
     }
@@ -167,25 +162,21 @@ impl Default for Tasks {
 
 impl Tasks {
     /// No tasks yet.
-    #[must_use]
     pub fn new() -> Self {
         let (stopper, stop) = stop();
         Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }
     }
 
     /// What ends these tasks in order.
-    #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
     /// What these tasks watch to learn that they are to end.
-    #[must_use]
     pub fn stop(&self) -> Stop {
         self.stop.clone()
     }
 
-    #[must_use]
     pub fn heartbeats(&self) -> Heartbeats {
         self.heartbeats.clone()
     }

@@ -143,7 +143,6 @@ fn tuple(out: &mut Vec<u8>, proto: u8, tuple: &Tuple) {
 }
 
 /// Reads a flow out of a message's attributes; nothing if it has no two whole tuples, or is of a zone (not of our making).
-#[must_use]
 pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
     let (mut original, mut reply) = (None, None);
     let (mut status, mut mark, mut timeout, mut id, mut tcp) = (0, 0, 0, 0, None);
@@ -165,7 +164,6 @@ pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
 }
 
 /// Reads nothing but the state of a TCP flow.
-#[must_use]
 pub fn parse_state(bytes: &[u8]) -> Option<TcpState> {
     find(bytes, PROTOINFO).and_then(parse_tcp_state)
 }

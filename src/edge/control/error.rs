@@ -51,7 +51,6 @@ pub enum ControlError {
 
 impl ControlError {
     /// A closed set of words for metric labels and Events.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Settings(_) | Self::Client(_) => "Settings",
@@ -68,7 +67,6 @@ impl ControlError {
     }
 
     /// The same in words that do not change from one time to the next: for conditions.
-    #[must_use]
     pub fn lasting(&self) -> String {
         match self {
             Self::Paused { call, .. } => format!("{call}: the control plane wants fewer requests; it is asked later"),
@@ -77,7 +75,6 @@ impl ControlError {
     }
 
     /// Whether the same call may well succeed later with nothing changed here.
-    #[must_use]
     pub fn passes(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Deadline { .. } | Self::Paused { .. } | Self::Answer { .. } => true,
@@ -87,7 +84,6 @@ impl ControlError {
     }
 
     /// How long the server wants to be left alone, if it said so.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Paused { after, .. } => Some(*after),

@@ -44,7 +44,6 @@ pub enum IptablesError {
 
 impl IptablesError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "Missing",

@@ -26,7 +26,6 @@ pub struct Permissions {
 
 impl Permissions {
     /// Whether the API said no.
-    #[must_use]
     pub fn denies(&self, verb: Verb) -> bool {
         self.denied.iter().any(|call| call.verb == verb)
     }

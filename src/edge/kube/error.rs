@@ -29,7 +29,6 @@ pub enum Verb {
 
 impl Verb {
     /// The word that RBAC uses.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -56,7 +55,6 @@ pub struct ApiCall {
 
 impl ApiCall {
     /// The RBAC rule that allows the call.
-    #[must_use]
     pub fn rule(&self) -> String {
         let (kind, part) = self.kind.split_once('/').unwrap_or((self.kind, ""));
         let ending = if kind.ends_with('s') { "es" } else { "s" };
@@ -240,7 +238,6 @@ impl KubeError {
     }
 
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::ServiceAccount { .. } => "NoServiceAccount",
@@ -252,7 +249,6 @@ impl KubeError {
     }
 
     /// How the API server refused the request; nothing if it did not answer, or nothing was sent.
-    #[must_use]
     pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
             Self::Call { fault, .. } => fault.refusal(),
@@ -261,7 +257,6 @@ impl KubeError {
     }
 
     /// Whether the API looked at what was asked and refused it, so that a call about another object may fare better.
-    #[must_use]
     pub fn refused(&self) -> bool {
         matches!(self, Self::Call { fault: CallFault::Refused { code, .. }, .. } if !matches!(code, 401 | 429 | 503 | 504))
     }

@@ -39,7 +39,6 @@ impl fmt::Debug for EventWriter {
 
 impl EventWriter {
     /// `instance` is the name of the Pod or process.
-    #[must_use]
     pub fn new(writes: LeaderClient, controller: &str, instance: String) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance) };
         let recorder = Recorder::new(writes.cluster().client.clone(), reporter);
@@ -73,7 +72,6 @@ impl EventWriter {
 
 impl Resource {
     /// The object of this kind that an Event is about.
-    #[must_use]
     pub fn reference(self, namespace: &str, name: &str, uid: Option<String>) -> ObjectReference {
         ObjectReference {
             api_version: Some(self.api_version.to_owned()),

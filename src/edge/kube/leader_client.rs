@@ -38,13 +38,11 @@ impl std::fmt::Debug for LeaderClient {
 
 impl LeaderClient {
     /// A door that is open while somebody says that this process leads.
-    #[must_use]
     pub fn new(cluster: Cluster, leading: watch::Receiver<Option<Leading>>, observer: Observer) -> Self {
         Self { cluster, leading, observer }
     }
 
     /// Whether a write could be made now.
-    #[must_use]
     pub fn open(&self) -> bool {
         self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
     }

@@ -43,7 +43,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    #[must_use]
     pub fn new(cluster: Cluster, name: impl Into<String>, candidate: LeaseCandidate) -> Self {
         Self { cluster, name: name.into(), candidate, owned_like: None, leading: None, logged: None }
     }

@@ -49,7 +49,6 @@ impl Resource {
     pub const SERVICE_RANGE: Self = Self { api_version: "networking.k8s.io/v1", kind: "ServiceCIDR", plural: "servicecidrs" };
 
     /// Group and version; the core group's is empty.
-    #[must_use]
     pub fn group_version(self) -> (&'static str, &'static str) {
         self.api_version.split_once('/').unwrap_or(("", self.api_version))
     }

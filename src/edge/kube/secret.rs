@@ -18,17 +18,14 @@ pub struct StateSecret {
 
 impl StateSecret {
     /// The Secret of this name in the cluster's namespace.
-    #[must_use]
     pub fn new(cluster: Cluster, name: impl Into<String>) -> Self {
         Self { cluster, name: name.into() }
     }
 
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

@@ -54,7 +54,6 @@ impl Backoff {
     }
 
     /// The delay after so many failures in a row (1 after the first).
-    #[must_use]
     pub fn after(mut self, failures: u32, random: f64) -> Duration {
         self.failures = failures.saturating_sub(1);
         self.next(random)
@@ -74,7 +73,6 @@ impl Backoff {
     }
 
     /// How often it failed since it last worked.
-    #[must_use]
     pub fn failures(&self) -> u32 {
         self.failures
     }

@@ -18,7 +18,6 @@ pub enum ConditionStatus {
 
 impl ConditionStatus {
     /// As in the object.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::True => condition::TRUE,
@@ -42,7 +41,6 @@ pub struct DesiredCondition<'a> {
 }
 
 /// A time in the precision of the API server.
-#[must_use]
 pub fn seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
@@ -79,7 +77,6 @@ pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
 }
 
 /// The condition of a type.
-#[must_use]
 pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == kind)
 }

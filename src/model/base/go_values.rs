@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// A boolean as Go's `strconv.ParseBool` reads it.
-#[must_use]
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -14,7 +13,6 @@ pub fn boolean(text: &str) -> Option<bool> {
 }
 
 /// A length of time as Go's `time.ParseDuration` reads it (`300ms`, `1.5h`, `2h45m`), but never negative; to the nanosecond.
-#[must_use]
 pub fn duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -63,7 +61,6 @@ fn unit_nanos(unit: &str) -> Option<u64> {
 
 /// An address and port, an IPv6 address in brackets. `pod` is the Pod's own address: a template that puts it before the
 /// port yields an IPv6 address without brackets, which is read as if it had them.
-#[must_use]
 pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
     let bare_port = || {
         let pod = pod.filter(|pod| pod.contains(':'))?;
@@ -75,7 +72,6 @@ pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
 }
 
 /// Takes `--accept-dns` out of extra arguments and says what the last one of them said. A malformed one is left in place.
-#[must_use]
 pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
     let mut said = None;
     let mut parts = Vec::new();

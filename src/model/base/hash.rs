@@ -3,13 +3,11 @@
 use std::fmt::Write as _;
 
 /// The SHA-256 of a text, in hex.
-#[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
 }
 
 /// The SHA-256 of these bytes, as 32 bytes.
-#[must_use]
 pub fn sha256_raw(bytes: &[u8]) -> Vec<u8> {
     ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
 }

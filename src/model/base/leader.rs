@@ -9,6 +9,9 @@
 
 use std::time::{Duration, Instant};
 
+/// Most of its own duration that a candidate waits for the holder of a Lease with another duration.
+const MAX_DURATION_FACTOR: u32 = 10;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
     /// A Lease that was not renewed for this time may be taken.
@@ -70,7 +73,6 @@ pub enum LeaseStep {
 
 impl LeaseStep {
     /// How often the holder changed once the step is written.
-    #[must_use]
     pub fn transitions(&self) -> i32 {
         match self {
             Self::Take { transitions } | Self::Renew { transitions } | Self::Release { transitions } => *transitions,
@@ -92,17 +94,14 @@ pub struct LeaseCandidate {
 
 impl LeaseCandidate {
     /// A candidate of this name, which no other process has.
-    #[must_use]
     pub fn new(name: impl Into<String>, ordinal: Option<u32>, terms: LeaseTerms) -> Self {
         Self { name: name.into(), ordinal, terms, observed: None, until: None }
     }
 
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    #[must_use]
     pub fn terms(&self) -> LeaseTerms {
         self.terms
     }
@@ -132,7 +131,6 @@ impl LeaseCandidate {
     }
 
     /// What to do now. `able` is whether it could do the leader's work.
-    #[must_use]
     pub fn next(&self, able: bool, now: Instant) -> LeaseStep {
         let Some((record, since)) = self.observed.as_ref().filter(|_| able) else { return LeaseStep::Wait(now + self.terms.every) };
         let free = self.free_at(record.as_ref(), *since);
@@ -152,7 +150,8 @@ impl LeaseCandidate {
         let every = self.terms.every;
         let wait = match (self.ordinal, record.filter(|record| !record.holder.is_empty())) {
             (None | Some(0), None) => Duration::ZERO,
-            (None, Some(record)) => record.duration,
+            // Another writer sets it: a Lease of years must not keep every candidate out.
+            (None, Some(record)) => record.duration.min(MAX_DURATION_FACTOR * self.terms.duration),
             (Some(0), Some(_)) => 4 * every,
             (Some(ordinal), _) => {
                 // Replicas below it have time to take it. Wall clocks count, but not at the first read.
@@ -165,13 +164,11 @@ impl LeaseCandidate {
     }
 
     /// Until when it leads; nothing if it does not, or its time is over.
-    #[must_use]
     pub fn leads(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| now < *until)
     }
 
     /// The version that a write must find, if the Lease exists.
-    #[must_use]
     pub fn version(&self) -> Option<&str> {
         self.observed.as_ref()?.0.as_ref().map(|record| record.version.as_str())
     }

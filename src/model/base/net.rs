@@ -24,7 +24,6 @@ impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
-    #[must_use]
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -52,7 +51,6 @@ impl Proto {
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     /// The name that nft, iptables and `/etc/protocols` use.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -61,7 +59,6 @@ impl Proto {
     }
 
     /// The IANA protocol number.
-    #[must_use]
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -95,13 +92,11 @@ pub struct Port(NonZeroU16);
 
 impl Port {
     /// A port, or nothing for zero.
-    #[must_use]
     pub fn new(port: u16) -> Option<Self> {
         NonZeroU16::new(port).map(Self)
     }
 
     /// The number.
-    #[must_use]
     pub fn get(self) -> u16 {
         self.0.get()
     }
@@ -144,12 +139,10 @@ pub struct InterfaceName(String);
 
 impl InterfaceName {
     /// The device that tailscaled makes.
-    #[must_use]
     pub fn tailscale0() -> Self {
         Self("tailscale0".to_owned())
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

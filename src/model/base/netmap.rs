@@ -16,14 +16,12 @@ pub struct Fqdn(String);
 
 impl Fqdn {
     /// The name in its canonical spelling; nothing if the text is empty.
-    #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let name = text.trim_end_matches('.').to_ascii_lowercase();
         (!name.is_empty()).then_some(Self(name))
     }
 
     /// The canonical spelling.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -71,7 +69,6 @@ pub struct NetMap {
 impl NetMap {
     /// The addresses that a name leads to: a peer's own, else those of a Tailscale Service that some peer answers for,
     /// else the address of a 4via6 name that some peer routes. Empty if none does.
-    #[must_use]
     pub fn resolve(&self, name: &Fqdn) -> BTreeSet<IpAddr> {
         if let Some(addresses) = self.peers.get(name) {
             return addresses.clone();
@@ -87,7 +84,6 @@ impl NetMap {
 
     /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer. That a peer is an
     /// exit node (routes everything) does not count: a proxy uses none.
-    #[must_use]
     pub fn routes_to(&self, ip: IpAddr) -> bool {
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
@@ -96,7 +92,6 @@ impl NetMap {
 
 impl NetMap {
     /// The netmap that a file describes, and what of it cannot be read (and is left out).
-    #[must_use]
     pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
         let mut faults = Vec::new();
         let mut netmap = Self { node: Some(SelfNode { name: file.node.name.clone(), ..SelfNode::default() }), ..Self::default() };
@@ -141,7 +136,6 @@ fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry
 }
 
 /// The range that Tailscale gives addresses out of.
-#[must_use]
 pub const fn tailnet_range(family: Family) -> &'static str {
     match family {
         Family::V4 => "100.64.0.0/10",
@@ -150,7 +144,6 @@ pub const fn tailnet_range(family: Family) -> &'static str {
 }
 
 /// Whether an address is of the ranges that Tailscale gives out of: [`tailnet_range`].
-#[must_use]
 pub fn in_tailscale_range(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
@@ -162,7 +155,6 @@ pub fn in_tailscale_range(ip: IpAddr) -> bool {
 const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
 
 /// The address that a 4via6 name (`192-168-1-10-via-7[.tailnet.ts.net]`) spells, if it is one.
-#[must_use]
 pub fn via6(name: &Fqdn) -> Option<Ipv6Addr> {
     let (label, rest) = name.as_str().split_once('.').unwrap_or((name.as_str(), ""));
     let tailnet = |zone: &str| rest == zone || rest.strip_suffix(zone).is_some_and(|head| head.ends_with('.'));

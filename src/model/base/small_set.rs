@@ -12,13 +12,11 @@ use serde::Serialize;
 pub struct SortedSet<T>(Arc<[T]>);
 
 impl<T: Ord> SortedSet<T> {
-    #[must_use]
     pub fn contains(&self, value: &T) -> bool {
         self.0.binary_search(value).is_ok()
     }
 
     /// Whether the other set has every value of this one.
-    #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
         self.iter().all(|value| other.contains(value))
     }

@@ -4,7 +4,6 @@
 const GAP: &str = "   ";
 
 /// A table with these columns. The last column is as wide as each of its words.
-#[must_use]
 pub fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
     let mut lines = vec![columns.iter().map(|column| (*column).to_owned()).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()));

@@ -39,7 +39,6 @@ pub enum CopySource {
 
 impl CopySource {
     /// Name for logs and metric labels.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Api => "api",
@@ -82,7 +81,6 @@ pub struct CopyVersion {
 }
 
 impl CopyVersion {
-    #[must_use]
     pub fn new(keys: Arc<CopyKeys>) -> Self {
         let parts = keys.iter().flat_map(|(name, value)| [digest(name.as_bytes()), digest(value)]);
         let id = digest(&parts.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
@@ -92,7 +90,6 @@ impl CopyVersion {
 
 impl ConfigCopies {
     /// Without copies; `hold` is the hold time.
-    #[must_use]
     pub fn new(hold: Duration) -> Self {
         Self { hold, ..Self::default() }
     }
@@ -139,7 +136,6 @@ impl ConfigCopies {
     }
 
     /// Copies in order of preference at this time.
-    #[must_use]
     pub fn ranked(&self, now: Duration) -> Vec<(CopySource, &CopyVersion)> {
         let api = self.api.as_ref().map(|copy| (CopySource::Api, copy));
         let file = self.file.as_ref().map(|copy| (CopySource::File, copy));
@@ -149,7 +145,6 @@ impl ConfigCopies {
     }
 
     /// Time at which [`ConfigCopies::ranked`] changes by itself.
-    #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         let at = self.gone_since.filter(|_| self.ahead)?.saturating_add(self.hold);
         (at > now).then_some(at)

@@ -23,7 +23,6 @@ impl Capabilities {
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
 
     /// Description of the missing features; `None` if there are none.
-    #[must_use]
     pub fn lacking(self) -> Option<&'static str> {
         match (self.services, self.certificates) {
             (true, true) => None,
@@ -45,7 +44,6 @@ pub struct Bucket {
 
 impl Bucket {
     /// A full bucket. The burst is at least 1, the rate at least 0.001.
-    #[must_use]
     pub fn new(burst: u32, per_second: f64) -> Self {
         let burst = f64::from(burst.max(1));
         Self { burst, per_second: per_second.max(0.001), tokens: burst, at: Duration::ZERO }
@@ -66,7 +64,6 @@ impl Bucket {
 }
 
 /// The time until which an access token received at `now` is used; `expires_in` is in seconds.
-#[must_use]
 pub fn token_end(now: Duration, expires_in: Option<u64>) -> Duration {
     let holds = expires_in.map_or(TOKEN_DEFAULT, Duration::from_secs);
     // A short-lived token is used for half of its lifetime.

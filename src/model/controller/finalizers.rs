@@ -2,13 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-#[must_use]
 pub fn has(metadata: &ObjectMeta, own: &str) -> bool {
     metadata.finalizers.iter().flatten().any(|name| name == own)
 }
 
 /// The whole list, if it is to change so that it names `own` exactly if it is wanted.
-#[must_use]
 pub fn change(metadata: &ObjectMeta, own: &str, wanted: bool) -> Option<Vec<String>> {
     let others = metadata.finalizers.iter().flatten().filter(|name| *name != own).cloned();
     (has(metadata, own) != wanted).then(|| others.chain(wanted.then(|| own.to_owned())).collect())

@@ -25,14 +25,12 @@ macro_rules! identifier {
 
         impl $name {
             /// Parses an identifier; `None` if it is empty, too long or has other characters than ASCII letters and digits.
-            #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 let valid = (1..=MAX_ID_LENGTH).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
                 valid.then(|| Self(text.to_owned()))
             }
 
             /// The identifier as text.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -69,7 +67,6 @@ pub struct DeviceName(String);
 
 impl DeviceName {
     /// Parses a name of at least two DNS labels, with or without the final dot.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
         let valid = name.len() <= MAX_DNS_NAME_LENGTH && name.contains('.') && name.split('.').all(dns_label);
@@ -77,19 +74,16 @@ impl DeviceName {
     }
 
     /// The first label.
-    #[must_use]
     pub fn host(&self) -> &str {
         self.0.split_once('.').map_or("", |(host, _)| host)
     }
 
     /// Everything after the first label: the domain of the tailnet.
-    #[must_use]
     pub fn domain(&self) -> &str {
         self.0.split_once('.').map_or("", |(_, domain)| domain)
     }
 
     /// The whole name.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

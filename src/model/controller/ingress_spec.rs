@@ -127,7 +127,6 @@ impl std::fmt::Debug for SpecContext<'_> {
 }
 
 impl PublishSource {
-    #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
             Self::Ingress => "Ingress",
@@ -136,7 +135,6 @@ impl PublishSource {
     }
 
     /// Finalizer that delays deletion until the name is withdrawn.
-    #[must_use]
     pub fn finalizer(self) -> &'static str {
         match self {
             Self::Ingress => names::INGRESS_FINALIZER,
@@ -152,20 +150,17 @@ impl std::fmt::Display for Publisher {
 }
 
 /// Name of a Tailscale Service, from its label.
-#[must_use]
 pub fn service_name(label: &str) -> String {
     format!("{}{label}", vip::PREFIX)
 }
 
 /// The ProxyGroup that an Ingress names; `None` if it is not ours. `class` is the name of the `IngressClass`.
-#[must_use]
 pub fn ingress_group<'a>(ingress: &'a Ingress, class: &str) -> Option<&'a str> {
     let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref()) == Some(class);
     annotation(ingress.metadata.annotations.as_ref(), names::PROXY_GROUP).filter(|_| named)
 }
 
 /// The ProxyGroup that a Service names for ingress.
-#[must_use]
 pub fn service_group(service: &Service) -> Option<&str> {
     let annotations = service.metadata.annotations.as_ref();
     let spec = service.spec.as_ref()?;
@@ -180,14 +175,12 @@ pub fn service_group(service: &Service) -> Option<&str> {
 }
 
 /// Whether a Service has conditions of ours.
-#[must_use]
 pub fn has_conditions(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&condition.type_.as_str()))
 }
 
 /// The label that an Ingress requests, valid or not.
-#[must_use]
 pub fn ingress_label(ingress: &Ingress) -> String {
     let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_ref()?.first()?.hosts.as_ref()?.first());
     match tls.and_then(|host| host.split('.').next()).filter(|label| !label.is_empty()) {
@@ -197,7 +190,6 @@ pub fn ingress_label(ingress: &Ingress) -> String {
 }
 
 /// The label that a Service requests.
-#[must_use]
 pub fn service_label(service: &Service) -> String {
     let metadata = &service.metadata;
     let named = annotation(metadata.annotations.as_ref(), names::HOSTNAME).map(str::to_owned);
@@ -232,14 +224,12 @@ fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String
     tags
 }
 
-#[must_use]
 pub fn dns_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Whether a text is a tag, e.g. `tag:web`.
-#[must_use]
 pub fn is_tag(text: &str) -> bool {
     text.strip_prefix("tag:").is_some_and(|name| {
         name.starts_with(|letter: char| letter.is_ascii_alphabetic())

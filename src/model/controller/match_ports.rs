@@ -25,18 +25,15 @@ impl MatchPortRange {
     pub const DEFAULT: Self = Self { from: 10_000, to: 19_999 };
 
     /// A range; `None` if it is empty or contains port 0.
-    #[must_use]
     pub fn new(from: u16, to: u16) -> Option<Self> {
         (from > 0 && from <= to).then_some(Self { from, to })
     }
 
-    #[must_use]
     pub fn contains(self, port: u16) -> bool {
         (self.from..=self.to).contains(&port)
     }
 
     /// Number of ports.
-    #[must_use]
     pub fn size(self) -> u32 {
         u32::from(self.to) - u32::from(self.from) + 1
     }
@@ -50,7 +47,6 @@ impl fmt::Display for MatchPortRange {
 
 impl MatchPorts {
     /// An allocator without the reserved ports that searches from `next` on.
-    #[must_use]
     pub fn new(range: MatchPortRange, reserved: impl IntoIterator<Item = u16>, next: Option<u16>) -> Self {
         let next = next.filter(|port| range.contains(*port)).unwrap_or(range.from);
         let mut ports = Self { range, taken: vec![0; 1024], next };
@@ -70,7 +66,6 @@ impl MatchPorts {
     }
 
     /// Whether a port is neither taken nor reserved.
-    #[must_use]
     pub fn free(&self, port: u16) -> bool {
         port != 0 && self.taken.get(usize::from(port / 64)).is_some_and(|word| word & (1 << (port % 64)) == 0)
     }
@@ -88,7 +83,6 @@ impl MatchPorts {
     }
 
     /// Start of the next search.
-    #[must_use]
     pub fn next(&self) -> u16 {
         self.next
     }

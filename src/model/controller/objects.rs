@@ -116,14 +116,12 @@ pub struct Owner {
 
 impl Owner {
     /// Labels of the group's objects; they also select its Pods.
-    #[must_use]
     pub fn labels(&self) -> BTreeMap<String, String> {
         let labels = [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, &self.group)];
         labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
     }
 
     /// Metadata of one of the group's objects.
-    #[must_use]
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
         labels.extend(secret_type.map(|secret| (names::SECRET_TYPE.to_owned(), secret.to_owned())));
@@ -141,13 +139,11 @@ impl Owner {
 }
 
 impl Manifest {
-    #[must_use]
     pub fn of(kind: Kind, object: &impl Serialize) -> Self {
         Self::of_value(kind, serde_json::to_value(object).unwrap_or_default())
     }
 
     /// Manifest of an object given as JSON.
-    #[must_use]
     pub fn of_value(kind: Kind, value: Value) -> Self {
         let hash = digest(value.to_string().as_bytes());
         Self::with_hash(kind, value, hash)
@@ -162,20 +158,17 @@ impl Manifest {
     }
 
     /// Whether the object already has the desired content.
-    #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         applied(observed) == applied(&self.value) && covers(observed, &self.value)
     }
 }
 
 /// Hash of the manifest last applied to an object, if any.
-#[must_use]
 pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
 }
 
 /// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics.
-#[must_use]
 pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
     let label = |key: &str| labels.get(key).map(String::as_str);
     match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
@@ -188,7 +181,6 @@ pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
 }
 
 /// Half of a SHA-256, in hex.
-#[must_use]
 pub fn digest(bytes: &[u8]) -> String {
     let mut hash = sha256(bytes);
     hash.truncate(32);
@@ -210,7 +202,6 @@ impl Kind {
         Self::ServiceMonitor,
     ];
 
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::ServiceAccount => "ServiceAccount",
@@ -227,7 +218,6 @@ impl Kind {
     }
 
     /// The group and version, as in `apiVersion`.
-    #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
             Self::ServiceAccount | Self::Secret | Self::ConfigMap | Self::Service => "v1",
@@ -240,7 +230,6 @@ impl Kind {
     }
 
     /// The name in URLs.
-    #[must_use]
     pub fn plural(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceaccounts",
@@ -265,7 +254,6 @@ impl fmt::Display for Kind {
 
 impl ObjectRef {
     /// A reference.
-    #[must_use]
     pub fn new(kind: Kind, namespace: &str, name: impl Into<String>) -> Self {
         Self { kind, namespace: namespace.to_owned(), name: name.into() }
     }

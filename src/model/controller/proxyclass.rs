@@ -25,7 +25,6 @@ pub struct ClassValidation {
 }
 
 /// Whether the current generation of a class is valid.
-#[must_use]
 pub fn is_ready(class: &ProxyClass) -> bool {
     let conditions = class.status.iter().flat_map(|status| &status.conditions);
     let mut ready = conditions.filter(|condition| condition.type_ == PROXY_CLASS_READY && condition.status == TRUE);
@@ -33,7 +32,6 @@ pub fn is_ready(class: &ProxyClass) -> bool {
 }
 
 /// Validates a class against the others. `users` are the groups that use it: a class in use is not deleted.
-#[must_use]
 pub fn validate(
     class: &ProxyClass,
     others: &[Arc<ProxyClass>],

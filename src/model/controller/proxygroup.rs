@@ -40,13 +40,11 @@ pub use observed::{
 pub use readiness::{holds, is_from_pod, is_ready};
 
 /// Plans the changes for a group.
-#[must_use]
 pub fn pass(observed: &Observed) -> GroupPlan {
     plan_with_memo(observed, &mut Memory::default())
 }
 
 /// Plans with results of an earlier pass over this group; these save time and do not change the plan.
-#[must_use]
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     let mut work = work::GroupPass::new(observed, memory);
     match observed.group.as_deref() {
@@ -60,7 +58,6 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
 
 /// The groups that a user's Service affects, besides those with a child of it: the one that it names and the one for which it was
 /// configured. The empty name stands for a Service that must be released and names neither.
-#[must_use]
 pub fn concerns(service: &Service) -> BTreeSet<String> {
     let target = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| validate::annotation(service, key).is_some());
     let named = validate::annotation(service, names::PROXY_GROUP).filter(|_| target);

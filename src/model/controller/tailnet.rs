@@ -90,13 +90,11 @@ pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, S
 }
 
 /// URL of a Tailnet's control plane.
-#[must_use]
 pub fn url(tailnet: &Tailnet) -> &str {
     tailnet.spec.login_url.as_deref().filter(|url| !url.is_empty()).unwrap_or(TAILSCALE)
 }
 
 /// Plans finalizer and status. `users` are the groups that use it; they delay its deletion.
-#[must_use]
 pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let mut validation = TailnetValidation::default();

@@ -59,12 +59,10 @@ pub struct Patterns(Vec<String>);
 
 impl Patterns {
     /// Parses patterns separated by commas.
-    #[must_use]
     pub fn parse(text: &str) -> Self {
         Self(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned).collect())
     }
 
-    #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         self.0.iter().any(|pattern| pattern.strip_suffix('*').map_or(pattern == text, |begin| text.starts_with(begin)))
     }
@@ -119,7 +117,6 @@ impl TenantQuota {
     }
 
     /// Whether a name may be shared with another cluster.
-    #[must_use]
     pub fn shares(&self, label: &str) -> bool {
         self.shared_names.matches(label)
     }
@@ -127,7 +124,6 @@ impl TenantQuota {
 
 impl Tenancy {
     /// Evaluates the tenants of a group against the labels of all namespaces.
-    #[must_use]
     pub fn of<'a>(
         group: &ProxyGroupSpec,
         default: DefaultTenancy,

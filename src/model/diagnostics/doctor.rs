@@ -43,7 +43,6 @@ pub type ReadResult<T> = Result<T, Gap>;
 
 impl Finding {
     /// As it is shown.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -55,25 +54,21 @@ impl Finding {
 
 impl Check {
     /// All is well.
-    #[must_use]
     pub fn ok(name: &'static str, what: impl Into<String>) -> Self {
         Self { name, finding: Finding::Ok, what: what.into(), fix: String::new() }
     }
 
     /// It may do harm.
-    #[must_use]
     pub fn warn(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, finding: Finding::Warn, what: what.into(), fix: fix.into() }
     }
 
     /// It does harm.
-    #[must_use]
     pub fn bad(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, finding: Finding::Bad, what: what.into(), fix: fix.into() }
     }
 
     /// It could not be looked at. `needs` is the right that looking takes.
-    #[must_use]
     pub fn unread(name: &'static str, what: &str, gap: &Gap, needs: &str) -> Self {
         match gap {
             Gap::Forbidden => Self::warn(name, format!("{what} cannot be read: not allowed"), format!("ask for the right to {needs}")),
@@ -94,13 +89,11 @@ fn located(repository: &str, page: &str) -> String {
     if repository.is_empty() { format!("docs/{page} of Tailyard {version}") } else { format!("{repository}/blob/v{version}/docs/{page}") }
 }
 
-#[must_use]
 pub fn worst(checks: &[Check]) -> Finding {
     checks.iter().map(|check| check.finding).max().unwrap_or(Finding::Ok)
 }
 
 /// The checks as a table, in their order, and below it what to do.
-#[must_use]
 pub fn text(checks: &[Check]) -> String {
     let row = |check: &Check| vec![check.finding.name().to_owned(), check.name.to_owned(), check.what.clone()];
     let text = table(&["", "CHECK", "FOUND"], &checks.iter().map(row).collect::<Vec<_>>());
@@ -114,7 +107,6 @@ pub fn text(checks: &[Check]) -> String {
     if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page("doctor.md"), fixes.concat()) }
 }
 
-#[must_use]
 pub fn is_reconciler(deployment: &Value) -> bool {
     let labels = &deployment["spec"]["template"]["metadata"]["labels"];
     let labelled = labels["app.kubernetes.io/name"] == "tailyard" && labels["app.kubernetes.io/component"] == "reconciler";

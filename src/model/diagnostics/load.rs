@@ -107,13 +107,11 @@ pub struct LoadSchedule {
 
 impl LoadSchedule {
     /// So many attempts each second, evenly spread.
-    #[must_use]
     pub fn new(per_second: NonZeroU32) -> Self {
         Self { per_second }
     }
 
     /// When the attempt of this number, counted from zero, is due.
-    #[must_use]
     pub fn due(self, number: u64) -> Duration {
         let rate = u64::from(self.per_second.get());
         let (seconds, rest) = (number / rate, number % rate);
@@ -121,7 +119,6 @@ impl LoadSchedule {
     }
 
     /// How many attempts are due within the time.
-    #[must_use]
     pub fn within(self, time: Duration) -> u64 {
         let rate = u64::from(self.per_second.get());
         time.as_secs() * rate + u64::from(time.subsec_nanos()) * rate / 1_000_000_000

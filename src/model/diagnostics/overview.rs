@@ -92,7 +92,6 @@ impl UnhealthyCondition {
 
 impl Overview {
     /// Looks at what was read; at one group only, if it is named.
-    #[must_use]
     pub fn of(view: &ClusterView, only: Option<&str>) -> Self {
         let mut groups: Vec<_> = view.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
         groups.sort_by_key(|group| name(group));

@@ -40,7 +40,6 @@ impl Jump {
     ];
 
     /// The rule without its command, e.g. `PREROUTING -j …`.
-    #[must_use]
     pub fn rule(&self) -> String {
         format!("{} -j {}", self.from, self.to)
     }
@@ -56,7 +55,6 @@ pub struct LeftoverRules {
 }
 
 /// The complete ruleset, for a namespace without rules of ours.
-#[must_use]
 pub fn restore(ruleset: &Ruleset, family: Family) -> String {
     replace(ruleset, family, &LeftoverRules::default(), usize::MAX)
 }
@@ -64,7 +62,6 @@ pub fn restore(ruleset: &Ruleset, family: Family) -> String {
 /// The complete ruleset, for a namespace with rules of ours: rewrites chains, deletes unused ones, keeps existing jumps.
 ///
 /// One commit for each table, unless it has more rules than `step`: then several, with jump targets first.
-#[must_use]
 pub fn replace(ruleset: &Ruleset, family: Family, found: &LeftoverRules, step: usize) -> String {
     let mut text = Text::new(step);
     let mut wanted = BTreeSet::new();
@@ -85,7 +82,6 @@ pub fn replace(ruleset: &Ruleset, family: Family, found: &LeftoverRules, step: u
 /// iptables-nft waits until all deleted rules are destroyed.
 ///
 /// A change of the interface or of reserved ports is a [`Delta::rewrite`] instead.
-#[must_use]
 pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -> Option<String> {
     let mut touched: BTreeSet<Chain> = delta.ports.keys().flat_map(|key| chain::way(*key)).collect();
     touched.extend((!delta.source.is_empty()).then_some(Chain::Postrouting));
@@ -105,7 +101,6 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
 }
 
 /// Removes the found rules.
-#[must_use]
 pub fn remove(found: &LeftoverRules) -> Option<String> {
     let mut text = Text::new(usize::MAX);
     for jump in &found.jumps {
@@ -118,7 +113,6 @@ pub fn remove(found: &LeftoverRules) -> Option<String> {
 }
 
 /// Probe of all required features in unreferenced chains, and the text that removes them.
-#[must_use]
 pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
     let empty = Ruleset::empty(interface.clone());
     let jumps = Jump::ALL.into_iter().collect();
@@ -129,7 +123,6 @@ pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
 }
 
 /// Traffic counters by match port, from an `iptables-save -c` dump of the written ruleset.
-#[must_use]
 pub fn traffic(ruleset: &Ruleset, family: Family, dump: &str) -> Traffic {
     let leaves = chain::all(ruleset).into_iter().filter(|chain| chain.is_leaf());
     let leaves: BTreeMap<String, Chain> = leaves.map(|chain| (format!("{} {chain}", chain.table().name()), chain)).collect();
@@ -176,7 +169,6 @@ pub fn chains_in(dump: &str) -> impl Iterator<Item = (Table, String)> {
 }
 
 /// Our rules in an `iptables-save` dump, without counters, for comparison.
-#[must_use]
 pub fn ours(dump: &str) -> Vec<String> {
     let ours = dump.lines().filter(|line| line.starts_with('*') || line.contains(PREFIX));
     let plain = |line: &str| if line.starts_with(':') { line.split(" [").next().unwrap_or(line).to_owned() } else { line.to_owned() };

@@ -53,7 +53,6 @@ pub fn message(out: &mut Vec<u8>, header: Header, body: impl FnOnce(&mut Vec<u8>
 }
 
 /// One message as bytes.
-#[must_use]
 pub fn request(header: Header, body: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = Vec::new();
     message(&mut bytes, header, body);
@@ -84,7 +83,6 @@ fn attribute(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// The payload of the first attribute of this type.
-#[must_use]
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     Attributes(bytes).find(|(found, _)| *found == kind).map(|(_, payload)| payload)
 }

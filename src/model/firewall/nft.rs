@@ -21,33 +21,28 @@ pub use self::json::delta;
 pub const TABLE: &str = "tailyard";
 
 /// Number of elements that a delta deletes and adds.
-#[must_use]
 pub fn operations(before: &Ruleset, delta: &Delta, after: &Ruleset) -> usize {
     let edits = edits(before, delta, after);
     edits.delete.len() + edits.add.len()
 }
 
 /// Text for `nft -f -` that replaces the table in one transaction, whatever its state.
-#[must_use]
 pub fn table(ruleset: &Ruleset) -> String {
     render(ruleset, elements(ruleset).iter())
 }
 
 /// The same without elements, except those that the rules require: forwards nothing, and its size does not depend on the ruleset.
-#[must_use]
 pub fn skeleton(ruleset: &Ruleset) -> String {
     render(ruleset, elements(ruleset).iter().filter(|element| element.set == Set::Reserved))
 }
 
 /// Text that removes the table, if it exists.
-#[must_use]
 pub fn removal() -> String {
     format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n")
 }
 
 /// Text for the disco mute: invalidates tailscaled's disco packets (by their six magic bytes), in a table of its own; see
 /// [`crate::model::flows::drain::HUSH`]. Packets are corrupted, not dropped: after a send error tailscaled opens new sockets.
-#[must_use]
 pub fn mute() -> String {
     let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
     format!(
@@ -57,14 +52,12 @@ pub fn mute() -> String {
 }
 
 /// Text that ends [`mute`], if active.
-#[must_use]
 pub fn unmute() -> String {
     removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-disco-mute"))
 }
 
 /// Probe of all features that [`table`] requires: creates a table and removes it. Also ends the mute of a replica that was killed during its
 /// drain.
-#[must_use]
 pub fn trial(interface: &InterfaceName) -> String {
     let name = format!("table inet {TABLE}-trial");
     let whole = table(&Ruleset::empty(interface.clone())).replace(&format!("table inet {TABLE}"), &name);

@@ -45,7 +45,6 @@ pub struct Ruleset {
 
 impl Ruleset {
     /// A ruleset that forwards nothing: before the first plan and after a drain.
-    #[must_use]
     pub fn empty(interface: InterfaceName) -> Self {
         Self {
             interface,
@@ -58,7 +57,6 @@ impl Ruleset {
     }
 
     /// Whether it forwards anything.
-    #[must_use]
     pub fn forwards(&self) -> bool {
         !(self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty())
     }
@@ -90,13 +88,11 @@ pub struct Delta {
 
 impl Delta {
     /// Whether nothing changes.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.rewrite && self.keys() == 0
     }
 
     /// Number of changed keys.
-    #[must_use]
     pub fn keys(&self) -> usize {
         self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len()
     }
@@ -124,7 +120,6 @@ fn edit_map<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, edits: &BTreeMap<K
 }
 
 /// Difference from `before` to `after`.
-#[must_use]
 pub fn diff(before: &Ruleset, after: &Ruleset) -> Delta {
     Delta {
         rewrite: before.interface != after.interface || before.reserved != after.reserved,

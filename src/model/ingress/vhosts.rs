@@ -103,7 +103,6 @@ pub enum RouteDecision<'a> {
 impl Vhost {
     /// The site's name that a `Host` header or a TLS client means. A name without a dot means the one that begins with it, as
     /// people of a tailnet write it.
-    #[must_use]
     pub fn host(&self, named: &str) -> Option<&str> {
         let named = bare(named);
         if let Some((host, _)) = self.hosts.get_key_value(named.as_str()) {
@@ -118,7 +117,6 @@ impl Vhost {
 
     /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query; `*` is
     /// the server as a whole.
-    #[must_use]
     pub fn decide<'a>(&'a self, port: u16, named: &str, target: &'a str) -> RouteDecision<'a> {
         let Some(host) = self.host(named) else { return RouteDecision::Misdirected };
         let (raw, query) = match target.split_once('?') {
@@ -162,7 +160,6 @@ impl Vhost {
     }
 
     /// Whether anything of it needs a certificate.
-    #[must_use]
     pub fn is_over_tls(&self) -> bool {
         self.listeners.values().any(|listener| *listener == Listener::Https)
     }

@@ -69,7 +69,6 @@ pub enum Reason {
 
 impl Reason {
     /// Label value and Event reason; closed set.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "Malformed",

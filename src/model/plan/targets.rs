@@ -66,7 +66,6 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 
 impl TargetPolicy {
     /// Why an address must not be an egress target, if so.
-    #[must_use]
     pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let ip = behind(ip);
         let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
@@ -81,7 +80,6 @@ impl TargetPolicy {
     }
 
     /// The same for an address of a DNS answer for an ingress backend.
-    #[must_use]
     pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let tailnet = || in_tailscale_range(behind(ip)) && !self.allowed.iter().any(|net| net.contains(&behind(ip)));
         self.refuses(ip, is_own).or_else(|| tailnet().then_some(ReservedRange::Tailnet))

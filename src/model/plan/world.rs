@@ -52,7 +52,6 @@ pub struct World {
 
 impl World {
     /// An empty world.
-    #[must_use]
     pub fn empty(interface: InterfaceName, reserved: BTreeSet<PortKey>) -> Self {
         let (pod_ips, single, netmap) = (BTreeSet::new(), Single::None, None);
         let via_ingress = false;
@@ -76,7 +75,6 @@ impl World {
     }
 
     /// Whether an address, also IPv4-mapped, is the Pod's or its node's.
-    #[must_use]
     pub fn is_own(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         self.pod_ips.contains(&ip) || self.node_addresses().any(|own| own == ip)

@@ -21,7 +21,6 @@ pub enum SettingFault {
 
 impl SettingFault {
     /// A closed set of words for this fault.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Value { .. } => "InvalidValue",

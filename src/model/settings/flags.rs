@@ -15,19 +15,16 @@ pub struct Flags {
 
 impl Flags {
     /// No flags of `tailyard proxy`.
-    #[must_use]
     pub fn proxy() -> Self {
         Self { settings: table::proxy().collect(), given: BTreeMap::new() }
     }
 
     /// No flags of `tailyard reconciler`.
-    #[must_use]
     pub fn reconciler() -> Self {
         Self { settings: table::reconciler().collect(), given: BTreeMap::new() }
     }
 
     /// The settings of the command, in the order of `--help`.
-    #[must_use]
     pub fn settings(&self) -> &[Setting] {
         &self.settings
     }

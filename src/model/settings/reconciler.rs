@@ -169,7 +169,6 @@ impl Reconciler {
 }
 
 /// The domain of a cluster, of the search list of a Pod's `resolv.conf`: `<namespace>.svc.D`, `svc.D` and `D`.
-#[must_use]
 pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
     let search = resolv_conf.lines().rev().find_map(|line| line.trim().strip_prefix("search "))?;
     let domains: Vec<&str> = search.split_whitespace().map(|domain| domain.trim_end_matches('.')).collect();

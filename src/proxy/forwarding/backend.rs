@@ -29,7 +29,6 @@ pub struct LiveKernel {
 
 impl LiveKernel {
     /// A kernel without selected firewall; the receiver gets the selection. Applied rulesets are sent to `applied`.
-    #[must_use]
     pub fn new(
         backend: FirewallMode,
         interface: InterfaceName,

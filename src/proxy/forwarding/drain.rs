@@ -20,19 +20,16 @@ const QUIET: Duration = Duration::from_secs(2);
 
 impl ForwardingPart {
     /// Whether rules were written, so that flows may exist.
-    #[must_use]
     pub fn in_use(&self) -> bool {
         self.enabled && self.programmed.borrow().writes > 0
     }
 
     /// nftables, if in use.
-    #[must_use]
     pub fn nft(&self) -> Option<Nft> {
         self.firewall.borrow().as_ref().and_then(ActiveFirewall::nft)
     }
 
     /// Tailnet addresses of L3 services.
-    #[must_use]
     pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
         self.planned.borrow().iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect()
     }

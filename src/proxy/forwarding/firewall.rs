@@ -33,7 +33,6 @@ impl From<IptablesError> for SyncFault {
 
 impl ActiveFirewall {
     /// nftables, if in use.
-    #[must_use]
     pub fn nft(&self) -> Option<Nft> {
         match self {
             Self::Nft(nft) => Some(nft.clone()),
@@ -123,7 +122,6 @@ impl ActiveFirewall {
     }
 
     /// Notifications of changes by other programs; `None` without kernel support.
-    #[must_use]
     pub fn changes(&self) -> Option<NotificationStream> {
         let changes = match self {
             Self::Nft(nft) => nft.changes(),

@@ -140,7 +140,6 @@ fn cut(change: &PendingChanges, resets: oneshot::Sender<ResetQueue>) -> Result<u
 
 impl FlowCleaner {
     /// A cleaner of applied rulesets, and its totals.
-    #[must_use]
     pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<TerminatedFlows>) {
         let (ended, state) = watch::channel(TerminatedFlows { forwarding: true, ..TerminatedFlows::default() });
         (Self { applied, change: None, resets: JoinSet::new(), ended }, state)

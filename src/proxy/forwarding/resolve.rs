@@ -50,7 +50,6 @@ pub struct Inputs {
 }
 
 /// Channels of [`ResolveOutputs`], empty.
-#[must_use]
 pub fn outputs() -> (ResolveOutputs, watch::Receiver<ResolvedNames>, watch::Receiver<Arc<ResolveReport>>) {
     let ((names, names_seen), (report, report_seen)) = (watch::channel(ResolvedNames::default()), watch::channel(Arc::default()));
     (ResolveOutputs { names, report }, names_seen, report_seen)

@@ -38,7 +38,6 @@ impl Drop for Recording<'_> {
 impl SnapshotSources {
     /// Start of the Pod's termination grace period, if before this time of SIGTERM: the kubelet calls the hook first. Calls of other clients
     /// do not count.
-    #[must_use]
     pub fn grace_began(&self) -> Option<Instant> {
         let call = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
         let began = call?.grace_began(self.start.elapsed())?;

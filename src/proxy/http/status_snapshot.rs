@@ -117,7 +117,6 @@ impl fmt::Debug for SnapshotSources {
 
 impl SnapshotSources {
     /// Sources of a running replica.
-    #[must_use]
     pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks) -> Self {
         let Replica { settings, configs, tailnet, forwarding, ingress, state } = replica;
         let sites = ingress.as_ref().and_then(|ingress| ingress.sites.as_ref());
@@ -158,7 +157,6 @@ impl SnapshotSources {
     }
 
     /// Current inputs of health.
-    #[must_use]
     pub fn facts(&self) -> HealthInputs {
         let netmap = self.netmap.borrow();
         let missing_configs = [
@@ -245,7 +243,6 @@ impl SnapshotSources {
     }
 
     /// The Pod's addresses: by settings, else from its links.
-    #[must_use]
     pub fn own(&self) -> BTreeSet<IpAddr> {
         if !self.pod_ips.is_empty() {
             return self.pod_ips.clone();

@@ -201,7 +201,6 @@ impl Default for Limits {
 
 impl Limits {
     /// Limits for a drain timeout.
-    #[must_use]
     pub fn of(drain_timeout: Duration) -> Self {
         Self { drain_timeout: Budget::of(drain_timeout, true).flows, ..Self::default() }
     }
@@ -209,13 +208,11 @@ impl Limits {
 
 impl L7 {
     /// Number of endpoints and of ejected endpoints, by backend.
-    #[must_use]
     pub fn endpoints(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
         self.shared.pools.sample()
     }
 
     /// Everything for a scrape.
-    #[must_use]
     pub fn sample(&self) -> L7Sample {
         L7Sample {
             sites: self.stats.sample(),

@@ -40,7 +40,6 @@ impl ClusterCache {
     }
 
     /// Those of them that are to be read.
-    #[must_use]
     pub fn unread_certificates(&self, group: &str) -> Vec<String> {
         self.own_certificates(group).into_iter().filter(|(_, own)| *own == UserCertificate::Unread).map(|(name, _)| name).collect()
     }

@@ -203,7 +203,6 @@ pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
 }
 
 /// The user's Service for which an object is an egress child.
-#[must_use]
 pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
     let label = |key: &str| value["metadata"]["labels"].get(key).and_then(Value::as_str);
     let is_child = kind == Kind::Service && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;

@@ -33,7 +33,6 @@ pub struct ControlPlaneView {
 
 impl ClusterCache {
     /// A group as the stores have it.
-    #[must_use]
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
@@ -58,23 +57,19 @@ impl ClusterCache {
         }
     }
 
-    #[must_use]
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
         if let CachedObject::Group(group) = self.named(WatchRole::Group, name)? { Some(Arc::clone(group)) } else { None }
     }
 
-    #[must_use]
     pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
         if let CachedObject::Class(class) = self.named(WatchRole::Class, name)? { Some(Arc::clone(class)) } else { None }
     }
 
-    #[must_use]
     pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
         if let CachedObject::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
     }
 
     /// The version of a class or Tailnet as the API wants it back.
-    #[must_use]
     pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
         match self.named(role, name)? {
             CachedObject::Class(class) => class.metadata.resource_version.clone(),
@@ -97,13 +92,11 @@ impl ClusterCache {
     }
 
     /// All classes but one.
-    #[must_use]
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
         self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
     }
 
     /// Whether a class asks for static endpoints, so that nodes are to be watched.
-    #[must_use]
     pub fn wants_nodes(&self) -> bool {
         self.classes().any(|class| class.spec.static_endpoints.is_some())
     }
@@ -114,19 +107,16 @@ impl ClusterCache {
     }
 
     /// Whether a group needs nodes that are not listed yet.
-    #[must_use]
     pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
         self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
     /// The groups that use a class.
-    #[must_use]
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
         self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().collect()
     }
 
     /// The groups that join a tailnet; with none, those that join none by name.
-    #[must_use]
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
         self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().collect()
     }
@@ -138,7 +128,6 @@ impl ClusterCache {
     }
 
     /// The groups of types that we do not serve.
-    #[must_use]
     pub fn unserved(&self) -> usize {
         self.groups().filter(|(_, group)| !self.types.contains(&group.spec.type_)).count()
     }
@@ -149,7 +138,6 @@ impl ClusterCache {
     }
 
     /// Every key that there is anything of: groups that exist, groups that left something behind, classes and tailnets.
-    #[must_use]
     pub fn all(&self) -> BTreeSet<WorkKey> {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
         let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);

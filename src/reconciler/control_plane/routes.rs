@@ -27,7 +27,6 @@ impl ApprovedRoutes {
 
 impl ControlPlanes {
     /// The approved routes of a tailnet's devices, where they were looked at.
-    #[must_use]
     pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<DeviceId, Approved> {
         let all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&tailnet.map(str::to_owned)).cloned().unwrap_or_default()

@@ -54,7 +54,6 @@ impl Lists {
 
 impl ControlPlanes {
     /// The Tailscale Services of a tailnet, as they were found last; none if nobody asked yet.
-    #[must_use]
     pub fn listed(&self, tailnet: Option<&str>) -> Option<Arc<ServiceList>> {
         self.listed.get(tailnet)
     }

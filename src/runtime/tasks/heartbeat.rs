@@ -25,7 +25,6 @@ struct Beat {
 
 impl Heartbeats {
     /// The tasks that have not beaten for `limit`.
-    #[must_use]
     pub fn stalled(&self, limit: Duration) -> Vec<&'static str> {
         let mut beats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         beats.retain(|beat| beat.strong_count() > 0);

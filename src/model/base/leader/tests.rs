@@ -34,6 +34,16 @@ fn expired_lease_is_taken_after_its_duration_without_renewal() {
 }
 
 #[test]
+fn lease_with_a_duration_of_years_is_taken_after_ten_times_our_own() {
+    let begin = Instant::now();
+    let mut candidate = LeaseCandidate::new("a", None, TERMS);
+    candidate.observe(Some(LeaseRecord { duration: Duration::MAX, ..record("b", 1) }), begin);
+    let free = begin + 10 * TERMS.duration;
+    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(free));
+    assert_eq!(candidate.next(true, free), LeaseStep::Take { transitions: 4 });
+}
+
+#[test]
 fn released_lease_is_taken_at_once() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);

@@ -32,7 +32,6 @@ pub enum DocumentFault {
 
 impl DocumentFault {
     /// Label value and Event reason; closed set.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "Unreadable",
@@ -53,7 +52,6 @@ pub trait Document: Clone {
     const KEY: &'static str;
 
     /// Keys with uncompressed values.
-    #[must_use]
     fn unpacked(keys: CopyKeys) -> CopyKeys {
         keys
     }

@@ -58,14 +58,12 @@ pub struct Selection<D> {
 
 impl<D: Document> Selection<D> {
     /// Without document.
-    #[must_use]
     pub fn new(hold: Duration, watched: bool) -> Self {
         let link = if watched { WatchHealth::Connecting } else { WatchHealth::Off };
         let in_force = InForce { link, ..InForce::default() };
         Self { copies: ConfigCopies::new(hold), in_force, used: None, deleted: false, mount: None }
     }
 
-    #[must_use]
     pub fn in_force(&self) -> &InForce<D> {
         &self.in_force
     }
@@ -107,7 +105,6 @@ impl<D: Document> Selection<D> {
     }
 
     /// Time at which the selection changes by itself.
-    #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         self.copies.due(now)
     }

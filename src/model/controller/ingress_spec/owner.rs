@@ -73,7 +73,6 @@ impl ServiceOwner {
 
 impl OwnershipRefusal {
     /// Message with an action.
-    #[must_use]
     pub fn message(self, name: &str) -> String {
         match self {
             Self::Foreign => format!(
@@ -89,7 +88,6 @@ impl OwnershipRefusal {
 }
 
 /// Decides by the service as read. `recorded`: this cluster has advertised it, so that it stays ours even if its owners got lost.
-#[must_use]
 pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
     let own =
         OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), desired.group.clone().into())].into_iter().collect() };
@@ -137,7 +135,6 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
 }
 
 /// How to release a service.
-#[must_use]
 pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
     let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));
@@ -166,7 +163,6 @@ pub fn of_group<'a>(
 }
 
 /// Number of other clusters that own a service.
-#[must_use]
 pub fn others(found: &VipService, owner: &ServiceOwner) -> usize {
     references(found).into_iter().flatten().filter(|reference| !owner.is(reference)).count()
 }

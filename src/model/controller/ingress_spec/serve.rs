@@ -5,7 +5,6 @@ use crate::api::routes::{BackendProtocol, Listener, Route, Site};
 use crate::api::serve::{HttpHandler, ServiceConfig, TcpHandler, WebServer};
 
 /// The serve config of a site whose name in the tailnet is `dns`.
-#[must_use]
 pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
     let mut config = ServiceConfig::default();
     let routes = || site.routes.iter().filter(|route| (route.host.is_empty() || route.host == dns) && !route.backend.address.is_empty());
@@ -29,7 +28,6 @@ pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
 }
 
 /// The serve config of a service all of whose packets go to the kernel.
-#[must_use]
 pub fn tun() -> ServiceConfig {
     ServiceConfig { tun: true, ..ServiceConfig::default() }
 }

@@ -12,7 +12,6 @@ use crate::api::names;
 /// `managedFields` that make us the owner of what others updated; `None` if nothing changes.
 ///
 /// `api_version` is the object's. Several entries become one: their fields are merged.
-#[must_use]
 pub fn adopted(managed_fields: &Value, api_version: &str) -> Option<Value> {
     let entries = managed_fields.as_array()?;
     let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();

@@ -18,7 +18,6 @@ const TLS: &str = "kubernetes.io/tls";
 const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
 
 /// The Secret of a name's certificate; `existing` is the current one.
-#[must_use]
 pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<&Value>) -> Manifest {
     let labels = [
         (names::MANAGED, "true".to_owned()),
@@ -42,7 +41,6 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
     Manifest { yields: !existing.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
 }
 
-#[must_use]
 pub fn filled(secret: &Value) -> bool {
     FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
 }
@@ -51,32 +49,27 @@ pub fn filled(secret: &Value) -> bool {
 pub const VALID_UNTIL: &str = "validUntil";
 
 /// Expiry of the certificate in a Secret, if known.
-#[must_use]
 pub fn valid_until(secret: &Value) -> Option<Timestamp> {
     secret[VALID_UNTIL].as_str()?.parse().ok()
 }
 
 /// DNS name of a certificate's Secret; `None` for other Secrets.
-#[must_use]
 pub fn domain_of(secret: &Value) -> Option<&str> {
     let is = secret["metadata"]["labels"].get(names::SECRET_TYPE)? == names::CERTS;
     secret["metadata"]["name"].as_str().filter(|_| is)
 }
 
-#[must_use]
 pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, dns)
 }
 
 /// Secret with a group's ACME account keys: written by its replicas, deleted with the group.
-#[must_use]
 pub fn account(owner: &Owner) -> Manifest {
     let metadata = owner.metadata(names::account(&owner.group), None);
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
 /// Secret with shared ACME account keys: written by the replicas, protected by a finalizer.
-#[must_use]
 pub fn accounts(namespace: &str) -> Manifest {
     let metadata = ObjectMeta {
         name: Some(names::ACCOUNTS.to_owned()),
@@ -88,7 +81,6 @@ pub fn accounts(namespace: &str) -> Manifest {
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
-#[must_use]
 pub fn accounts_ref(namespace: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, namespace, names::ACCOUNTS)
 }

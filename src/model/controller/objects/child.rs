@@ -50,7 +50,6 @@ pub struct ChildPort {
 }
 
 /// Name of a new child: a prefix of the Service's name and a hash.
-#[must_use]
 pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
     let hash = digest(format!("{namespace}/{name}/{group}").as_bytes());
     let room = 63 - "ts--".len() - 5;
@@ -59,19 +58,16 @@ pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
 }
 
 /// The recorded health port if the user does not use it, else the first unused candidate.
-#[must_use]
 pub fn health_port(recorded: Option<u16>, used: impl Fn(u16) -> bool) -> u16 {
     recorded.filter(|port| !used(*port)).or_else(|| HEALTH_PORTS.clone().find(|port| !used(*port))).unwrap_or(HEALTH)
 }
 
 impl ChildService {
-    #[must_use]
     pub fn object(&self) -> ObjectRef {
         ObjectRef::new(Kind::Service, &self.namespace, self.name.clone())
     }
 
     /// Hash of the manifest's inputs: cheaper than building the manifest.
-    #[must_use]
     pub fn hash(&self) -> String {
         use std::fmt::Write as _;
         let mut text = format!("1 {} {} {} {} {} {}", self.name, self.parent.0, self.parent.1, self.group, self.health, self.health_target);
@@ -82,7 +78,6 @@ impl ChildService {
     }
 
     /// Whether the object already has the desired content, without building a manifest.
-    #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         if applied(observed) != Some(&self.hash()) {
             return false;
@@ -118,7 +113,6 @@ impl ChildService {
         ]
     }
 
-    #[must_use]
     pub fn manifest(&self) -> Manifest {
         let owned = |labels: &[(&str, &str)]| -> BTreeMap<String, String> {
             labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -173,7 +167,6 @@ pub struct ChildRecord<'a> {
 
 impl<'a> ChildRecord<'a> {
     /// Parses a Service; `None` if it is not a child of this group.
-    #[must_use]
     pub fn read(object: &'a Value, group: &str) -> Option<Self> {
         let metadata = object.get("metadata")?;
         let labels = metadata.get("labels")?;

@@ -9,7 +9,6 @@ use serde_json::Value;
 const BY_NAME: [&str; 6] = ["containers", "initContainers", "env", "volumes", "ports", "imagePullSecrets"];
 
 /// Whether every desired field is observed.
-#[must_use]
 pub fn covers(observed: &Value, wanted: &Value) -> bool {
     covered("", observed, wanted)
 }

@@ -51,13 +51,11 @@ impl IngressConfigMap {
     }
 
     /// Size of its values in bytes, plain or compressed; the API server accepts 1 MiB.
-    #[must_use]
     pub fn size(&self, packed: bool) -> usize {
         self.texts().map(|(_, text)| if packed { pack(&text).0.len() } else { text.0.len() }).sum()
     }
 
     /// The `ConfigMap`. Values that do not fit are compressed under keys of our own, for an image that reads these.
-    #[must_use]
     pub fn manifest(&self, owner: &Owner, packs: bool) -> Manifest {
         let texts: Vec<_> = self.texts().collect();
         let packed = packs && texts.iter().map(|(_, text)| text.0.len()).sum::<usize>() > ROOM;
@@ -68,7 +66,6 @@ impl IngressConfigMap {
     }
 
     /// Parses a `ConfigMap`. Unreadable values count as absent.
-    #[must_use]
     pub fn read(config_map: &Value) -> Self {
         let serve: ServeConfig = part(config_map, serve::KEY);
         Self {
@@ -82,13 +79,11 @@ impl IngressConfigMap {
     }
 
     /// Owners of the services in a `ConfigMap`.
-    #[must_use]
     pub fn origins(config_map: &Value) -> BTreeMap<String, Origin> {
         part(config_map, routes::ORIGINS)
     }
 
     /// Names of all its services.
-    #[must_use]
     pub fn names(&self) -> BTreeSet<String> {
         self.serve.keys().chain(self.mappings.keys()).chain(self.routes.keys()).chain(self.origins.keys()).cloned().collect()
     }
@@ -102,7 +97,6 @@ impl IngressConfigMap {
     }
 }
 
-#[must_use]
 pub fn ingress_config_ref(owner: &Owner) -> ObjectRef {
     ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.group))
 }

@@ -16,7 +16,6 @@ pub(super) const PROXY_PARENT: &str = "ts_proxy_parent_name";
 const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 
 /// The Service, and the `ServiceMonitor` if requested and its kind exists; empty without metrics.
-#[must_use]
 pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
     let Some(metrics) = shape.class.and_then(|class| class.metrics.as_ref()).filter(|metrics| metrics.enable) else {
         return Vec::new();
@@ -62,7 +61,6 @@ pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
 }
 
 /// Objects that exist only while metrics are enabled.
-#[must_use]
 pub fn metrics_refs(owner: &Owner) -> [ObjectRef; 2] {
     [Kind::ServiceMonitor, Kind::Service].map(|kind| ObjectRef::new(kind, &owner.namespace, name(owner)))
 }
@@ -83,7 +81,6 @@ fn labels(owner: &Owner) -> BTreeMap<String, String> {
 }
 
 /// A valid label value: a value longer than 63 bytes becomes a prefix and a hash.
-#[must_use]
 pub fn label_value(value: &str) -> String {
     if value.len() <= 63 {
         return value.to_owned();

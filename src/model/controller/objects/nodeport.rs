@@ -8,7 +8,6 @@ use super::{Kind, Manifest, ObjectRef, Owner};
 use crate::api::names;
 
 /// The Service of one replica.
-#[must_use]
 pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) -> Manifest {
     let port = ServicePort {
         name: Some("static-endpoint-port".to_owned()),
@@ -25,13 +24,11 @@ pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) ->
     Manifest::of(Kind::Service, &Service { metadata, spec: Some(spec), ..Service::default() })
 }
 
-#[must_use]
 pub fn node_port_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Service, &owner.namespace, name(&owner.group, ordinal))
 }
 
 /// Port of tailscaled and node port of such a Service.
-#[must_use]
 pub fn held_ports(service: &Value) -> Option<(u16, u16)> {
     let port = service.get("spec")?.get("ports")?.get(0)?;
     let number = |key: &str| port.get(key).and_then(Value::as_u64).and_then(|number| u16::try_from(number).ok());

@@ -10,7 +10,6 @@ use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
 
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the group's name.
-#[must_use]
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let owner = &shape.owner;
     let metadata = || owner.metadata(owner.group.clone(), None);
@@ -22,7 +21,6 @@ pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
 
 /// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the
 /// reconciler needs no right to delete bindings of others.
-#[must_use]
 pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
     let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
     metadata.namespace = Some(namespace.to_owned());

@@ -21,7 +21,6 @@ pub struct ReplicaSecret {
 
 impl ReplicaSecret {
     /// The Secret, with an auth key and the key's ID if we created it.
-    #[must_use]
     pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
         let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
@@ -41,18 +40,15 @@ impl ReplicaSecret {
 }
 
 /// A replica's state Secret: empty; the replica fills it.
-#[must_use]
 pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
     let metadata = owner.metadata(names::replica(&owner.group, ordinal), Some("state"));
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
-#[must_use]
 pub fn config_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.group, ordinal))
 }
 
-#[must_use]
 pub fn state_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.group, ordinal))
 }

@@ -35,7 +35,6 @@ pub struct EgressConfigMap {
 
 impl EgressConfigMap {
     /// Config of these services. `next_port` is the start of the next port search.
-    #[must_use]
     pub fn new(owner: &Owner, services: &BTreeMap<impl Serialize, impl Serialize>, replicas: u32, next_port: u16) -> Self {
         let text = serde_json::to_vec(services).unwrap_or_default();
         let head = format!("1 {} {replicas} {next_port} ", owner.uid);
@@ -45,19 +44,16 @@ impl EgressConfigMap {
     }
 
     /// Whether everything except the services is equal.
-    #[must_use]
     pub fn is_for(&self, owner: &Owner, replicas: u32, next_port: u16) -> bool {
         (&self.owner, self.replicas, self.next_port) == (owner, replicas, next_port)
     }
 
     /// Fingerprint by which a replica reports the config that it uses.
-    #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
     /// Whether it fits; `plain`: for an image that reads only the plain key.
-    #[must_use]
     pub fn fits(&self, plain: bool) -> bool {
         self.text.len() <= ROOM || (!plain && self.packed().is_some_and(|packed| packed.len() <= ROOM))
     }
@@ -71,7 +67,6 @@ impl EgressConfigMap {
     }
 
     /// Whether the object already has the desired content, without building a manifest.
-    #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         // Compare compressed bytes without decompressing.
         let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|existing| Some(&existing) == self.packed());
@@ -82,7 +77,6 @@ impl EgressConfigMap {
     }
 
     /// The `ConfigMap`.
-    #[must_use]
     pub fn manifest(&self) -> Manifest {
         let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
         metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());
@@ -106,25 +100,21 @@ fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
 }
 
 /// Text of the services in a `ConfigMap`; `None` if absent or unreadable.
-#[must_use]
 pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
     let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
     gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).ok()
 }
 
-#[must_use]
 pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
     ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
 }
 
 /// Services in a `ConfigMap`. Unreadable ones count as absent.
-#[must_use]
 pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::EgressService> {
     egress_text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
 /// Start of the next port search.
-#[must_use]
 pub fn next_port(config_map: &Value) -> Option<u16> {
     config_map["metadata"]["annotations"][NEXT_PORT].as_str()?.parse().ok()
 }

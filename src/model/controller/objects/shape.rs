@@ -60,44 +60,37 @@ pub struct RenderContext<'a> {
 }
 
 impl RenderContext<'_> {
-    #[must_use]
     pub fn pod(&self) -> Option<&ClassPod> {
         self.class?.stateful_set.as_ref()?.pod.as_ref()
     }
 
     /// The class's settings of the proxy's container.
-    #[must_use]
     pub fn container(&self) -> Option<&ClassContainer> {
         self.pod()?.tailscale_container.as_ref()
     }
 
     /// Image of the proxy's container.
-    #[must_use]
     pub fn image(&self) -> &str {
         let own = self.container().and_then(|container| container.image.as_deref());
         own.filter(|image| !image.is_empty()).unwrap_or(&self.settings.image)
     }
 
     /// Whether the image is the Tailscale operator's, which needs its config mounted and has no `/readyz`.
-    #[must_use]
     pub fn stock(&self) -> bool {
         image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
     }
 
     /// Whether the group is of type `ingress`.
-    #[must_use]
     pub fn ingress(&self) -> bool {
         self.spec.type_ == ProxyGroupType::Ingress
     }
 
     /// Name of the `ConfigMap` of its services.
-    #[must_use]
     pub fn config_map(&self) -> String {
         if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
     }
 
     /// Whether the replicas have no TUN device and forward nothing: set by the class, for our image only.
-    #[must_use]
     pub fn userspace(&self) -> bool {
         let says = |class: &ClassContainer| {
             let variable = class.env.iter().rfind(|variable| variable.name == "TS_USERSPACE");
@@ -107,7 +100,6 @@ impl RenderContext<'_> {
     }
 
     /// Location of the ACME account; `None` where each replica has its own.
-    #[must_use]
     pub fn account(&self) -> Option<AccountLocation> {
         let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
         let secret = match (shared, self.stock()) {
@@ -120,33 +112,28 @@ impl RenderContext<'_> {
     }
 
     /// ACME directory URL, if it differs from the replicas' default.
-    #[must_use]
     pub fn acme_directory(&self) -> Option<&str> {
         let staging = self.class.is_some_and(|class| class.use_lets_encrypt_staging_environment);
         if staging { Some(STAGING) } else { self.settings.acme_directory.as_deref() }
     }
 
     /// `spec.tailyard`.
-    #[must_use]
     pub fn own(&self) -> Option<&Tailyard> {
         self.spec.tailyard.as_ref()
     }
 
     /// Time for which a draining replica forwards existing flows.
-    #[must_use]
     pub fn drain_timeout(&self) -> Duration {
         let own = self.own().and_then(|own| own.drain_timeout_seconds).and_then(|grace| grace.clamp(0, LONGEST_GRACE).try_into().ok());
         own.map_or(self.settings.drain_timeout, Duration::from_secs)
     }
 
     /// `terminationGracePeriodSeconds`.
-    #[must_use]
     pub fn termination_grace(&self) -> i64 {
         (self.drain_timeout() + BEYOND_GRACE).as_secs().try_into().unwrap_or(i64::MAX)
     }
 
     /// Range of match ports.
-    #[must_use]
     pub fn ports(&self) -> MatchPortRange {
         let own = self.own().and_then(|own| own.match_port_range);
         let own = own.and_then(|ports| MatchPortRange::new(ports.start.try_into().ok()?, ports.end.try_into().ok()?));
@@ -154,19 +141,16 @@ impl RenderContext<'_> {
     }
 
     /// Prefixes for addresses of Tailscale Services. Invalid ones are ignored.
-    #[must_use]
     pub fn service_cidrs(&self) -> Vec<IpNet> {
         self.own().map(|own| own.service_cidrs.as_slice()).unwrap_or_default().iter().filter_map(|text| text.parse().ok()).collect()
     }
 
     /// Ports of the Pod that are never match ports.
-    #[must_use]
     pub fn reserved(&self) -> Vec<u16> {
         [HEALTH, DEBUG, ADMIN, self.health_port()].into_iter().chain(self.wireguard).collect()
     }
 
     /// Firewall mode, if set.
-    #[must_use]
     pub fn firewall(&self) -> Option<&str> {
         match self.own().and_then(|own| own.firewall_mode.as_ref()) {
             None => self.settings.firewall.as_deref(),
@@ -180,33 +164,28 @@ impl RenderContext<'_> {
     }
 
     /// Whether the class enables metrics.
-    #[must_use]
     pub fn metrics(&self) -> bool {
         self.class.and_then(|class| class.metrics.as_ref()).is_some_and(|metrics| metrics.enable)
     }
 
     /// Whether tailscaled serves its debug pages.
-    #[must_use]
     pub fn debug(&self) -> bool {
         self.container().and_then(|container| container.debug.as_ref()).is_some_and(|debug| debug.enable)
     }
 
     /// Address of the health server, if the class sets it.
-    #[must_use]
     pub fn health_address(&self) -> Option<&str> {
         let env = self.container().map(|container| container.env.as_slice()).unwrap_or_default();
         env.iter().rev().find(|variable| variable.name == "TS_LOCAL_ADDR_PORT")?.value.as_deref()
     }
 
     /// Port of the health server.
-    #[must_use]
     pub fn health_port(&self) -> u16 {
         self.health_address().and_then(|address| address.rsplit_once(':')?.1.parse().ok()).unwrap_or(HEALTH)
     }
 }
 
 /// An image without its tag and digest.
-#[must_use]
 pub fn image_path(image: &str) -> &str {
     let image = image.split('@').next().unwrap_or_default();
     match image.rsplit_once(':') {

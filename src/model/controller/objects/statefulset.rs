@@ -35,7 +35,6 @@ const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
     if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; fi";
 
 /// The `StatefulSet`. `observed` supplies immutable fields.
-#[must_use]
 pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
     let labels = shape.owner.labels();
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));

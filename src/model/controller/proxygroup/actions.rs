@@ -199,7 +199,6 @@ pub struct Notice {
 
 impl ControlAction {
     /// Description, unique among the actions of the group.
-    #[must_use]
     pub fn what(&self) -> String {
         match self {
             Self::MintKey { ordinal, .. } => format!("an auth key for replica {ordinal}"),
@@ -221,13 +220,11 @@ pub(super) fn device_of_replica(ordinal: u32) -> String {
 
 impl ConfigDraft {
     /// The Secret with an auth key.
-    #[must_use]
     pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
         self.inputs.manifest(Some((key, Some(id))), self.adopt)
     }
 
     /// The Secret with a device record and without auth key.
-    #[must_use]
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
         ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
     }

@@ -180,7 +180,6 @@ fn managed_by(slice: &Value, who: &str) -> bool {
 }
 
 /// Whether the Tailscale operator wrote a slice itself.
-#[must_use]
 pub fn is_manual(slice: &Value) -> bool {
     managed_by(slice, "tailscale.com")
 }

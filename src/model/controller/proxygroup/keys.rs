@@ -27,7 +27,6 @@ pub enum KeyDecision {
     Drop,
 }
 
-#[must_use]
 pub fn decide(login: &ReplicaLogin<'_>) -> KeyDecision {
     let key = login.key.unwrap_or_default();
     match (login.reissue, login.device) {

@@ -66,19 +66,16 @@ pub(super) type Entries = BTreeMap<Arc<str>, Arc<egress::EgressService>>;
 
 impl Memory {
     /// Number of Services that were evaluated again.
-    #[must_use]
     pub fn evaluated(&self) -> u64 {
         self.evaluated
     }
 
     /// Ingress summary of the latest pass; `None` if the group advertises nothing.
-    #[must_use]
     pub fn summary(&self) -> Option<&IngressSummary> {
         self.summary.as_ref()
     }
 
     /// Whether it is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.config.is_none() && self.messages.is_empty()
     }

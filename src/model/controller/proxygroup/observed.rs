@@ -248,7 +248,6 @@ impl Observed {
 
 impl GroupSettings {
     /// Default settings for a namespace and image.
-    #[must_use]
     pub fn new(namespace: String, image: String) -> Self {
         Self {
             namespace,
@@ -278,14 +277,12 @@ impl ObservedReplica {
     }
 
     /// A replica from its objects. Parses the Secrets; callers reuse the result while these are unchanged.
-    #[must_use]
     pub fn new(pod: Option<Arc<Pod>>, state: Option<&Secret>, config: Option<&Secret>) -> Self {
         let (state, config) = (state.map(ReplicaState::read), config.map(ReplicaConfig::read));
         Self { pod, state: state.map(Arc::new), config: config.map(Arc::new) }
     }
 
     /// The verified device.
-    #[must_use]
     pub fn device(&self) -> Option<&DeviceRecord> {
         self.config.as_ref()?.device.as_ref()
     }
@@ -293,7 +290,6 @@ impl ObservedReplica {
 
 impl ReplicaState {
     /// Parses a state Secret. Unreadable values count as absent.
-    #[must_use]
     pub fn read(secret: &Secret) -> Self {
         let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|value| value.0.as_slice());
         let text = |key: &str| bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned());
@@ -340,7 +336,6 @@ fn profile<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> Profile {
 }
 
 impl ReplicaConfig {
-    #[must_use]
     pub fn read(secret: &Secret) -> Self {
         let text = secret.data.as_ref().and_then(|data| data.get(names::CONFIG_KEY));
         let annotation = |key: &str| secret.metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
@@ -367,7 +362,6 @@ impl ReplicaConfig {
     }
 
     /// Its auth key; empty counts as none.
-    #[must_use]
     pub fn auth_key(&self) -> Option<&str> {
         self.document.as_ref()?.get("AuthKey")?.as_str().filter(|key| !key.is_empty())
     }

@@ -106,7 +106,6 @@ impl ReplicaAck {
 }
 
 /// Whether a status acknowledges a service of the config with this fingerprint.
-#[must_use]
 pub fn holds(status: &egress::EgressStatus, fingerprint: &str, key: &str, service: &egress::EgressService) -> bool {
     match status.services.as_ref() {
         Some(services) => services.get(key).is_some_and(|entry| {
@@ -137,7 +136,6 @@ fn said(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
 }
 
 /// Whether a status has the addresses of the Pod.
-#[must_use]
 pub fn is_from_pod(status: &egress::EgressStatus, pod: &Pod) -> bool {
     speaks(&status.pod_ipv4, &status.pod_ipv6, pod)
 }
@@ -171,7 +169,6 @@ fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
 }
 
 /// Whether a Pod gets traffic.
-#[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
 }

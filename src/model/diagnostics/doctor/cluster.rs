@@ -18,7 +18,6 @@ const VERSION: &str = "v1alpha1";
 /// How definitions are installed.
 const INSTALL: &str = "tailyard crd | kubectl apply --server-side --force-conflicts -f -";
 
-#[must_use]
 pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = vec![Check::ok("api-server", format!("answers, version {}", facts.server))];
     checks.extend(definitions(facts));
@@ -88,7 +87,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
 }
 
 /// A variable of a Deployment's first container.
-#[must_use]
 pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()

@@ -55,7 +55,6 @@ pub enum CredentialOutcome {
 }
 
 /// Where the reconciler and the Tailnets have their credentials.
-#[must_use]
 pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<CredentialLocation> {
     let own = deployments.iter().find(|deployment| is_reconciler(deployment)).and_then(own);
     let tailnets = tailnets.iter().filter_map(|tailnet| {

@@ -34,7 +34,6 @@ pub struct NodeFacts {
 }
 
 /// Every check of a machine or Pod.
-#[must_use]
 pub fn checks(facts: &NodeFacts) -> Vec<Check> {
     vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)]
 }

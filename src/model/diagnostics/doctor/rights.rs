@@ -41,7 +41,6 @@ pub struct Right {
 
 impl Right {
     /// Whether the rest works without it: static endpoints, scrapes and workload identity do not.
-    #[must_use]
     pub fn optional(&self) -> bool {
         matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token"
     }
@@ -51,7 +50,6 @@ impl Right {
 const NAMED: usize = 6;
 
 /// Rights in words: the verbs of each kind of object together.
-#[must_use]
 pub fn text_of(rights: &[Right]) -> String {
     let mut verbs: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for right in rights {
@@ -72,7 +70,6 @@ impl Right {
 }
 
 /// The rights of a reconciler in `namespace` that watches Services in these namespaces, or everywhere.
-#[must_use]
 pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
     let mut rights = granted(CLUSTER, "", |role| role != ENDPOINTS && (watched.is_empty() || role != SERVICES));
     rights.extend(watched.iter().flat_map(|namespace| granted(WATCHED, namespace, |_| true)));
@@ -81,7 +78,6 @@ pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
 }
 
 /// What the replicas of a group need: their own state, and the config of their group.
-#[must_use]
 pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
     let (state, config) = (crate::api::names::replica(group, 0), crate::api::names::egress_config(group));
     let right = |resource: &str, verb: &str, name: &str| Right {

@@ -60,25 +60,21 @@ impl Expectations {
     }
 
     /// Who the lane's last change leads to.
-    #[must_use]
     pub fn target(&self, lane: Lane) -> Option<TargetIdentity> {
         self.lanes.get(&lane)?.last()?.target
     }
 
     /// Whether the lane's last change was seen in force.
-    #[must_use]
     pub fn is_settled(&self, lane: Lane) -> bool {
         self.lanes.get(&lane).and_then(|eras| eras.last()).is_none_or(|era| era.settled.is_some())
     }
 
     /// Whether the lane was ever seen to lead anywhere: what was added lately may not have reached its replica yet.
-    #[must_use]
     pub fn has_served(&self, lane: Lane) -> bool {
         self.lanes.get(&lane).into_iter().flatten().any(|era| era.target.is_some() && era.settled.is_some())
     }
 
     /// Judges an answer to something begun and ended at these moments.
-    #[must_use]
     pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: TargetIdentity) -> AnswerVerdict {
         let eras = self.lanes.get(&lane).map_or(&[][..], Vec::as_slice);
         let mut verdict = AnswerVerdict::Wrong;

@@ -101,49 +101,41 @@ impl Tally {
     }
 
     /// How many attempts were answered by the right target.
-    #[must_use]
     pub fn answered(&self) -> u64 {
         self.answered.values().sum()
     }
 
     /// How many of them over this protocol.
-    #[must_use]
     pub fn answered_over(&self, proto: Proto) -> u64 {
         self.answered.get(&proto).copied().unwrap_or_default()
     }
 
     /// How many datagrams had to be sent again.
-    #[must_use]
     pub fn resent(&self) -> u64 {
         self.resent
     }
 
     /// Failures outside every documented window, by kind.
-    #[must_use]
     pub fn failed(&self) -> &BTreeMap<AttemptFailure, u64> {
         &self.failed
     }
 
     /// Failures within a documented window, by kind.
-    #[must_use]
     pub fn excused(&self) -> &BTreeMap<AttemptFailure, u64> {
         &self.excused
     }
 
     /// The first failures one by one, in the order in which they ended.
-    #[must_use]
     pub fn faults(&self) -> &[FailedAttempt] {
         &self.faults
     }
 
     /// How long a TCP connection took to stand, from the moment it was due.
-    #[must_use]
     pub fn connect(&self) -> Percentiles {
         Percentiles::of(&self.connect)
     }
 
     /// How long the answer took, from the moment its attempt was due.
-    #[must_use]
     pub fn answer(&self) -> Percentiles {
         Percentiles::of(&self.answer)
     }
@@ -151,14 +143,12 @@ impl Tally {
 
 impl Percentiles {
     /// The points of a histogram of nanoseconds.
-    #[must_use]
     pub fn of(nanoseconds: &Histogram<u64>) -> Self {
         let at = |quantile| milliseconds(nanoseconds.value_at_quantile(quantile).min(nanoseconds.max()));
         Self { count: nanoseconds.len(), p50_ms: at(0.5), p99_ms: at(0.99), p999_ms: at(0.999), max_ms: milliseconds(nanoseconds.max()) }
     }
 
     /// The points of some durations.
-    #[must_use]
     pub fn of_all(durations: impl IntoIterator<Item = Duration>) -> Self {
         let mut histogram = latencies();
         for duration in durations {

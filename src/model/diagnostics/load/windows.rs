@@ -32,7 +32,6 @@ impl Windows {
     }
 
     /// The spans, in the order of time.
-    #[must_use]
     pub fn all(&self) -> Vec<FailureWindow> {
         let mut spans: Vec<(Duration, Duration, u64)> = Vec::new();
         for (from, to, failed) in self.seconds.values().copied() {

@@ -7,7 +7,6 @@ use super::text::{Width, group_row, replica_row, service_row};
 
 /// The lines that are new or differ, and those whose row is gone. All of them after nothing. A count of flows is no news: it never
 /// stands still.
-#[must_use]
 pub fn changes(before: &Overview, after: &Overview, width: Width) -> Vec<String> {
     let (before, after, shown) = (lines(&quiet(before), width), lines(&quiet(after), width), lines(after, width));
     let new = after.iter().filter(|(key, line)| before.get(*key) != Some(line)).filter_map(|(key, _)| shown.get(key).cloned());

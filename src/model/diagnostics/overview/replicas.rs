@@ -153,7 +153,6 @@ fn last_error(
 }
 
 /// What keeps a Pod from running.
-#[must_use]
 pub fn stuck(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let unscheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");

@@ -96,7 +96,6 @@ impl StatusPart {
     }
 
     /// The RBAC rule that is needed, and where.
-    #[must_use]
     pub fn rule(self, namespace: &str) -> String {
         let (group, resource, verbs, own) = match self {
             Self::Groups => ("tailscale.com", "proxygroups", r#""list", "watch""#, false),
@@ -113,7 +112,6 @@ impl StatusPart {
 
 impl Gap {
     /// What could not be read, what is not shown for that, and what is needed.
-    #[must_use]
     pub fn sentence(&self, part: StatusPart, namespace: &str) -> String {
         let (what, without) = (part.what(), part.without());
         let why = match self {
@@ -127,7 +125,6 @@ impl Gap {
 
 impl ClusterView {
     /// Nothing read yet, of replicas in this namespace.
-    #[must_use]
     pub fn new(namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..Self::default() }
     }
@@ -155,7 +152,6 @@ impl ClusterView {
     }
 
     /// The Pods that can be asked how they are, and by which port. The Tailscale operator's image has no such page.
-    #[must_use]
     pub fn askable(&self) -> Vec<(String, u16)> {
         let running =
             |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some() && status.phase.as_deref() == Some("Running"));
@@ -186,7 +182,6 @@ pub(super) fn stock(pod: &Pod) -> bool {
 }
 
 /// The port at which a replica says how it is: that of its readiness probe.
-#[must_use]
 pub fn health_port(pod: &Pod) -> u16 {
     let probe = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.readiness_probe.as_ref()?.http_get.as_ref());
     match probe.map(|probe| &probe.port) {

@@ -22,7 +22,6 @@ const REPLICAS_WIDE: [&str; 11] =
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
 
 /// The whole as text.
-#[must_use]
 pub fn text(overview: &Overview, width: Width) -> String {
     let columns: &[&str] = if width == Width::Wide { &REPLICAS_WIDE } else { &REPLICAS };
     let replicas: Vec<_> = overview.replicas.iter().map(|replica| replica_row(replica, width)).collect();

@@ -33,7 +33,6 @@ impl Table {
     /// All of them, in order.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Filter, Self::Mangle, Self::Nat];
 
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -152,7 +151,6 @@ pub(super) fn way(key: PortKey) -> impl Iterator<Item = Chain> {
 }
 
 impl Chain {
-    #[must_use]
     pub fn table(self) -> Table {
         match self {
             Self::Output => Table::Raw,

@@ -10,7 +10,6 @@ use crate::model::firewall::ruleset::Ruleset;
 pub type DumpedElements = BTreeMap<Set, Vec<Counted>>;
 
 /// First difference between ruleset and dumped sets; `None` if equal.
-#[must_use]
 pub fn drift(ruleset: &Ruleset, dumped: &DumpedElements) -> Option<String> {
     let mut wanted: BTreeMap<Set, BTreeMap<Vec<u8>, Element>> = BTreeMap::new();
     for element in elements(ruleset) {
@@ -34,7 +33,6 @@ pub fn counting() -> impl Iterator<Item = Set> {
 }
 
 /// Counters by match port: flows from the maps, which match first packets; packets and bytes from the traffic sets.
-#[must_use]
 pub fn traffic(dumped: &DumpedElements) -> Traffic {
     let mut traffic = Traffic::new();
     for (set, elements) in dumped {

@@ -116,7 +116,6 @@ impl Set {
     };
 
     /// Its name in the table.
-    #[must_use]
     pub fn name(self) -> &'static str {
         use Family::{V4, V6};
         use PacketSide::{Cluster, Tailnet};
@@ -151,7 +150,6 @@ impl Set {
     }
 
     /// Declaration of key and value.
-    #[must_use]
     pub fn shape(self) -> &'static str {
         use Family::{V4, V6};
         match self {
@@ -173,19 +171,16 @@ impl Set {
     }
 
     /// Whether its elements have values.
-    #[must_use]
     pub fn is_map(self) -> bool {
         matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Host(..) | Self::HostSlot(..))
     }
 
-    #[must_use]
     pub fn counts(self) -> bool {
         matches!(self, Self::Port(_) | Self::PortSlot(_) | Self::Traffic(_))
     }
 }
 
 /// All elements of the table, in order.
-#[must_use]
 pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
     let mut list = Vec::with_capacity(3 * ruleset.ports.len() + 16);
     list.extend(ruleset.source.iter().map(|(family, ip)| source(&ruleset.interface, *family, *ip)));
@@ -204,7 +199,6 @@ pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
 }
 
 /// Elements to change, computed from the changed keys alone: the cost does not depend on the size of the rulesets.
-#[must_use]
 pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for (family, edit) in &delta.source {

@@ -12,7 +12,6 @@ use crate::model::firewall::ruleset::{Delta, Ruleset};
 ///
 /// Deletes only elements of `before` and adds only others, so it cannot fail with "not found" in a kernel that has `before`. A change of the
 /// interface or of reserved ports is a [`Delta::rewrite`] instead.
-#[must_use]
 pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Nftables<'static> {
     let Edits { delete, add } = edits(before, delta, after);
     let deletions = commands(&delete, false).map(NfCmd::Delete);

@@ -103,7 +103,6 @@ pub struct Batch {
 }
 
 /// Encodes a change of elements as one transaction: deletions first.
-#[must_use]
 pub fn batch(edits: &Edits, sequence: u32) -> Batch {
     let mut bytes = Vec::with_capacity(64 + 80 * (edits.delete.len() + edits.add.len()));
     let bound = |kind, sequence| Header { kind, flags: REQUEST, family: FAMILY_UNSPEC, resource: SUBSYSTEM, sequence };
@@ -135,7 +134,6 @@ pub fn batch(edits: &Edits, sequence: u32) -> Batch {
 }
 
 /// Encodes a dump request.
-#[must_use]
 pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
     let kind = match what {
         Dump::Elements(_) => GET_ELEMENT,
@@ -154,7 +152,6 @@ pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
 }
 
 /// Encodes a generation request.
-#[must_use]
 pub fn generation(sequence: u32) -> Vec<u8> {
     request(header(GET_GENERATION, ACK, FAMILY_UNSPEC, sequence), |_| ())
 }
@@ -164,7 +161,6 @@ fn header(kind: u16, flags: u16, family: u8, sequence: u32) -> Header {
 }
 
 /// Decodes one message by its type, the netlink port in its header, and what follows the header; nothing if it is not of `nf_tables`.
-#[must_use]
 pub fn decode(kind: u16, port: u32, payload: &[u8]) -> Option<Message> {
     (kind >> 8 == SUBSYSTEM).then(|| object(kind & 0xff, port, payload.get(NETFILTER_HEADER..).unwrap_or_default()))
 }
@@ -213,7 +209,6 @@ fn counter(element: &mut Counted, expression: &[u8]) {
 }
 
 /// Bytes of an element's key: fields in network order, padded to four bytes; marks in host order.
-#[must_use]
 pub fn key(element: &Element) -> Vec<u8> {
     let port = |key: &PortKey| {
         let [high, low] = key.port.get().to_be_bytes();
@@ -238,7 +233,6 @@ pub fn key(element: &Element) -> Vec<u8> {
 }
 
 /// Bytes of an element's value, likewise; empty in a set.
-#[must_use]
 pub fn value(element: &Element) -> Vec<u8> {
     match element.value {
         None => Vec::new(),
@@ -253,7 +247,6 @@ pub fn value(element: &Element) -> Vec<u8> {
 }
 
 /// Match port of a traffic set's key.
-#[must_use]
 pub fn match_port(set: Set, key: &[u8]) -> Option<PortKey> {
     let (proto, port) = match (set, key) {
         (Set::Traffic(proto), [high, low]) => (proto, [*high, *low]),

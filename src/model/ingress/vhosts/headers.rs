@@ -94,7 +94,6 @@ impl Default for Upgrades {
 impl Upgrades {
     /// Protocols separated by commas; nothing if one is no name of a protocol, or is HTTP or TLS: inside of those a client would send
     /// requests that nobody routes and whose headers nobody looks at.
-    #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let is_name =
             |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte));
@@ -108,7 +107,6 @@ impl Upgrades {
 
     /// The protocol to which the connection is to be upgraded: the first of those that the client names that may be; nothing for a
     /// plain request.
-    #[must_use]
     pub fn wanted(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let first = || tokens(headers, &UPGRADE).find_map(|token| self.0.iter().find(|expected| is_same(expected, token)));
         let listed = || tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
@@ -117,7 +115,6 @@ impl Upgrades {
 }
 
 /// Whether an answer upgrades the connection to this protocol and no other.
-#[must_use]
 pub fn upgrades_to(protocol: &HeaderValue, headers: &HeaderMap) -> bool {
     let mut named = tokens(headers, &UPGRADE);
     named.next().is_some_and(|token| is_same(protocol, token)) && named.next().is_none()

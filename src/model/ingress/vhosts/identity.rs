@@ -32,7 +32,6 @@ pub struct User {
 
 impl ClientIdentity {
     /// What tailscaled says.
-    #[must_use]
     pub fn of(whois: WhoIs) -> Self {
         let tagged = !whois.node.tags.is_empty();
         let profile = whois.user_profile;
@@ -41,7 +40,6 @@ impl ClientIdentity {
     }
 
     /// Those of its capabilities that a backend wants, as JSON; nothing if there are none.
-    #[must_use]
     pub fn caps(&self, wanted: &[String]) -> Option<String> {
         let granted: BTreeMap<_, _> = self.caps.iter().filter(|(name, _)| wanted.contains(name)).collect();
         if granted.is_empty() { None } else { serde_json::to_string(&granted).ok() }
@@ -49,7 +47,6 @@ impl ClientIdentity {
 }
 
 /// A text as a header's value: as it is if it is plain ASCII, else in encoded words (RFC 2047, Q).
-#[must_use]
 pub fn encoded(text: &str) -> String {
     if text.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte)) {
         return text.to_owned();

@@ -9,7 +9,6 @@ use std::time::Duration;
 pub const MIN_RATE: u32 = 64;
 
 /// What remains of a wait, earlier remainders included, after so many bytes.
-#[must_use]
 pub fn unpaid(waited: Duration, bytes: usize) -> Duration {
     waited.saturating_sub(Duration::from_secs(u64::try_from(bytes).unwrap_or(u64::MAX)) / MIN_RATE)
 }

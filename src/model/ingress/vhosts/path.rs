@@ -8,7 +8,6 @@ use std::borrow::Cow;
 
 /// The path to send on: as it came, `.` and `..` resolved. Nothing if servers disagree on it: a `.` or `..` beside a parameter
 /// (`..;`), a backslash or an escaped slash.
-#[must_use]
 pub fn resolved(path: &str) -> Option<Cow<'_, str>> {
     if is_plain(path) {
         return Some(Cow::Borrowed(path));
@@ -33,7 +32,6 @@ pub fn resolved(path: &str) -> Option<Cow<'_, str>> {
 
 /// The form in which paths are compared: `.` and `..` resolved, doubled slashes joined and what needs no escape unescaped. Begins
 /// with a slash; a final slash stays. An escaped slash is no separator and stays escaped.
-#[must_use]
 pub fn normal(path: &str) -> Cow<'_, str> {
     if is_plain(path) && !path.contains("//") {
         return Cow::Borrowed(path);
@@ -50,7 +48,6 @@ pub fn normal(path: &str) -> Cow<'_, str> {
 }
 
 /// The rest of a path ([`resolved`]) after so many segments, with its slash.
-#[must_use]
 pub fn after(path: &str, segments: usize) -> &str {
     (0..segments).fold(path, |path, _| {
         let path = path.trim_start_matches('/');
@@ -59,13 +56,11 @@ pub fn after(path: &str, segments: usize) -> &str {
 }
 
 /// How many segments a path in normal form has.
-#[must_use]
 pub fn segments(path: &str) -> usize {
     path.split('/').filter(|part| !part.is_empty()).count()
 }
 
 /// Whether a path is this one or below it, by whole segments. `above` has no final slash, unless it is all there is.
-#[must_use]
 pub fn is_below(path: &str, above: &str) -> bool {
     above == "/" || path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -12,7 +12,6 @@ use super::{Vhost, VhostRoute, Vhosts};
 pub const NAME: &str = "node";
 
 /// The node's site, and what of which sites is not in it and why.
-#[must_use]
 pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
     let mut node = Vhost::default();
     let mut faults: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -38,7 +37,6 @@ pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
     (node, faults)
 }
 
-#[must_use]
 pub fn listened(sites: &Arc<Vhosts>, on_node: bool) -> Arc<Vhosts> {
     if !on_node || sites.is_empty() {
         return Arc::clone(sites);

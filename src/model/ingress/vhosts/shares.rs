@@ -28,7 +28,6 @@ pub struct Shares {
 
 impl Shares {
     /// For a process that may have so many descriptors and bytes of memory, and takes so many connections at the most.
-    #[must_use]
     pub fn of(descriptors: usize, memory: usize, most: usize) -> Self {
         let free = descriptors - RESERVE.min(descriptors / 4);
         let connections = most.min(free / 2).min(memory / 2 / CONNECTION).max(1);
@@ -49,7 +48,6 @@ impl Default for Shares {
 }
 
 /// What counts as one client: an address; of IPv6 the network of 64 bits, but for the tailnet's own addresses.
-#[must_use]
 pub fn source(client: IpAddr) -> IpAddr {
     match client {
         IpAddr::V6(address) if address.segments()[..3] != [0xfd7a, 0x115c, 0xa1e0] => {

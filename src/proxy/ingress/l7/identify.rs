@@ -35,7 +35,6 @@ impl std::fmt::Debug for Identify {
 }
 
 /// Lookup by a LocalAPI.
-#[must_use]
 pub fn by(api: LocalApi) -> WhoIsLookup {
     Arc::new(move |client| {
         let api = api.clone();

@@ -158,14 +158,12 @@ impl Default for Stats {
 
 impl Stats {
     /// Samples all counters.
-    #[must_use]
     pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         sites.iter().map(|(name, counts)| (name.clone(), counts.sample())).collect()
     }
 
     /// Number of open connections, including those of removed virtual hosts.
-    #[must_use]
     pub fn open(&self) -> watch::Receiver<usize> {
         self.open.subscribe()
     }

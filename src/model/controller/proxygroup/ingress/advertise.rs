@@ -68,7 +68,6 @@ impl IngressPlan<'_> {
 }
 
 /// Whether a replica that gets traffic advertises a name, and the control server leads clients to it.
-#[must_use]
 pub fn serves(replica: &ObservedReplica, name: &str) -> bool {
     live(replica) && replica.advertises(name) && !unapproved(replica, name)
 }

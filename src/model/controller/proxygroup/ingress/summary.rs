@@ -56,7 +56,6 @@ impl PublishState {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
 
     /// Label value.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Whole => "advertised",
@@ -71,7 +70,6 @@ impl Certified {
     pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
 
     /// Label value.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Issued => "issued",
