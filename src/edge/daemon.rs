@@ -8,9 +8,9 @@ mod reattach;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -27,7 +27,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-use crate::edge::files::replace_with_mode;
 use crate::model::tailnet::supervise::Secret;
 use crate::model::tailnet::supervise::conffile::{self, ConfFault};
 
@@ -255,7 +254,10 @@ pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
         // The daemon makes its own directory when it starts, which is after this.
         fs::create_dir_all(parent).map_err(fail)?;
     }
-    replace_with_mode(path, bytes, 0o600).map_err(fail)
+    let fresh = path.with_extension("new");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(fail)?;
+    file.write_all(bytes).map_err(fail)?;
+    fs::rename(&fresh, path).map_err(fail)
 }
 
 /// Makes the socket reachable where the `tailscale` command looks for it by itself.

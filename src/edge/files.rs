@@ -99,7 +99,7 @@ pub fn remove(path: &Path) -> Result<(), FilesError> {
 }
 
 /// As [`replace`], with these permissions. Blocks.
-pub(super) fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
     let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&aside)?;

@@ -35,6 +35,7 @@ const DOORS: &[(&str, &[&str])] = &[
             "model",
             "proxy/certs",
             "proxy/metrics/certs",
+            "proxy/state_secret/start",
             "proxy/tailnet/recent_peers",
             "reconciler",
         ],

@@ -186,8 +186,9 @@ fn stop_while_down_or_starting_ends() {
 fn failed_auth_key_is_reissued_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
-    lab.on(DaemonEvent::Key(old.clone()));
-    lab.connect();
+    for event in [DaemonEvent::Key(old.clone()), DaemonEvent::Spawned, DaemonEvent::Connected] {
+        lab.on(event);
+    }
     assert_eq!(lab.on(backend(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
@@ -247,8 +248,9 @@ fn broken_login_must_persist_before_a_reissue() {
 #[test]
 fn new_auth_key_without_state_secret_is_tried_at_once() {
     let mut lab = Lab::new(&settings());
-    lab.on(DaemonEvent::Key(Secret::new("old")));
-    lab.connect();
+    for event in [DaemonEvent::Key(Secret::new("old")), DaemonEvent::Spawned, DaemonEvent::Connected] {
+        lab.on(event);
+    }
     assert_eq!(lab.on(backend(BackendState::NeedsLogin)), []);
     assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
