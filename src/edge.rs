@@ -1,4 +1,4 @@
-//! IO: one outside world for each file. No decisions; typed errors whose `kind()` is what metrics and Events say.
+//! I/O: one module per external system. No decisions; typed errors, whose `reason()` is the label in metrics and the reason of Events.
 
 pub mod acme;
 pub mod conntrack;

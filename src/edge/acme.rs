@@ -1,7 +1,7 @@
-//! An ACME server (RFC 8555): an account, orders by dns-01, and when it suggests to renew (RFC 9773).
+//! ACME client (RFC 8555): account, orders with the dns-01 challenge, and renewal information (RFC 9773).
 //!
-//! An order is made once and reports how it went; when to order, and when again, is decided elsewhere. The DNS record that
-//! proves the name is set by whoever is given to [`Acme::order`]. Nothing is kept on disk, and no key is ever logged.
+//! An order is attempted once and returns its result; the caller decides when to order and when to retry. The callback of [`Acme::order`]
+//! sets the TXT record of the challenge. Nothing is stored on disk, and no key is logged.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -28,35 +28,35 @@ pub use key::AccountKey;
 
 use http::{AcmeHttp, ErrorHead};
 
-/// How long the server may take over one thing. Who orders gives up on its own terms, and sooner.
+/// Polling of an order; the caller's own timeout is shorter.
 const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(100)).backoff(1.3).timeout(Duration::from_mins(4));
-/// How often a request is sent again whose nonce the server does not take, beside what the client does by itself.
+/// Maximum retries after a `badNonce` error, in addition to those of the ACME client.
 const NONCES: u8 = 8;
 
-/// Sets the TXT record of this name to this value.
+/// Callback that sets a TXT record; arguments: name, value.
 pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> + Send + Sync);
 pub type RecordFailure = Box<dyn std::error::Error + Send + Sync>;
 
 tokio::task_local! {
-    /// What is known of the newest answer that was no success; for each call by itself.
+    /// Head of the last error response; one per call.
     static REFUSED: Cell<Option<ErrorHead>>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcmeServer {
     pub directory: String,
-    /// More certificate authorities to believe, PEM: for a server with a private one.
+    /// File with additional trusted CAs, PEM: for a server with a private CA.
     pub ca: Option<PathBuf>,
 }
 
-/// An account at a server. Cheap to clone.
+/// Account on an ACME server. Cheap to clone.
 #[derive(Clone)]
 pub struct Acme {
     account: Account,
     key: Arc<AccountKey>,
 }
 
-/// Makes a call again while the server says that its nonce is old.
+/// Repeats a call while the server rejects its nonce (`badNonce`).
 macro_rules! with_nonce {
     ($call:expr) => {{
         let mut attempts = NONCES;
@@ -70,7 +70,7 @@ macro_rules! with_nonce {
 }
 
 impl Acme {
-    /// The account of this key. It is made if there is none.
+    /// Logs in with the account key; creates the account if it does not exist.
     pub async fn log_in(server: &AcmeServer, key: AccountKey) -> Result<Self, AcmeError> {
         let http = AcmeHttp::new(server)?;
         let log_in = async {
@@ -88,10 +88,10 @@ impl Acme {
         &self.key
     }
 
-    /// Orders a certificate for a name. `replaces` is the id of the one that it is to replace, if the account has that one's order.
+    /// Orders a certificate for a name. `replaces` is the ID of the certificate to renew, if this account ordered it.
     pub async fn order(&self, name: &str, replaces: Option<&str>, set_txt: SetTxt<'_>) -> Result<Pair, AcmeError> {
         let mut order = match (self.new_order(name, replaces).await, replaces) {
-            // It was replaced before, or the server does not know it: that it is a renewal is worth a hint, not a failure.
+            // Already replaced, or unknown to the server: `replaces` is only a hint, so the order is repeated without it.
             (Err(AcmeError::Refused { kind, .. }), Some(_)) if !matches!(kind, "RateLimited" | "ServerError") => {
                 self.new_order(name, None).await?
             }
@@ -111,7 +111,7 @@ impl Acme {
         Ok(Pair { chain: chain.into_bytes().into(), key: key.into_bytes().into() })
     }
 
-    /// When the server suggests to replace a certificate, and how soon it wants to be asked again. Nothing if it does not say.
+    /// Fetches the suggested renewal window of a certificate and the time until the next request; `None` if the server has none.
     pub async fn suggestion(&self, certificate: &str) -> Result<Option<(RenewalWindow, Duration)>, AcmeError> {
         let Some(id) = identifier(certificate) else { return Ok(None) };
         match call("ask when to renew", self.account.renewal_info(&id)).await {
@@ -140,7 +140,7 @@ impl Acme {
         }
     }
 
-    /// Proves every name of an order that is not proven yet.
+    /// Completes the pending authorizations of an order.
     async fn prove(&self, order: &mut Order, set_txt: SetTxt<'_>) -> Result<(), AcmeError> {
         call("read what is to be proven", async { with_nonce!(read(order)) }).await?;
         let mut authorizations = order.authorizations();
@@ -160,7 +160,7 @@ impl Acme {
         Ok(())
     }
 
-    /// What the server says of an order that came to nothing.
+    /// Error of an invalid order, with the server's reason.
     async fn why_invalid(&self, order: &mut Order, name: &str) -> AcmeError {
         let mut why = "the server does not say why".to_owned();
         let mut authorizations = order.authorizations();
@@ -175,7 +175,7 @@ impl Acme {
     }
 }
 
-/// Reads what is to be proven for an order; it is kept with the order.
+/// Fetches the authorizations of an order, which caches them.
 async fn read(order: &mut Order) -> Result<(), Error> {
     let mut authorizations = order.authorizations();
     while let Some(found) = authorizations.next().await {
@@ -184,13 +184,13 @@ async fn read(order: &mut Order) -> Result<(), Error> {
     Ok(())
 }
 
-/// The id of a certificate, as the client has it; nothing if it says not who signed it.
+/// Parses a certificate ID; `None` if it has no authority key identifier.
 fn identifier(id: &str) -> Option<CertificateIdentifier<'_>> {
     let deserializer: BorrowedStrDeserializer<'_, serde::de::value::Error> = BorrowedStrDeserializer::new(id);
     CertificateIdentifier::deserialize(deserializer).ok().filter(|_| !id.starts_with('.'))
 }
 
-/// Makes one call; its fault has what the server said beside its problem document.
+/// Runs one call; its error has the status and `Retry-After` of the response in addition to the problem document.
 async fn call<T>(what: &'static str, work: impl Future<Output = Result<T, Error>>) -> Result<T, AcmeError> {
     REFUSED
         .scope(Cell::new(None), async {

@@ -1,7 +1,7 @@
-//! The connection tracking of this network namespace, over ctnetlink.
+//! Connection tracking of this network namespace, over ctnetlink.
 //!
-//! Lists flows, deletes single ones, tells how full the table is; which flows to delete is [`crate::model::flows::cleanup`]'s business.
-//! Blocking: the kernel answers at once, but a dump of many flows takes milliseconds, so async callers use `spawn_blocking`.
+//! Lists flows, deletes single ones, reads the table's size and counters; [`crate::model::flows::cleanup`] decides which flows to delete.
+//! Blocking: the kernel responds at once, but a dump of many flows takes milliseconds, so async callers use `spawn_blocking`.
 
 pub mod wire;
 
@@ -15,42 +15,42 @@ use crate::model::firewall::netlink::NETFILTER_HEADER;
 use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::runtime::nfnetlink::{Answer, DumpEnd, NfnetlinkSocket, answers_lost, is_absent, outcome};
 
-/// How many deletions go to the kernel in one message.
+/// Deletions in one netlink message.
 const BATCH: usize = 64;
-/// How often a listing that was disturbed is begun anew.
+/// Maximum attempts of a disturbed listing.
 const ATTEMPTS: usize = 4;
 
-/// A socket to connection tracking.
+/// ctnetlink socket.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: NfnetlinkSocket,
 }
 
-/// How full the table of this namespace is, and what that has cost since the namespace was made.
+/// Size of this namespace's conntrack table, and its drop counters since the creation of the namespace.
 ///
-/// A full table (`entries` at `limit`, `dropped` growing) refuses new flows without harming those that exist.
+/// A full table (`entries` at `limit`, `dropped` growing) rejects new flows without harm to existing ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Pressure {
     pub entries: u32,
-    /// The most that the kernel allows (`net.netfilter.nf_conntrack_max`).
+    /// Kernel limit (`net.netfilter.nf_conntrack_max`).
     pub limit: u32,
-    /// Packets dropped because the table was full or memory short.
+    /// Packets dropped because the table was full or memory was short.
     pub dropped: u64,
     /// Unanswered flows evicted early to make room.
     pub evicted: u64,
-    /// Entries that could not be inserted (a clash of tuples).
+    /// Failed insertions (clashing tuples).
     pub insert_failed: u64,
 }
 
-/// A request to connection tracking failed.
+/// A ctnetlink request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConntrackError {
     #[error("cannot open connection tracking's netlink socket (the kernel needs nf_conntrack_netlink): {0}")]
     Open(#[source] io::Error),
-    /// A listing failed, or was disturbed each time.
+    /// A listing failed, or was disturbed in each attempt.
     #[error("cannot list tracked flows (NET_ADMIN is needed): {0}")]
     List(#[source] io::Error),
-    /// A deletion failed for another reason than that the flow is gone.
+    /// A deletion failed for another reason than a missing flow.
     #[error("cannot delete a tracked flow (NET_ADMIN is needed): {0}")]
     Delete(#[source] io::Error),
     /// The counters could not be read.
@@ -59,7 +59,7 @@ pub enum ConntrackError {
 }
 
 impl ConntrackError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",
@@ -76,7 +76,7 @@ impl Conntrack {
         NfnetlinkSocket::open().map(|socket| Self { socket }).map_err(ConntrackError::Open)
     }
 
-    /// The flows that the filter admits. Flows that begin or end meanwhile may be in it or not.
+    /// Lists the flows that match the filter. Flows that begin or end meanwhile may be included or not.
     pub fn flows(&mut self, filter: FlowFilter) -> Result<Vec<Flow>, ConntrackError> {
         let mut flows = Vec::new();
         // The kernel compares ports only within a family.
@@ -94,7 +94,7 @@ impl Conntrack {
         let others = flows.len();
         for _ in 0..ATTEMPTS {
             flows.truncate(others);
-            // The kernel cannot tell apart by state; most entries may be over, and are not worth reading whole.
+            // The kernel cannot filter by TCP state; most entries may be closed flows and are not worth a full parse.
             let read = |answer: &Answer<'_>| {
                 let attributes = attributes(answer);
                 let flow = filter.admits_state(wire::parse_state(attributes)).then(|| wire::parse_flow(attributes));
@@ -103,7 +103,7 @@ impl Conntrack {
             match self.socket.request(|sequence| wire::dump(filter, sequence), read) {
                 Ok(DumpEnd::Complete) => return Ok(()),
                 Ok(DumpEnd::Disturbed) => {}
-                // Answers were lost for want of buffer: what is left of them must not be taken for the next listing's.
+                // Responses were lost for lack of buffer space: the rest must not be read as part of the next listing.
                 Err(error) if answers_lost(&error) => *self = Self::open()?,
                 Err(error) => return Err(ConntrackError::List(error)),
             }
@@ -111,15 +111,15 @@ impl Conntrack {
         Err(ConntrackError::List(io::Error::other("the table kept changing while it was read")))
     }
 
-    /// Deletes these very flows and returns how many of them were still there, as far as the answers were not lost. A younger flow in
-    /// the place of one is left alone. After an error others may remain.
+    /// Deletes exactly these flows; returns how many existed, except those whose responses were lost. A newer flow with the same tuple is
+    /// not deleted. After an error other flows may remain.
     pub fn delete_all<'a>(&mut self, flows: impl IntoIterator<Item = &'a Flow>) -> Result<usize, ConntrackError> {
         let flows: Vec<&Flow> = flows.into_iter().collect();
         let mut deleted = 0;
         for batch in flows.chunks(BATCH) {
             let mut answer = self.delete_batch(batch);
             if answer.as_ref().is_err_and(answers_lost) {
-                // Which of them are gone is unknown: they are deleted once more, and those that are gone do no harm.
+                // It is unknown which are deleted: the batch is repeated, which is harmless for deleted flows.
                 *self = Self::open()?;
                 answer = self.delete_batch(batch);
             }
@@ -147,7 +147,7 @@ impl Conntrack {
         fault.map_or(Ok(deleted), Err)
     }
 
-    /// How full the table is.
+    /// Reads size and counters of the table.
     pub fn pressure(&mut self) -> Result<Pressure, ConntrackError> {
         let mut pressure = Pressure::default();
         let mut stats = |answer: &Answer<'_>| wire::parse_stats(attributes(answer), &mut pressure);

@@ -1,7 +1,7 @@
-//! A control plane's API: auth keys and devices, of Tailscale or of headscale.
+//! Client of a control plane's API (Tailscale or headscale): auth keys, devices and Tailscale Services.
 //!
-//! One client for each tailnet; its clones share the rate, the pause that the server asked for and the access token. A call is
-//! tried once: whoever reconciles tries again, after what [`ControlError::retry_after`] says. No key is ever logged.
+//! One client per tailnet; its clones share the rate limit, the server's `Retry-After` pause and the access token. A call is attempted
+//! once: the reconciler requeues, after [`ControlError::retry_after`] if set. No key is logged.
 
 mod error;
 mod headscale;
@@ -25,66 +25,64 @@ use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId
 use crate::model::controller::tailnet;
 use crate::model::tailnet::supervise::Secret;
 
-/// Where a control plane is and how it is spoken to.
+/// Address and credentials of a control plane, and limits of calls.
 #[derive(Debug, Clone)]
 pub struct ControlSettings {
-    /// The base URL, that of the login server too.
+    /// Base URL, also of the login server.
     pub url: String,
     pub credentials: ClientCredentials,
-    /// More certificate authorities to believe, PEM: for a control server with a private one.
+    /// File with additional trusted CAs, PEM: for a control server with a private CA.
     pub ca: Option<PathBuf>,
-    /// How fast it may be asked.
     pub rate: Rate,
-    /// How long one call may take, waiting for its turn included.
+    /// Timeout of a call, including the wait for the rate limit.
     pub deadline: Duration,
 }
 
-/// A limit of requests.
+/// Request rate limit (token bucket).
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
-    /// So many at once.
     pub burst: u32,
-    /// So many a second in the long run.
+    /// Sustained requests per second.
     pub per_second: f64,
 }
 
-/// Who asks a control plane.
+/// Credentials for a control plane.
 pub type ClientCredentials = tailnet::Credentials<IdentityToken>;
 
-/// Where a service account's token is; it is read anew for each exchange.
+/// Source of the service account token; read for each exchange.
 #[derive(Debug, Clone)]
 pub enum IdentityToken {
-    /// In a file, as the kubelet projects it.
+    /// File that the kubelet projects.
     File(PathBuf),
-    /// With somebody who asks the API server for it; nothing until he has it.
+    /// Updated by a task that requests it from the API server; `None` until then.
     Watch(watch::Receiver<Option<Secret>>),
 }
 
-/// A new auth key: for one device, once.
+/// A new auth key: single use, for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthKey {
     pub id: KeyId,
     pub key: Secret,
 }
 
-/// A client of one control plane.
+/// Client of one control plane.
 #[derive(Debug, Clone)]
 pub enum ControlClient {
-    /// Tailscale, or what speaks its API.
+    /// Tailscale, or a server with a compatible API.
     Tailscale(Tailscale),
     Headscale(Headscale),
 }
 
 impl Rate {
-    /// A good guest: a start of a big group is not held up, and a fault elsewhere cannot make us a flood.
+    /// High enough for the start of a big group, low enough that a fault elsewhere cannot flood the server.
     pub const DEFAULT: Self = Self { burst: 20, per_second: 5.0 };
 }
 
 impl ControlClient {
-    /// How long an auth key can be used: a Pod that starts needs seconds.
+    /// Lifetime of an auth key: a starting Pod needs seconds.
     pub const KEY_LIFE: Duration = Duration::from_hours(1);
 
-    /// A client. Asks nobody yet. Fails if the URL or the certificate authorities cannot be used.
+    /// Creates a client without I/O to the server. Fails if the URL or the CA file is unusable.
     pub fn new(settings: ControlSettings) -> Result<Self, ControlError> {
         let http = ControlHttp::new(&settings)?;
         Ok(match settings.credentials {
@@ -101,7 +99,7 @@ impl ControlClient {
         }
     }
 
-    /// Whether the credentials allow what we need: asks for keys and devices.
+    /// Checks the permissions of the credentials with requests for keys and devices.
     pub async fn probe(&self) -> Result<(), ControlError> {
         match self {
             Self::Tailscale(client) => client.probe().await,
@@ -109,7 +107,7 @@ impl ControlClient {
         }
     }
 
-    /// Makes an auth key for one device, to be used once within [`Self::KEY_LIFE`]. `note` tells a person what it is for.
+    /// Creates an auth key for one device, single use, valid for [`Self::KEY_LIFE`]. `note` is its description for users.
     pub async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
         match self {
             Self::Tailscale(client) => client.mint_key(tags, note).await,
@@ -117,7 +115,7 @@ impl ControlClient {
         }
     }
 
-    /// Makes a key useless. One that is gone already is no error.
+    /// Revokes a key. A missing key is no error.
     pub async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
         match self {
             Self::Tailscale(client) => client.revoke_key(id).await,
@@ -126,12 +124,12 @@ impl ControlClient {
         .or_else(ControlError::absent)
     }
 
-    /// All Tailscale Services that the credentials may see.
+    /// Lists all Tailscale Services that the credentials may read.
     pub async fn services(&self) -> Result<Vec<VipService>, ControlError> {
         self.tailscale()?.services().await
     }
 
-    /// A Tailscale Service, with `svc:`; none if there is none of this name.
+    /// Returns a Tailscale Service by its name, with `svc:`; `None` if it does not exist.
     pub async fn service(&self, name: &str) -> Result<Option<VipService>, ControlError> {
         match self.tailscale()?.service(name).await {
             Ok(service) => Ok(Some(service)),
@@ -139,17 +137,17 @@ impl ControlClient {
         }
     }
 
-    /// Makes a Tailscale Service, or puts this one whole in the place of the one that there is.
+    /// Creates or replaces a Tailscale Service.
     pub async fn put_service(&self, service: &VipService) -> Result<(), ControlError> {
         self.tailscale()?.put_service(service).await
     }
 
-    /// Takes a Tailscale Service away. One that is gone already is no error.
+    /// Deletes a Tailscale Service. A missing one is no error.
     pub async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
         self.tailscale()?.delete_service(name).await.or_else(ControlError::absent)
     }
 
-    /// Leads routes to a device, and others no more; those that are approved for it after that.
+    /// Adds and removes approved routes of a device; returns the approved routes afterwards.
     pub async fn approve_routes(
         &self,
         id: &DeviceId,
@@ -170,7 +168,7 @@ impl ControlClient {
         }
     }
 
-    /// A device by its stable ID, if it is the expected one; `None` if the control plane does not know it.
+    /// Returns a device by its stable ID; `None` if the control plane does not know it. Fails if it is not the expected one.
     pub async fn device(&self, id: &DeviceId, expected: &ExpectedDevice) -> Result<Option<Device>, ControlError> {
         let found = match self {
             Self::Tailscale(client) => client.device(id).await,
@@ -184,7 +182,7 @@ impl ControlClient {
         expected.check(&device).map_err(mismatch).map(|()| Some(device))
     }
 
-    /// Deletes a device if it is the expected one. One that is gone already is no error.
+    /// Deletes a device if it is the expected one. A missing device is no error.
     pub async fn delete_device(&self, id: &DeviceId, expected: &ExpectedDevice) -> Result<(), ControlError> {
         if self.device(id, expected).await?.is_none() {
             return Ok(());
@@ -197,7 +195,7 @@ impl ControlClient {
     }
 }
 
-/// The ID of a new auth key.
+/// Converts the ID of a new auth key.
 fn key_id(id: String) -> Result<KeyId, ControlError> {
     KeyId::try_from(id).map_err(|error| ControlError::Answer { call: "make an auth key", source: serde::de::Error::custom(error) })
 }

@@ -1,8 +1,8 @@
-//! The process of tailscaled, and the files it needs.
+//! The tailscaled process and its files.
 //!
-//! The daemon is in a process group of its own, and holds the reading end of a pipe (`TS_PARENT_DEATH_FD`) whose other end
-//! nobody else has: it ends with this process, however that ends. Where it is to outlive this process there is no such pipe, and the
-//! next process takes it over ([`RunningDaemon::orphan`]). Nothing here decides when to start or stop it.
+//! The daemon has its own process group and the read end of a pipe (`TS_PARENT_DEATH_FD`), whose write end only this process has: it exits
+//! with this process, whatever the cause. A daemon that outlives this process has no such pipe, and the next process reattaches to it
+//! ([`RunningDaemon::orphan`]). The caller decides when to start and stop it.
 
 mod reattach;
 
@@ -30,15 +30,15 @@ use tracing::{debug, info};
 use crate::model::tailnet::supervise::Secret;
 use crate::model::tailnet::supervise::conffile::{self, ConfFault};
 
-/// A longer line of the daemon's log is cut into several.
+/// Maximum bytes of a log line; longer lines of the daemon are split.
 const LONGEST_LINE: u64 = 16 << 10;
-/// How long a question to the `tailscale` command may take.
+/// Timeout of a query with the `tailscale` command.
 const ASK: Duration = Duration::from_secs(5);
-/// How long a login by the `tailscale` command may take.
+/// Timeout of a login with the `tailscale` command.
 const LOGIN: Duration = Duration::from_mins(2);
-/// How long the log of a daemon that has ended may still be read: a grandchild may hold it open for ever.
+/// Maximum time to read the log of an exited daemon: a grandchild may hold the pipe open indefinitely.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// The variable by which a daemon of ours is known: its arguments, with blanks between them.
+/// Environment variable that identifies our daemon: its arguments, separated by spaces.
 const MARK: &str = "TAILYARD_TAILSCALED_ARGS";
 
 #[derive(Debug)]
@@ -46,17 +46,17 @@ pub struct RunningDaemon {
     handle: Handle,
     group: Pid,
     ended: Option<String>,
-    /// The daemon ends when this is closed; nothing where it outlives this process.
+    /// Write end of the parent-death pipe; `None` for a daemon that outlives this process.
     _alive: Option<OwnedFd>,
     logs: JoinSet<()>,
 }
 
-/// By what a daemon's end is seen.
+/// How the exit of the daemon is detected.
 #[derive(Debug)]
 enum Handle {
-    /// This process has started it.
+    /// Child of this process.
     Own(Child),
-    /// A process before this one has, and left it; how it ends only its parent learns.
+    /// Left by a previous process. Only its parent receives the exit status.
     Left(JoinHandle<io::Result<()>>),
 }
 
@@ -79,7 +79,7 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Spawn { .. } => "Spawn",
@@ -94,7 +94,7 @@ impl DaemonError {
 }
 
 impl RunningDaemon {
-    /// Starts the program; `outlives`: it does not end with this process. Its output goes to the log, line by line.
+    /// Starts the program. With `outlives` it does not exit with this process. Its output is logged line by line.
     pub fn spawn(program: &Path, args: &[String], env: &BTreeMap<String, String>, outlives: bool) -> Result<Self, DaemonError> {
         Self::start(program, args, env, outlives).map_err(|source| DaemonError::Spawn { program: program.to_owned(), source })
     }
@@ -107,7 +107,7 @@ impl RunningDaemon {
         command.process_group(0).kill_on_drop(!outlives);
         let ends = if outlives { None } else { Some(pipe2(OFlag::O_CLOEXEC)?) };
         if let Some((read, _)) = &ends {
-            // Only the reading end is inherited, and only while the daemon starts; another child that gets it too does no harm.
+            // Only the read end is inheritable, and only during the start; it is harmless in another child.
             fcntl(read, FcntlArg::F_SETFD(FdFlag::empty()))?;
             command.env("TS_PARENT_DEATH_FD", read.as_raw_fd().to_string());
         }
@@ -121,7 +121,7 @@ impl RunningDaemon {
         self.group.as_raw()
     }
 
-    /// Waits for its end and says how it was; what it has left behind in its process group ends with it. May be dropped and called again.
+    /// Waits for the exit and returns its description; kills processes left in the process group. Cancel-safe and repeatable.
     pub async fn wait(&mut self) -> Result<String, DaemonError> {
         let how = match (&self.ended, &mut self.handle) {
             (Some(how), _) => how.clone(),
@@ -140,7 +140,7 @@ impl RunningDaemon {
         Ok(how)
     }
 
-    /// Sends a signal; SIGKILL to the whole process group.
+    /// Sends a signal; SIGKILL goes to the whole process group.
     pub fn signal(&self, signal: Signal) -> Result<(), DaemonError> {
         if self.ended.is_some() {
             return Ok(());
@@ -153,7 +153,7 @@ impl RunningDaemon {
     }
 }
 
-/// The daemon's capability version, as the command that belongs to it says.
+/// Capability version of the daemon, from `tailscale version`.
 pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
     const WHAT: &str = "version --json";
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: WHAT, text };
@@ -164,7 +164,7 @@ pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
     cap.ok_or_else(|| fail("it names no capability version".to_owned()))
 }
 
-/// Logs in by the `tailscale` command, with its secret on its standard input.
+/// Logs in with the `tailscale` command, which reads the secret from standard input.
 pub async fn login(tailscale: &Path, args: &[String], secret: Option<&Secret>) -> Result<(), DaemonError> {
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: "up", text };
     let mut child = Command::new(tailscale)
@@ -189,14 +189,14 @@ pub async fn login(tailscale: &Path, args: &[String], secret: Option<&Secret>) -
     if output.status.success() { Ok(()) } else { Err(fail(format!("{}: {}", output.status, words.trim()))) }
 }
 
-/// A key, read from its file where it is `file:PATH`.
+/// Resolves a key: `file:PATH` is read from the file.
 pub fn key(secret: &Secret) -> Result<Secret, DaemonError> {
     let Some(path) = secret.reveal().strip_prefix("file:") else { return Ok(secret.clone()) };
     let text = fs::read_to_string(path).map_err(|source| DaemonError::File { path: path.into(), source })?;
     Ok(Secret::new(text.trim()))
 }
 
-/// Makes the device by which tailscaled sends and receives packets, unless it is there. `path` is `/dev/net/tun`.
+/// Creates the TUN device unless it exists. `path` is `/dev/net/tun`.
 pub fn ensure_tun(path: &Path) -> Result<(), DaemonError> {
     let fail = |source: io::Error| DaemonError::Tun { path: path.to_owned(), source };
     if path.exists() {
@@ -211,7 +211,7 @@ pub fn ensure_tun(path: &Path) -> Result<(), DaemonError> {
     }
 }
 
-/// The config file for a daemon of this capability version, and its bytes.
+/// Selects the config file for a capability version; returns its path and content.
 pub fn config(dir: &Path, capver: u32) -> Result<(PathBuf, Vec<u8>), DaemonError> {
     let fail = |path: &Path, source| DaemonError::File { path: path.to_owned(), source };
     let entries = fs::read_dir(dir).map_err(|source| fail(dir, source))?;
@@ -221,8 +221,8 @@ pub fn config(dir: &Path, capver: u32) -> Result<(PathBuf, Vec<u8>), DaemonError
     Ok((path, bytes))
 }
 
-/// Makes the config files of a directory these, each whole or not at all; returns how many were written or removed. Without any
-/// given, everything stays.
+/// Replaces the config files of a directory with these, each one atomically; returns the number of files written or removed. Without any
+/// files the directory is unchanged.
 pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Result<usize, DaemonError> {
     let fail = |source| DaemonError::File { path: dir.to_owned(), source };
     let files: BTreeMap<&str, &[u8]> = files.collect();
@@ -247,11 +247,11 @@ pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
     Ok(changed)
 }
 
-/// Writes a copy of a config, readable by this user alone, whole or not at all.
+/// Writes a copy of a config atomically, with mode 0600.
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };
     if let Some(parent) = path.parent() {
-        // The daemon makes its own directory when it starts, which is after this.
+        // The daemon creates this directory at its start, which is later.
         fs::create_dir_all(parent).map_err(fail)?;
     }
     let fresh = path.with_extension("new");
@@ -260,7 +260,7 @@ pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     fs::rename(&fresh, path).map_err(fail)
 }
 
-/// Makes the socket reachable where the `tailscale` command looks for it by itself.
+/// Symlinks the socket at the path where the `tailscale` command expects it, unless that path exists.
 pub fn link_socket(socket: &Path, well_known: &Path) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: well_known.to_owned(), source };
     if socket == well_known || fs::read_link(well_known).is_ok_and(|target| target == socket) {
@@ -275,15 +275,15 @@ pub fn link_socket(socket: &Path, well_known: &Path) -> Result<(), DaemonError> 
     }
 }
 
-/// A pipe for output: where it is read, and the other end, which can be read as well. So whoever writes is not ended by a signal
-/// when nobody else reads any more, and waits with a full pipe for the next one who does.
+/// Output pipe: its reader, and a file that is open for reading and writing. As the daemon has both ends, it gets no SIGPIPE when our
+/// reader is closed; with a full pipe it blocks until the next process reads.
 fn output() -> io::Result<(pipe::Receiver, File)> {
     let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
     let both = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
     Ok((pipe::Receiver::from_owned_fd(read)?, both))
 }
 
-/// Sends what is read from the daemon's outputs to the log.
+/// Logs the output of the daemon.
 fn logs(stdout: pipe::Receiver, stderr: pipe::Receiver) -> JoinSet<()> {
     [("stdout", stdout), ("stderr", stderr)].into_iter().map(|(stream, reader)| pump(stream, reader)).collect()
 }

@@ -1,8 +1,8 @@
-//! DNS: asks the servers of a `resolv.conf` for the addresses of a name. When to ask again, and what an answer is good for,
-//! is [`crate::model::tailnet::resolve`]'s business; nothing is cached here.
+//! DNS client: resolves names with the servers of a `resolv.conf`. [`crate::model::tailnet::resolve`] decides when to resolve again and how
+//! to use the result; nothing is cached here.
 //!
-//! The file is read again whenever it has changed, for tailscaled and others rewrite it while a Pod lives. Names are absolute, as
-//! Kubernetes has them in `spec.externalName`: its search list, with which a short name would mean a Service of the cluster, is not used.
+//! The file is reloaded when its content changes, as tailscaled and others rewrite it during a Pod's life. Names are absolute, as in
+//! `spec.externalName` of Kubernetes: the search list is not used, as it would resolve a short name to a Service of the cluster.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,20 +22,20 @@ use tokio::time::timeout;
 
 use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, LookupOutcome};
 
-/// The longest that one lookup takes, whatever the file says about timeouts and attempts.
+/// Timeout of a lookup, regardless of the timeouts and attempts in the file.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     #[error("cannot read {path}, which names the DNS servers: {source}")]
     Read { path: PathBuf, source: io::Error },
-    /// The file does not name a server, or names one that is not an address.
+    /// The file has no server, or one that is not an IP address.
     #[error("no DNS servers in {path}: {source}")]
     Servers { path: PathBuf, source: Box<NetError> },
 }
 
 impl DnsError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "ResolvConfUnreadable",
@@ -44,7 +44,7 @@ impl DnsError {
     }
 }
 
-/// The servers of a `resolv.conf`, read again when the file changes.
+/// DNS servers of a `resolv.conf`, reloaded when the file changes.
 pub struct Dns {
     path: PathBuf,
     loaded: Option<(Vec<u8>, Arc<Client>)>,
@@ -52,7 +52,7 @@ pub struct Dns {
 
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// The addresses of the servers that a file names; none where it cannot be read. Blocks.
+/// Server addresses in a file; empty if it is unreadable. Blocks.
 pub fn servers(resolv_conf: &Path) -> BTreeSet<IpAddr> {
     let parsed = std::fs::read(resolv_conf).ok().and_then(|text| parse_resolv_conf(text).ok());
     parsed.iter().flat_map(|(config, _)| config.name_servers()).map(|server| server.ip).collect()
@@ -63,12 +63,12 @@ pub struct Client {
 }
 
 impl Dns {
-    /// Servers named by this file. It is first read by [`Self::client`].
+    /// Uses the servers of this file, which the first call of [`Self::client`] reads.
     pub fn new(resolv_conf: &Path) -> Self {
         Self { path: resolv_conf.to_owned(), loaded: None }
     }
 
-    /// What asks the servers that the file names now. Fails if the file names none; an older client stays good.
+    /// Returns a client for the current servers of the file. Fails if the file has none; earlier clients remain usable.
     pub async fn client(&mut self) -> Result<Arc<Client>, DnsError> {
         let read = tokio::fs::read(&self.path).await;
         let text = read.map_err(|source| DnsError::Read { path: self.path.clone(), source })?;
@@ -91,21 +91,21 @@ impl Client {
         (options.timeout, options.attempts, options.edns0) = (file.timeout, file.attempts, file.edns0);
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Auto;
-        // The number of lookups at a time is bounded by who asks; a connection must not refuse any of them.
+        // The caller bounds concurrent lookups; a connection must not refuse any of them.
         options.max_active_requests = 1024;
         let config = ResolverConfig::from_parts(None, Vec::new(), config.name_servers().to_vec());
         let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options).build()?;
         Ok(Self { resolver })
     }
 
-    /// The addresses of a name, in both families. Takes [`DEADLINE`] at most.
+    /// Looks up the addresses of a name, in both families. Takes [`DEADLINE`] at most.
     pub async fn lookup(&self, name: &str) -> LookupOutcome {
         if let Ok(ip) = name.parse() {
             return literal(ip);
         }
         let Ok(mut name) = Name::from_str_relaxed(name) else { return failed(LookupFailure::Name) };
         name.set_fqdn(true);
-        // Keeps the answers of an earlier lookup from standing in for this one's.
+        // Prevents answers from the cache of an earlier lookup.
         self.resolver.clear_cache();
         let both = async { tokio::join!(self.family(name.clone(), RecordType::A), self.family(name.clone(), RecordType::AAAA)) };
         timeout(DEADLINE, both).await.map_or_else(|_| failed(LookupFailure::Timeout), |(v4, v6)| LookupOutcome { v4, v6 })
@@ -127,7 +127,7 @@ impl Client {
     }
 }
 
-/// An answer without records, or why there is none.
+/// Converts a lookup error: an empty result, or the cause of the failure.
 fn refusal(error: &NetError) -> Result<FamilyRecords, LookupFailure> {
     Err(match error {
         NetError::Dns(Said::NoRecordsFound(none)) => match none.response_code {
@@ -146,7 +146,7 @@ fn failed(failure: LookupFailure) -> LookupOutcome {
     LookupOutcome { v4: Err(failure), v6: Err(failure) }
 }
 
-/// An address in place of a name stands for itself.
+/// Result for an IP address literal: the address itself.
 fn literal(ip: IpAddr) -> LookupOutcome {
     let own = FamilyRecords { addresses: std::iter::once(ip).collect(), ttl: CEILING };
     let none = FamilyRecords::default();

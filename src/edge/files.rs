@@ -1,8 +1,8 @@
-//! Files that others rewrite: mounted `ConfigMap` and Secret volumes, and plain files of users and tests.
+//! Files that other processes rewrite: mounted `ConfigMap` and Secret volumes, and plain files of users and tests.
 //!
-//! A projected volume is a directory whose `..data` link the kubelet moves from one complete set of files to the next. All
-//! keys are read through one resolved `..data`, so that values of two moments are never mixed. [`watch`] tells when the
-//! content changed. Never interprets what it reads; the only file ever written is the one given to [`replace`].
+//! A projected volume is a directory whose `..data` link the kubelet moves atomically from one complete set of files to the next. All keys
+//! are read through one resolved `..data`, so that values of two versions are never mixed. [`watch`] reports content changes. Content is
+//! not interpreted; files are written only by [`replace`] and [`replace_private`], and deleted only by [`remove`].
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,11 +16,11 @@ use bytes::Bytes;
 mod fingerprint;
 pub mod watch;
 
-/// What a projected volume's directory calls the set of files in force.
+/// Link to the current set of files in a projected volume.
 const DATA: &str = "..data";
-/// How often a set that is replaced while it is read is begun anew.
+/// Maximum attempts to read a set that is replaced meanwhile.
 const ATTEMPTS: usize = 5;
-/// More than any config or netmap has; keeps a wrong path from filling the memory.
+/// Maximum bytes of a file, more than any config or netmap has; bounds the memory for a wrong path.
 const LARGEST: u64 = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum FilesError {
 }
 
 impl FilesError {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Closed set of values for metric labels and Event reasons.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "NoDirectory",
@@ -50,16 +50,16 @@ impl FilesError {
     }
 }
 
-/// The wanted files of a directory, all of one moment; a file that is not there is absent.
+/// Requested files of a directory, all of one version; missing files are omitted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     pub files: BTreeMap<String, Bytes>,
-    /// Whether they came through `..data`; such files are never half written, plain ones may be.
+    /// Whether the files were read through `..data`; such files are complete, plain ones may be partially written.
     pub projected: bool,
 }
 
 impl Snapshot {
-    /// Whether some file may have been read between its truncation and its writing.
+    /// Whether a file may have been read between truncation and write.
     fn half_written(&self) -> bool {
         !self.projected && self.files.values().any(Bytes::is_empty)
     }
@@ -80,17 +80,17 @@ pub fn read(directory: &Path, names: &[String]) -> Result<Snapshot, FilesError> 
     Err(FilesError::Unsettled { path: directory.to_owned() })
 }
 
-/// Replaces a file by one with this content, so that a reader sees the old or the new content whole. Blocks.
+/// Replaces a file atomically, so that readers see the old or the new content. Blocks.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
     replace_with_mode(path, content, 0o644).map_err(|source| FilesError::Write { path: path.to_owned(), source })
 }
 
-/// As [`replace`], and nobody else may read it. Blocks.
+/// As [`replace`], with mode 0600. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
     replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Write { path: path.to_owned(), source })
 }
 
-/// Removes a file, if there is one. Blocks.
+/// Removes a file; a missing one is no error. Blocks.
 pub fn remove(path: &Path) -> Result<(), FilesError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FilesError::Write { path: path.to_owned(), source }),
@@ -98,7 +98,7 @@ pub fn remove(path: &Path) -> Result<(), FilesError> {
     }
 }
 
-/// As [`replace`], with these permissions. Blocks.
+/// As [`replace`], with this mode. Blocks.
 fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
@@ -108,7 +108,7 @@ fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     fs::rename(&aside, path)
 }
 
-/// The target of `..data`; nothing if the directory is a plain one.
+/// Target of `..data`; `None` for a plain directory.
 fn data(directory: &Path) -> Result<Option<OsString>, FilesError> {
     match fs::read_link(directory.join(DATA)) {
         Ok(target) => Ok(Some(target.into_os_string())),
@@ -122,7 +122,7 @@ fn data(directory: &Path) -> Result<Option<OsString>, FilesError> {
     }
 }
 
-/// The content of a file; nothing if there is none. Anything but a regular file is refused before it can block. Blocks.
+/// Reads a file; `None` if it does not exist. Anything but a regular file is rejected before a read could hang. Blocks.
 pub fn read_one(path: &Path) -> Result<Option<Bytes>, FilesError> {
     let fail = |source| FilesError::Read { path: path.to_owned(), source };
     let metadata = match fs::metadata(path) {

@@ -1,6 +1,6 @@
-//! Asks the health endpoint of a service which Pod answers: one GET on a connection of its own, bounded in time.
+//! Health probe that identifies the Pod behind a service: one GET on its own connection, with a timeout.
 //!
-//! What follows from the answers is [`crate::model::flows::prestop_hook`]'s business.
+//! [`crate::model::flows::prestop_hook`] evaluates the responses.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -16,17 +16,17 @@ use reqwest::redirect::Policy;
 use crate::model::flows::prestop_hook::HealthProbe;
 use crate::runtime::https::{self, HttpsError};
 
-/// The headers in which a Pod says its addresses.
+/// Response headers with the Pod's addresses.
 pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 
-/// Each request has a connection of its own: another one may reach another Pod. It is plain HTTP, so no certificate authorities are loaded.
+/// Each request has its own connection, as another connection may reach another Pod. It is plain HTTP, so no CAs are loaded.
 static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> =
     LazyLock::new(|| https::build(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()).pool_max_idle_per_host(0)));
 
-/// Asks once. `url` is that of the config; one that cannot be asked is [`HealthProbe::Silent`].
+/// Sends one probe. `url` is from the config; an invalid one gives [`HealthProbe::Silent`].
 pub async fn ping(url: &str, limit: Duration) -> HealthProbe {
     let Ok(client) = &*CLIENT else { return HealthProbe::Silent };
-    // The answer's head is all that counts.
+    // Only the response head matters.
     match client.get(url).header(CONNECTION, "close").timeout(limit).send().await {
         Ok(answer) => HealthProbe::Answered(addresses(answer.headers())),
         Err(error) if is_refused(&error) => HealthProbe::Refused,
@@ -42,7 +42,7 @@ fn addresses(headers: &HeaderMap) -> BTreeSet<IpAddr> {
     values.filter_map(|value| value.trim().parse().ok()).collect()
 }
 
-/// Whether the network says that nothing listens there.
+/// Whether the connection was refused or has no route.
 fn is_refused(error: &reqwest::Error) -> bool {
     let mut causes = successors(error.source(), |cause| (**cause).source());
     causes.any(|cause| {
@@ -60,7 +60,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// Answers one connection with these bytes and tells what was asked.
+    /// Serves one connection with this response and returns the request.
     async fn answering(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/healthz", listener.local_addr().expect("an address"));

@@ -1,8 +1,9 @@
-//! iptables, of either make, by its own programs: our chains restored whole or in part, saved to be audited and counted.
+//! iptables backend, nft or legacy variant: runs its programs to restore our chains (all or some), to audit them and to read their
+//! counters.
 //!
-//! A restore is one step for each table and family: it is taken whole or not at all (a table too large for that: chain by chain). What iptables-save writes is the form
-//! that iptables-restore reads; of it the names of our own chains and the counters are used. It never flushes a chain that
-//! is not ours. What is to be held is decided elsewhere ([`crate::model::firewall::iptables`]).
+//! A restore is one atomic transaction for each table and family; a table too large for that is restored chain by chain. Of the
+//! iptables-save output, which is in the input format of iptables-restore, only the names of our chains and the counters are used. Foreign
+//! chains are never flushed. [`crate::model::firewall::iptables`] decides the content.
 
 mod program;
 
@@ -18,7 +19,7 @@ use crate::model::firewall::{Audit, Traffic};
 
 pub use self::program::{IptablesError, Variant};
 
-/// How many rules fit a socket's default buffer in one step.
+/// Number of rules that fit the default socket buffer in one transaction.
 const STEP: usize = 400;
 
 /// Our chains in the network namespace of the calling thread.
@@ -28,26 +29,25 @@ pub struct Iptables {
     written: Arc<Mutex<Option<WrittenRules>>>,
 }
 
-/// What was written last.
+/// Last written rules.
 #[derive(Debug)]
 struct WrittenRules {
     ruleset: Ruleset,
-    /// What a dump said of ours right after; nothing before it was looked at.
+    /// Dump of our chains right after the write; `None` until it is read.
     dumps: Option<BTreeMap<Family, Vec<String>>>,
 }
 
 impl Iptables {
-    /// The chains that this make of iptables holds; nothing is done yet.
+    /// Creates a handle for this variant, without any I/O.
     pub fn open(variant: Variant) -> Self {
         Self { variant, written: Arc::default() }
     }
 
-    /// Which make it is.
     pub fn variant(&self) -> Variant {
         self.variant
     }
 
-    /// Finds out whether programs and kernel can do all that we need, by chains that nothing jumps to and that are taken away again.
+    /// Checks that programs and kernel support all features in use, with unreferenced trial chains that are removed afterwards.
     pub async fn probe(&self, interface: &InterfaceName) -> Result<(), IptablesError> {
         for programs in self.families() {
             let (make, unmake) = trial(interface, programs.family());
@@ -57,14 +57,14 @@ impl Iptables {
         Ok(())
     }
 
-    /// Makes all of ours anew, whatever of it stands, in one step for each table and family. [`Self::note`] is to follow.
+    /// Replaces all our chains, in one transaction for each table and family. [`Self::note`] must follow.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), IptablesError> {
         self.lock().take();
         for programs in self.families() {
             let found = self.found(programs).await?;
             let text = |step| replace(ruleset, programs.family(), &found, step);
             if let Err(whole) = programs.restore("load the chains", text(usize::MAX)).await {
-                // In a user namespace a large table may be more than the process may send at once.
+                // In a user namespace a large table may exceed the socket buffer limit of the process.
                 programs.restore("load the chains", text(STEP)).await.map_err(|_| whole)?;
             }
         }
@@ -72,7 +72,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Sends the chains that differ; a change of the static part makes all anew. [`Self::note`] is to follow.
+    /// Applies the chains that differ; a change of the static part rewrites all. [`Self::note`] must follow.
     pub async fn patch(&self, before: &Ruleset, change: &Delta, after: &Ruleset) -> Result<(), IptablesError> {
         if change.rewrite {
             return self.rewrite(after).await;
@@ -87,7 +87,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Looks at what was written, for later audits. Not a part of the writing: what is in force can be told before.
+    /// Reads the written chains back for later audits. Separate from the write, so that callers can report the ruleset as active before.
     pub async fn note(&self) -> Result<(), IptablesError> {
         let dumps = self.dumps().await?;
         if let Some(written) = &mut *self.lock() {
@@ -96,7 +96,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Compares what a dump says of ours with what one said right after it was written.
+    /// Compares a dump of our chains with the dump right after the write.
     pub async fn audit(&self, ruleset: &Ruleset) -> Result<Audit, IptablesError> {
         let drifted = |what: &str| Ok(Audit::Drifted { what: what.to_owned() });
         let dumps = self.dumps().await?;
@@ -109,7 +109,7 @@ impl Iptables {
         }
     }
 
-    /// Takes away all of ours that stands.
+    /// Removes all our chains and rules.
     pub async fn remove(&self) -> Result<(), IptablesError> {
         self.lock().take();
         for programs in self.families().filter(|programs| programs.has_tables()) {
@@ -120,7 +120,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// What was counted for each match port since the chain that counts it was last sent.
+    /// Counters of each match port since the last write of its counting chain.
     pub async fn counters(&self) -> Result<Traffic, IptablesError> {
         let Some(ruleset) = self.lock().as_ref().map(|written| written.ruleset.clone()) else { return Ok(Traffic::new()) };
         let mut sum = Traffic::new();
@@ -135,7 +135,7 @@ impl Iptables {
         Ok(sum)
     }
 
-    /// Remembers what was written.
+    /// Stores the written ruleset.
     fn wrote(&self, ruleset: &Ruleset) {
         *self.lock() = Some(WrittenRules { ruleset: ruleset.clone(), dumps: None });
     }
@@ -148,12 +148,12 @@ impl Iptables {
         Ok(dumps)
     }
 
-    /// What of ours stands. Whether a jump does is the exit status of a check.
+    /// Finds our existing chains and jumps. Jumps are found by the exit status of `--check`.
     async fn found(&self, programs: Programs) -> Result<LeftoverRules, IptablesError> {
         let chains = chains_in(&programs.save(false).await?).collect();
         let mut found = LeftoverRules { chains, ..LeftoverRules::default() };
         for jump in Jump::ALL {
-            // A rule cannot stand whose chain does not.
+            // A jump cannot exist without its target chain.
             if found.chains.contains(&(jump.table, jump.to.to_string())) && programs.check(jump).await? {
                 found.jumps.insert(jump);
             }
@@ -161,7 +161,7 @@ impl Iptables {
         Ok(found)
     }
 
-    /// The programs of each family that this network namespace has.
+    /// Programs of each family that this network namespace has.
     fn families(&self) -> impl Iterator<Item = Programs> {
         let here = |family: &Family| *family == Family::V4 || Path::new("/proc/thread-self/net/if_inet6").exists();
         let variant = self.variant;

@@ -1,8 +1,8 @@
-//! The Kubernetes API. A replica needs one `ConfigMap`, its own two Secrets, and what it may do with them; the reconciler
-//! follows whole kinds ([`Follow`]), and writes by one door ([`LeaderClient`]) while it leads ([`Lease`]).
+//! Kubernetes API client. A replica uses one `ConfigMap`, its own two Secrets, the Secrets of its group's certificates, a Lease and access
+//! reviews. The reconciler watches whole kinds ([`Follow`]) and writes through one client ([`LeaderClient`]) while it leads ([`Lease`]).
 //!
-//! Every call has a time limit and is made once: retrying is the caller's business. Nothing here decides what is in force
-//! or what is written, and a replica never names another's Secret.
+//! Every call has a timeout and is attempted once; callers retry. Callers also decide what is in force and what is written. A replica never
+//! reads or writes the state or config Secret of another one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -35,20 +35,20 @@ pub use list_watch::{Follow, ObjectEvent, WatchChange};
 pub use resource::Resource;
 pub use secret::StateSecret;
 
-/// Where a Pod finds its namespace, its token and the API's certificate authority.
+/// Directory of the Pod's namespace, token and API CA certificate.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A connection, TLS included, takes no longer.
+/// Timeout of a connection, including TLS.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A connection on which nothing is heard for so long is given up; longer than a watch that has nothing to tell lasts.
+/// Read timeout of a connection; longer than a watch without events lasts.
 const SILENCE: Duration = Duration::from_secs(75);
-/// A call that is no watch takes no longer.
+/// Timeout of a call other than a watch.
 const CALL: Duration = Duration::from_secs(10);
 
-/// The values of a `ConfigMap` or Secret by key.
+/// Values of a `ConfigMap` or Secret by key.
 pub type Values = BTreeMap<String, Bytes>;
 
-/// A client for one namespace of one cluster. Cheap to clone.
+/// Client for one namespace of a cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
@@ -62,8 +62,8 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster that the Pod runs in. `server` is the API's URL; `service_account` is [`SERVICE_ACCOUNT`]. The token and
-    /// the authority are read again once a minute, as the kubelet renews them. Nothing is asked of the API yet.
+    /// The Pod's own cluster. `server` is the URL of the API; `service_account` is [`SERVICE_ACCOUNT`]. Token and CA are reloaded once a
+    /// minute, as the kubelet renews them. Sends no request yet.
     pub async fn in_pod(server: &str, service_account: &Path) -> Result<Self, KubeError> {
         let file = |name: &str| {
             let path = service_account.join(name);
@@ -86,8 +86,8 @@ impl Cluster {
         Self::of(file, service_account, Some(authority), None).await
     }
 
-    /// The cluster that a person means: that of the kubeconfig of `KUBECONFIG` or of the home directory, by this context or the
-    /// current one; without any kubeconfig that of the Pod that this is.
+    /// Cluster of the kubeconfig (`KUBECONFIG` or the home directory), with this context or the current one; without a kubeconfig the Pod's
+    /// own cluster.
     pub async fn find(context: Option<&str>) -> Result<Self, KubeError> {
         match Kubeconfig::read() {
             Ok(file) => Self::of(file, Path::new("the kubeconfig (KUBECONFIG or ~/.kube/config)"), None, context).await,
@@ -102,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// The cluster and namespace that a kubeconfig's current context names.
+    /// Cluster and namespace of the current context in a kubeconfig.
     pub async fn kubeconfig(path: &Path) -> Result<Self, KubeError> {
         let file = Kubeconfig::read_from(path).map_err(|source| KubeError::config(path, source))?;
         Self::of(file, path, None, None).await
@@ -121,7 +121,7 @@ impl Cluster {
         Ok(Self { client, namespace })
     }
 
-    /// The same cluster, another namespace.
+    /// The same cluster with another namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
         Self { client: self.client.clone(), namespace: namespace.to_owned() }
@@ -144,7 +144,7 @@ impl Cluster {
     }
 }
 
-/// Runs a call within its time limit.
+/// Runs a call with the timeout [`CALL`].
 async fn within<T>(call: impl FnOnce() -> ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
     match tokio::time::timeout(CALL, work).await {
         Ok(Ok(value)) => Ok(value),
@@ -153,9 +153,9 @@ async fn within<T>(call: impl FnOnce() -> ApiCall, work: impl Future<Output = ku
     }
 }
 
-/// An object whose values are by key.
+/// An object with values by key.
 trait Keyed {
-    /// What it is called in messages.
+    /// Kind in messages.
     const KIND: &'static str;
 
     fn values(self) -> Values;
@@ -164,7 +164,7 @@ trait Keyed {
 impl Keyed for ConfigMap {
     const KIND: &'static str = "ConfigMap";
 
-    /// Text values and binary ones; the API allows no key in both.
+    /// Text and binary values; the API allows no key in both.
     fn values(self) -> Values {
         let text = self.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Bytes::from(value)));
         text.chain(binary(self.binary_data)).collect()

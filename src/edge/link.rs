@@ -1,8 +1,8 @@
-//! The links and addresses of this network namespace, over rtnetlink.
+//! Links and addresses of this network namespace, over rtnetlink.
 //!
-//! Notifications only say *that* something changed; what is true is always read anew, whole, and only a difference is
-//! published. So a lost notification (a full socket buffer) costs one more reading and never a wrong state. A link may
-//! vanish and come back, under another index. Decides nothing; what follows from a link's state is the model's business.
+//! Notifications only signal *that* something changed; the state is then read again in full, and published if it differs. So a lost
+//! notification (a full socket buffer) costs one more read and never a wrong state. A link may be deleted and recreated with another index.
+//! Makes no decisions; the model interprets the state of a link.
 
 pub mod build;
 #[cfg(test)]
@@ -23,44 +23,43 @@ use tokio::sync::watch;
 
 use crate::model::base::net::{Family, InterfaceName};
 
-/// How long a broken notification socket rests before it is opened again.
+/// Pause before a failed notification socket is reopened.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// What one link is like at one moment.
+/// State of a link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
-    /// Whether a link of that name exists; if not, nothing else here says anything.
+    /// Whether a link of that name exists; if not, the other fields have no meaning.
     pub present: bool,
     /// Whether it is administratively up and has a carrier.
     pub up: bool,
-    /// The largest packet it takes, in bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Its usable addresses: neither link-local nor still (or for ever) in duplicate detection.
+    /// Usable addresses: neither link-local nor tentative or failed in duplicate address detection.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// Links could not be read, watched or made.
+/// Links could not be read, watched or created.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// No netlink socket.
+    /// The netlink socket could not be opened.
     #[error("cannot open a netlink socket for links and addresses: {0}")]
     Open(#[source] io::Error),
-    /// The kernel's answer to a question was an error, or none.
+    /// The kernel responded to a query with an error, or not at all.
     #[error("cannot read {what}: {source}")]
     Read {
-        /// What was asked for.
+        /// Requested objects.
         what: &'static str,
-        /// The kernel's answer.
         source: rtnetlink::Error,
     },
-    /// The netlink socket stopped working.
+    /// The netlink socket was closed.
     #[error("the netlink socket for links and addresses was closed")]
     Closed,
-    /// The kernel refused a change.
+    /// The kernel rejected a change.
     #[error("cannot {action}: {source}")]
     Change {
         action: String,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: rtnetlink::Error,
     },
     #[error("there is no interface {0} in this network namespace")]
@@ -68,7 +67,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",
@@ -80,7 +79,7 @@ impl LinkError {
     }
 }
 
-/// Follows one link. Nothing is followed unless [`Links::run`] is polled.
+/// Watcher of one link. Runs only while [`Links::run`] is polled.
 #[derive(Debug)]
 pub struct Links {
     interface: InterfaceName,
@@ -88,17 +87,17 @@ pub struct Links {
 }
 
 impl Links {
-    /// Reads the link's state in the calling thread's network namespace and prepares to follow it.
+    /// Reads the link's state in the calling thread's network namespace and prepares the watch.
     ///
-    /// The receiver starts with the state as read. Changes between here and the first poll of [`Links::run`] are not
-    /// lost: the state is read again there.
+    /// The receiver starts with this state. Changes between this call and the first poll of [`Links::run`] are not lost, as the state is
+    /// read again there.
     pub async fn watch(interface: InterfaceName) -> Result<(Self, watch::Receiver<LinkState>), LinkError> {
         let first = with_handle(async |handle| state_of(handle, &interface).await).await?.1;
         let (state, receiver) = watch::channel(first);
         Ok((Self { interface, state }, receiver))
     }
 
-    /// Follows the link until no receiver is left. Errors are logged and outlived: the last state stands meanwhile.
+    /// Watches the link until no receiver is left. Errors are logged and retried; meanwhile the last state remains published.
     pub async fn run(self) {
         loop {
             tokio::select! {
@@ -111,7 +110,7 @@ impl Links {
         }
     }
 
-    /// Subscribes, reads, and reads again after each burst of notifications that may concern the link. Only ever fails.
+    /// Subscribes, reads, and reads again after each burst of notifications that may affect the link. Returns only on errors.
     async fn follow(&self) -> Result<std::convert::Infallible, LinkError> {
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, _asks_nothing, mut events) = rtnetlink::new_multicast_connection(&groups).map_err(LinkError::Open)?;
@@ -134,7 +133,7 @@ impl Links {
         }
     }
 
-    /// Reads the link and publishes what is new; returns the link's index.
+    /// Reads the link and publishes a difference; returns the link's index.
     async fn publish(&self, handle: &Handle) -> Result<Option<u32>, LinkError> {
         let (index, read) = state_of(handle, &self.interface).await?;
         self.state.send_if_modified(|state| {
@@ -146,9 +145,9 @@ impl Links {
     }
 }
 
-/// The addresses by which the cluster reaches this Pod, where nobody told them (`POD_IPS` is unset).
+/// Pod addresses in the cluster network, for use without `POD_IPS`.
 ///
-/// Of each family the first usable address of the first link, in index order, that is neither a loopback nor the tailnet's.
+/// For each family the first usable address of the first link in index order, without loopback and tailnet links.
 pub async fn pod_addresses(tailnet: &InterfaceName) -> Result<BTreeSet<IpAddr>, LinkError> {
     with_handle(async |handle| {
         let read = |source| LinkError::Read { what: "the links", source };
@@ -169,7 +168,7 @@ pub async fn pod_addresses(tailnet: &InterfaceName) -> Result<BTreeSet<IpAddr>, 
     .await
 }
 
-/// Asks questions on a socket of their own, so that no burst of notifications can crowd out an answer.
+/// Runs requests on a dedicated socket, so that a burst of notifications cannot displace a response.
 async fn with_handle<T>(work: impl AsyncFnOnce(&Handle) -> Result<T, LinkError>) -> Result<T, LinkError> {
     let (connection, handle, _no_events) = rtnetlink::new_connection().map_err(LinkError::Open)?;
     tokio::select! {
@@ -178,7 +177,7 @@ async fn with_handle<T>(work: impl AsyncFnOnce(&Handle) -> Result<T, LinkError>)
     }
 }
 
-/// The link's index, if it exists, and its state.
+/// Index of the link, if it exists, and its state.
 async fn state_of(handle: &Handle, interface: &InterfaceName) -> Result<(Option<u32>, LinkState), LinkError> {
     let Some(link) = link_named(handle, interface).await? else { return Ok((None, LinkState::default())) };
     let index = link.header.index;
@@ -210,7 +209,7 @@ fn name_of(link: &LinkMessage) -> Option<&str> {
     link.attributes.iter().find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.as_str()) } else { None })
 }
 
-/// The address of a message, unless it is link-local, tentative or a duplicate. On a point-to-point link the local end counts.
+/// Address of a message, unless it is link-local, tentative or a duplicate. For a point-to-point link it is the local address.
 fn usable(message: &AddressMessage) -> Option<IpAddr> {
     let long = |attribute: &AddressAttribute| if let AddressAttribute::Flags(flags) = attribute { Some(*flags) } else { None };
     let unproven = AddressFlags::Tentative | AddressFlags::Dadfailed;
@@ -223,11 +222,11 @@ fn usable(message: &AddressMessage) -> Option<IpAddr> {
     let local = |attribute: &AddressAttribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None };
     let remote = |attribute: &AddressAttribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None };
     let ip = message.attributes.iter().find_map(local).or_else(|| message.attributes.iter().find_map(remote));
-    // An IPv4 link-local address is given with any scope; IPv6 ones have theirs from the kernel.
+    // An IPv4 link-local address may have any scope; for IPv6 ones the kernel sets the scope.
     ip.filter(|ip| !matches!(ip, IpAddr::V4(ip) if ip.is_link_local()))
 }
 
-/// Whether a notification may have changed the link's state. One that tells of lost ones always may.
+/// Whether a notification may affect the link's state. A report of lost notifications always may.
 fn concerns(message: &NetlinkMessage<RouteNetlinkMessage>, interface: &InterfaceName, index: Option<u32>) -> bool {
     use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
     match &message.payload {

@@ -1,7 +1,7 @@
-//! The LocalAPI of tailscaled: HTTP/1.1 over its unix socket.
+//! tailscaled's LocalAPI: HTTP/1.1 over its Unix socket.
 //!
-//! Each call has a connection and a deadline of its own, so that one that hangs hinders no other. [`Bus`] hands out one message
-//! at a time and remembers nothing of it: whoever reads must fold at once, for the daemon ends the stream of a slow reader.
+//! Each call has its own connection and timeout, so that a hanging call does not block others. [`Bus`] returns one message at a time and
+//! stores none; readers must process messages at once, as the daemon closes the stream of a slow reader.
 
 mod record;
 mod serve;
@@ -28,18 +28,18 @@ use crate::api::localapi::{DaemonStatus, DnsConfig, MaskedPrefs, Notify, Pong, P
 
 pub use serve::ServeState;
 
-/// What the bus is asked for: the status and the health at the beginning, then changes of peers, small ones as such, no full maps.
+/// Watch mask of the IPN bus: initial status, preferences and health, then incremental peer changes, no full netmaps.
 pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
-/// What a daemon before 1.100 is asked for: its state and its map at the beginning, and full maps from then on.
+/// Watch mask for daemons before 1.100: initial state, preferences, netmap and health, then full netmaps.
 pub const MASK_OLD: u32 = 128 | 8 | 4 | 2;
 
-/// How long a question may take.
+/// Timeout of a read.
 const READ: Duration = Duration::from_secs(5);
-/// How long a change may take: the daemon may be writing its state to an API server that is slow.
+/// Timeout of a write: the daemon may be storing its state at a slow API server.
 const WRITE: Duration = Duration::from_secs(35);
-/// The longest message or answer: a status of some 40,000 peers.
+/// Maximum bytes of a message or response: a status of some 40,000 peers.
 const MAX_BYTES: usize = 64 << 20;
-/// The capability version that this reader claims; informational.
+/// Capability version that this client reports; informational.
 const CAPVER: &str = "142";
 
 #[derive(Debug, Clone)]
@@ -47,18 +47,18 @@ pub struct LocalApi {
     socket: PathBuf,
 }
 
-/// By what way a node of the tailnet is asked whether it is there.
+/// Type of a ping to a tailnet node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PingKind {
-    /// Outside the tunnel: whether there is a way to it, and whether it knows this node.
+    /// Outside the tunnel: tests whether a path exists and whether the peer knows this node.
     Disco,
-    /// Through the tunnel, which is made if there is none.
+    /// Through the tunnel, which it establishes if necessary.
     Tsmp,
 }
 
 pub struct Bus {
     body: Incoming,
-    /// The task that drives the connection.
+    /// Task that drives the connection.
     _connection: JoinSet<hyper::Result<()>>,
     buffer: BytesMut,
     scanned: usize,
@@ -86,7 +86,7 @@ pub enum LocalApiError {
 }
 
 impl LocalApiError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Connect { .. } => "Connect",
@@ -100,7 +100,7 @@ impl LocalApiError {
         }
     }
 
-    /// Whether a stream goes on after this: one message could not be read, the next may.
+    /// Whether the stream remains usable after this error: one message was malformed, the next may be valid.
     pub fn stream_goes_on(&self) -> bool {
         matches!(self, Self::Json { .. })
     }
@@ -111,7 +111,7 @@ impl LocalApi {
         Self { socket: socket.as_ref().to_owned() }
     }
 
-    /// The whole state, and the daemon's capability version.
+    /// Full status, and the daemon's capability version.
     pub async fn status(&self) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
         let answer = self.call("status", Method::GET, "status", Vec::new(), READ).await?;
         Ok((json("status", answer.body())?, capver(&answer)))
@@ -121,7 +121,7 @@ impl LocalApi {
         json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ).await?.body())
     }
 
-    /// Changes preferences; returns those in force afterwards.
+    /// Changes preferences; returns the resulting ones.
     pub async fn edit_prefs(&self, change: &MaskedPrefs) -> Result<Prefs, LocalApiError> {
         let body = encode("edit-prefs", change)?;
         json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE).await?.body())
@@ -145,41 +145,40 @@ impl LocalApi {
         json("dns-config", self.call("dns-config", Method::GET, "dns-config", Vec::new(), READ).await?.body())
     }
 
-    /// Starts the daemon's engine again, with a key to log in by.
+    /// Restarts the daemon's engine with an auth key.
     pub async fn start(&self, options: &StartOptions) -> Result<(), LocalApiError> {
         let body = encode("start", options)?;
         self.call("start", Method::POST, "start", body, WRITE).await.map(drop)
     }
 
-    /// Asks for a login where there has been none; with a key given to [`Self::start`] nobody has to act.
+    /// Starts a login if there is none yet; with an auth key given to [`Self::start`] it needs no user interaction.
     pub async fn login_interactive(&self) -> Result<(), LocalApiError> {
         self.call("login-interactive", Method::POST, "login-interactive", Vec::new(), WRITE).await.map(drop)
     }
 
-    /// Leaves the control server; connections to peers stay.
+    /// Disconnects from the control server; connections to peers remain.
     pub async fn disconnect_control(&self) -> Result<(), LocalApiError> {
         self.call("disconnect-control", Method::POST, "disconnect-control", Vec::new(), WRITE).await.map(drop)
     }
 
-    /// Lets the kernel join UDP packets that are forwarded.
+    /// Enables UDP GRO forwarding in the kernel.
     pub async fn set_udp_gro_forwarding(&self) -> Result<(), LocalApiError> {
         self.call("set-udp-gro-forwarding", Method::GET, "set-udp-gro-forwarding", Vec::new(), READ).await.map(drop)
     }
 
-    /// What the daemon finds wrong with joined UDP packets on the machine's link; nothing if all is well.
+    /// Warning of the daemon about UDP GRO forwarding on the machine's link; `None` if there is none.
     pub async fn check_udp_gro_forwarding(&self) -> Result<Option<String>, LocalApiError> {
         const CALL: &str = "check-udp-gro-forwarding";
         let warned: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?.body())?;
         Ok(warned.warning.filter(|warning| !warning.is_empty()))
     }
 
-    /// The daemon's own metrics, in Prometheus' text format.
+    /// Metrics of the daemon, in the Prometheus text format.
     pub async fn usermetrics(&self) -> Result<Bytes, LocalApiError> {
         Ok(self.call("usermetrics", Method::GET, "usermetrics", Vec::new(), READ).await?.into_body())
     }
 
-    /// Asks the node that answers for an address once; false if the daemon says that it cannot be asked. An answer that does
-    /// not come within `limit` fails.
+    /// Pings the node that has an address once; `false` if the daemon reports an error. No response within `limit` is an error.
     pub async fn ping(&self, ip: IpAddr, ping: PingKind, limit: Duration) -> Result<bool, LocalApiError> {
         const CALL: &str = "ping";
         let kind = match ping {
@@ -191,7 +190,7 @@ impl LocalApi {
         Ok(answer.err.is_empty() || answer.is_local_ip)
     }
 
-    /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].
+    /// Subscribes to the IPN bus. `mask` is [`MASK`] or [`MASK_OLD`].
     pub async fn watch(&self, mask: u32) -> Result<Bus, LocalApiError> {
         const CALL: &str = "watch-ipn-bus";
         let request = request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
@@ -258,8 +257,8 @@ impl Bus {
         self.capver
     }
 
-    /// The next message; nothing when the daemon has ended the stream. After an error for which
-    /// [`LocalApiError::stream_goes_on`] holds the next message can be asked for. May be dropped at any time without loss.
+    /// Receives the next message; `None` when the daemon has closed the stream. The stream remains usable after an error with
+    /// [`LocalApiError::stream_goes_on`]. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<Notify>, LocalApiError> {
         const CALL: &str = "watch-ipn-bus";
         loop {
@@ -280,7 +279,7 @@ impl Bus {
         }
     }
 
-    /// The next whole line, without looking twice at bytes that hold no end of one.
+    /// Takes the next complete line; bytes without a line end are scanned only once.
     fn line(&mut self) -> Option<Bytes> {
         let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
             self.scanned = self.buffer.len();

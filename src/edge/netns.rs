@@ -1,7 +1,7 @@
-//! Network namespaces, made and left without touching the machine's own.
+//! Network namespaces, created and entered without a change to the host's own.
 //!
-//! A namespace lives as long as its [`Namespace`] value: no name in the file system, nothing left behind. Work is done in
-//! it by a thread of its own that enters it and ends with the work, so no other thread ever changes its network.
+//! A namespace exists as long as its [`Namespace`] value: it has no name in the file system and leaves nothing behind. Work in it runs on a
+//! dedicated thread that enters it and ends with the work, so that no other thread changes its network.
 
 pub mod private;
 
@@ -32,7 +32,7 @@ impl AsFd for Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace with nothing in it but its loopback, down.
+    /// Creates a namespace with only a loopback link, which is down.
     pub fn make() -> Result<Self, NetnsError> {
         let fresh = || -> io::Result<File> {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -42,12 +42,12 @@ impl Namespace {
         file.map(|file| Self(Arc::new(file))).map_err(NetnsError::Make)
     }
 
-    /// The namespace of the calling thread.
+    /// Returns the namespace of the calling thread.
     pub fn current() -> Result<Self, NetnsError> {
         File::open("/proc/thread-self/ns/net").map(|file| Self(Arc::new(file))).map_err(NetnsError::Make)
     }
 
-    /// Does blocking work in the namespace, on a thread of its own; child processes started by it live in the namespace.
+    /// Runs blocking work in the namespace on a dedicated thread; its child processes are in the namespace too.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         let fail = |error: &dyn std::fmt::Display| NetnsError::Work(error.to_string());
         thread::scope(|scope| {
@@ -56,7 +56,7 @@ impl Namespace {
         })
     }
 
-    /// Does asynchronous work in the namespace, on a single-threaded runtime of its own.
+    /// Runs asynchronous work in the namespace on a dedicated single-threaded runtime.
     pub fn block_on<T>(&self, work: impl FnOnce() -> T + Send) -> Result<T::Output, NetnsError>
     where
         T: Future,
@@ -68,7 +68,7 @@ impl Namespace {
         })?
     }
 
-    /// A path by which other programs of this process's lifetime can enter the namespace (`nsenter --net=PATH`).
+    /// Path for other programs to enter the namespace (`nsenter --net=PATH`), valid while this process runs.
     pub fn path(&self) -> PathBuf {
         use std::os::fd::AsRawFd;
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))

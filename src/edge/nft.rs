@@ -1,9 +1,8 @@
-//! nftables: our table made whole by the nft program, changed and read by netlink.
+//! nftables backend: our table, created with the nft program, changed and read over netlink.
 //!
-//! The whole table is text, loaded by nft in one transaction; a change of elements is a netlink batch of our own, which
-//! costs no process. An audit first asks for the generation, a number that every transaction of anybody raises: it is
-//! what ours left behind unless somebody else wrote. Only our own table is ever touched. What is to be held is decided
-//! elsewhere ([`crate::model::firewall::nft`]).
+//! The whole table is text, which nft loads in one transaction; a change of elements is a netlink batch, without a process. An audit first
+//! compares the generation, a number that every transaction in the namespace increments: it is unchanged unless another process wrote. Only
+//! our own table is changed. [`crate::model::firewall::nft`] decides the content.
 
 mod link;
 mod notices;
@@ -24,7 +23,7 @@ use crate::model::firewall::{Audit, Traffic};
 
 pub use self::notices::NotificationStream;
 
-/// How long one run of nft may take; a load of 100,000 mappings takes about a second.
+/// Timeout of a run of nft; a load of 100,000 mappings takes about a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Our table in the network namespace of the thread that opened it.
@@ -34,40 +33,40 @@ pub struct Nft {
     link: Arc<Mutex<NftSocket>>,
 }
 
-/// Why nftables did not do what was asked.
+/// nftables error.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     /// The program cannot be started.
     #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
     Missing { program: PathBuf, source: io::Error },
-    /// The program did not end in time.
+    /// The program timed out.
     #[error("{program:?} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: PathBuf },
-    /// The program refused the text.
+    /// The program rejected the input.
     #[error("nft refused to {what} ({status}): {stderr}")]
     Refused {
-        /// What was to be done.
+        /// Requested operation.
         what: &'static str,
         status: ExitStatus,
         stderr: String,
     },
-    /// The kernel refused a netlink request.
+    /// The kernel rejected a netlink request.
     #[error("the kernel refused to {what}: {source}; CAP_NET_ADMIN is needed")]
     Kernel {
-        /// What was to be done.
+        /// Requested operation.
         what: &'static str,
         source: io::Error,
     },
-    /// Others changed nftables again and again while it was being read.
+    /// Other processes changed nftables during each attempt to read it.
     #[error("nftables is being changed by others too fast to be read")]
     Unsteady,
-    /// The blocking work was cancelled: the process is ending.
+    /// The blocking task was cancelled: the process is exiting.
     #[error("the work was abandoned at shutdown")]
     Abandoned,
 }
 
 impl NftError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "Missing",
@@ -81,21 +80,21 @@ impl NftError {
 }
 
 impl Nft {
-    /// Opens a netlink socket in the calling thread's network namespace; `program` is `nft` or a path to it.
+    /// Opens a netlink socket in the calling thread's network namespace; `program` is `nft` or its path.
     pub fn open(program: impl Into<PathBuf>) -> Result<Self, NftError> {
         Ok(Self { program: program.into(), link: Arc::new(Mutex::new(NftSocket::open()?)) })
     }
 
-    /// Finds out whether program and kernel can do all that our table needs, by making one like it and removing it again.
+    /// Checks that program and kernel support all features of our table, with a trial table that is removed afterwards.
     pub async fn probe(&self, interface: &InterfaceName) -> Result<(), NftError> {
         run(&self.program, &["-f", "-"], "make a trial table", nft::trial(interface)).await
     }
 
-    /// Makes the table whole, in one transaction, whatever stood there.
+    /// Replaces the whole table in one transaction.
     ///
-    /// A large table is made in two steps where there was none, the rules by nft and then the elements by netlink: nothing is relayed before
-    /// the second step, as before the first, and the kernel is done in half the time. Likewise where the process may not raise its socket
-    /// buffers (a user namespace) and nft could not send it at once.
+    /// A large new table is created in two steps, the rules with nft and then the elements over netlink: nothing is forwarded before the
+    /// second step, as before the first, and the load takes half the time. The same holds if the process may not raise its socket buffer
+    /// limits (user namespace), so that nft could not send the table at once.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), NftError> {
         let all = elements(ruleset);
         let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.roomy()))).await?;
@@ -110,9 +109,9 @@ impl Nft {
         self.blocking(move |link| link.settle(before.wrapping_add(transactions))).await
     }
 
-    /// Applies a change of elements, in one transaction; a change of the static part rewrites the table.
+    /// Applies a change of elements in one transaction; a change of the static part rewrites the table.
     ///
-    /// It fails, and changes nothing, if the kernel does not hold what `before` says of the changed keys: then the table is to be rewritten.
+    /// Fails without a change if the elements of the changed keys in the kernel differ from `before`; then the table must be rewritten.
     pub async fn patch(&self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), NftError> {
         if delta.rewrite {
             return self.rewrite(after).await;
@@ -121,7 +120,7 @@ impl Nft {
         self.blocking(move |link| link.commit(&edits)).await
     }
 
-    /// Compares the kernel with what it should hold: one question if nobody wrote since, the whole table otherwise.
+    /// Compares the kernel with the ruleset: one request if no other process wrote since, otherwise a dump of the table.
     pub async fn audit(&self, ruleset: &Ruleset) -> Result<Audit, NftError> {
         if self.blocking(NftSocket::untouched).await? {
             return Ok(Audit::Same);
@@ -130,24 +129,24 @@ impl Nft {
         self.blocking(move |link| link.audit(&ruleset)).await
     }
 
-    /// Keeps back what tailscaled says to its peers outside the tunnel, or lets it speak again.
+    /// Turns the disco mute on or off: it corrupts tailscaled's disco packets ([`nft::mute`]).
     pub async fn mute(&self, on: bool) -> Result<(), NftError> {
         let text = if on { nft::mute() } else { nft::unmute() };
         run(&self.program, &["-f", "-"], "keep back packets outside the tunnel", text).await
     }
 
-    /// Removes the table and what [`Self::mute`] made, if they are there.
+    /// Removes the table and the disco mute ([`Self::mute`]), if they exist.
     pub async fn remove(&self) -> Result<(), NftError> {
         run(&self.program, &["-f", "-"], "remove the table", nft::removal() + &nft::unmute()).await
     }
 
-    /// What was counted for each match port since its element was made; a retarget starts its flows anew, its bytes go on.
+    /// Counters of each match port since the creation of its element; a retarget restarts the flow counter, bytes continue.
     pub async fn counters(&self) -> Result<Traffic, NftError> {
         let dumped = self.blocking(|link| link.elements(dump::counting())).await?;
         Ok(dump::traffic(&dumped))
     }
 
-    /// Listens for changes that somebody else makes to nftables, in the network namespace of the calling thread.
+    /// Subscribes to changes of nftables by other processes, in the network namespace of the calling thread.
     pub fn changes(&self) -> Result<NotificationStream, NftError> {
         NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
     }

@@ -1,4 +1,4 @@
-//! The machine or Pod that this is: its kernel, its links, its TUN device. Reads, and opens what would be opened; changes nothing.
+//! Host or Pod facts: kernel version, links, TUN device. Read-only; opens the TUN device to test it.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ const TUN: &str = "/dev/net/tun";
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const LINKS: &str = "/sys/class/net";
 
-/// A file of this machine could not be read or opened.
+/// A file of the host could not be read or opened.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}")]
 pub struct NodeError {
@@ -22,17 +22,17 @@ impl NodeError {
     }
 }
 
-/// The version of the running kernel, as `uname -r` says it.
+/// Version of the running kernel, as in `uname -r`.
 pub fn kernel() -> Result<String, NodeError> {
     fs::read_to_string(RELEASE).map(|text| text.trim().to_owned()).map_err(NodeError::of(RELEASE))
 }
 
-/// Opens the TUN device and closes it again: no interface is made by that.
+/// Opens and closes the TUN device, which creates no interface.
 pub fn tun() -> Result<(), NodeError> {
     OpenOptions::new().read(true).write(true).open(TUN).map(drop).map_err(NodeError::of(TUN))
 }
 
-/// The links and the most bytes that a packet on each may have, by name. One that goes meanwhile is left out.
+/// Links by name, with their MTU in bytes. Links that disappear meanwhile are omitted.
 pub fn links() -> Result<Vec<(String, u32)>, NodeError> {
     let entries = fs::read_dir(LINKS).map_err(NodeError::of(LINKS))?;
     let mtu = |path: &Path| fs::read_to_string(path.join("mtu")).ok()?.trim().parse().ok();

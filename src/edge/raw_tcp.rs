@@ -1,9 +1,9 @@
-//! Raw TCP segments: the probe that finds a flow's sequence numbers and the resets that end it.
+//! Raw TCP sockets: send probes that find a flow's sequence numbers, and the resets that end it.
 //!
-//! What to send and what an answer means is [`crate::model::flows::tcp_reset`]; this file has the sockets. Everything sent has [`PROBE_MARK`],
-//! which a rule exempts from connection tracking, as masquerading would give it another port. An answer is seen only if the
-//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, [`RawTcpSockets::open`], entries, [`RawTcpSockets::reset`].
-//! Blocking; async callers use `spawn_blocking`.
+//! [`crate::model::flows::tcp_reset`] decides what to send and interprets responses; this module has the sockets. Every packet sent has
+//! [`PROBE_MARK`], which a rule exempts from connection tracking, as masquerading would change its port. A response arrives here only if
+//! the conntrack entry of the flow is deleted and no NAT map forwards it: hence the order is rules, [`RawTcpSockets::open`], entries,
+//! [`RawTcpSockets::reset`]. Blocking; async callers use `spawn_blocking`.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -21,26 +21,26 @@ use crate::model::flows::flow::Flow;
 use crate::model::flows::tcp_reset::{PendingResets, ResetReport};
 use crate::model::flows::tcp_segment::{ObservedSegment, Segment};
 
-/// Segments sent before the answers are looked at.
+/// Segments sent between two reads of responses.
 const BURST: usize = 64;
-/// What may wait in the receiving socket.
+/// Size of the receive buffer, in bytes.
 const SOCKET_BUFFER: usize = 8 << 20;
-/// The longest packet that the kernel hands over.
+/// Maximum size of a received packet, in bytes.
 const PACKET: usize = 64 << 10;
 
-/// Resets are not possible.
+/// Flows cannot be reset.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// No raw socket, or no mark on it.
+    /// A raw socket could not be opened, or its mark not set.
     #[error("cannot open a raw socket, so the ends of flows that are cut here will hang (give the container NET_RAW and NET_ADMIN): {0}")]
     Open(#[source] io::Error),
-    /// Answers could not be received.
+    /// Responses could not be received.
     #[error("cannot receive answers to probes: {0}")]
     Receive(#[source] io::Error),
 }
 
 impl ProbeError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Open(_) => "Open",
@@ -49,15 +49,15 @@ impl ProbeError {
     }
 }
 
-/// Sockets that hear what the ends of flows say from now on.
+/// Sockets that capture the segments of flow endpoints from their opening on.
 ///
-/// Opened before the flows' entries are deleted: an end that still sends is refused by this host's own TCP with its first packet
-/// after that, and what it said by then is all that the other end can be reset with.
+/// They are opened before the conntrack entries are deleted: after that, this host's TCP resets an endpoint at its next packet, and only
+/// the segments captured until then give the sequence numbers to reset the other endpoint.
 pub struct RawTcpSockets {
     wires: Vec<Wire>,
 }
 
-/// The sockets of one family.
+/// Sockets of one family.
 struct Wire {
     family: Family,
     sender: Socket,
@@ -66,16 +66,17 @@ struct Wire {
 }
 
 impl RawTcpSockets {
-    /// Opens the sockets in the calling thread's namespace. A family that the kernel does not have has no flows either.
+    /// Opens the sockets in the calling thread's network namespace. A family that the kernel does not support is skipped, as it has no
+    /// flows.
     pub fn open() -> Result<Self, ProbeError> {
         let lacking = |error: &io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
         let opened = Family::ALL.into_iter().map(Wire::open).filter(|wire| !wire.as_ref().is_err_and(lacking));
         Ok(Self { wires: opened.collect::<io::Result<_>>().map_err(ProbeError::Open)? })
     }
 
-    /// Ends TCP flows at both ends, as many at once as there are; flows of other protocols are left out.
+    /// Resets TCP flows at both endpoints, all in parallel; flows of other protocols are skipped.
     ///
-    /// Their entries must be gone from connection tracking. Returns once every flow is done with, at the deadline at the latest.
+    /// Their conntrack entries must be deleted before. Returns when all flows are handled, at the deadline at the latest.
     pub fn reset(self, flows: &[Flow], deadline: Instant) -> Result<ResetReport, ProbeError> {
         let run = |wire: Wire| {
             let ours = flows.iter().filter(|flow| Family::of(flow.target().ip()) == wire.family);
@@ -104,7 +105,7 @@ impl Wire {
         let receiver = Socket::new(domain, Type::RAW, Some(Protocol::TCP))?;
         let plain = |_| setsockopt(&receiver, sockopt::RcvBuf, &SOCKET_BUFFER);
         setsockopt(&receiver, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(plain)?;
-        // This protocol stands for headers of our own making, in both families.
+        // With this protocol the sender writes the IP header itself, in both families.
         let sender = Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)))?;
         sender.set_mark(PROBE_MARK)?;
         Ok(Self { family, sender, receiver, buffer: vec![0; PACKET] })
@@ -129,7 +130,7 @@ impl Wire {
                 break;
             }
             let patience = resets.next().unwrap_or(limit).min(limit).saturating_sub(now);
-            // A timeout of zero would mean for ever.
+            // A timeout of zero would mean no timeout.
             if patience > Duration::from_micros(1) {
                 self.receiver.set_read_timeout(Some(patience)).map_err(ProbeError::Receive)?;
                 if let Some(heard) = self.receive(MsgFlags::empty())? {
@@ -140,10 +141,10 @@ impl Wire {
         Ok(())
     }
 
-    /// Whether the network takes the segment, or may take its repetition.
+    /// Whether the segment was sent, or a retry may succeed.
     fn send(&self, segment: &Segment) -> bool {
         let Some(packet) = segment.packet() else { return false };
-        // The port must be zero: the kernel would take it for a protocol.
+        // The port must be zero: the kernel would interpret it as a protocol.
         let to = SockAddr::from(SocketAddr::new(segment.to().ip(), 0));
         match self.sender.send_to(&packet, &to) {
             Ok(_) => true,
@@ -151,7 +152,7 @@ impl Wire {
         }
     }
 
-    /// The next segment that came in; nothing once there is none (left), or none within the socket's timeout.
+    /// Receives the next segment; `None` if no more is queued, or none arrives within the socket's timeout.
     fn receive(&mut self, flags: MsgFlags) -> Result<Option<ObservedSegment>, ProbeError> {
         loop {
             let mut parts = [IoSliceMut::new(&mut self.buffer)];

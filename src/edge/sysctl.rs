@@ -1,7 +1,7 @@
-//! Forwarding switches of this network namespace.
+//! IP forwarding sysctls of this network namespace.
 //!
-//! Read first and written only if off: on a Kubernetes node they are usually on already and the file system that holds them is read-only.
-//! Nothing is ever switched off.
+//! Read first, and written only if off: on a Kubernetes node they are usually on and their file system is read-only. Forwarding is never
+//! switched off.
 
 use std::fs;
 use std::io;
@@ -9,12 +9,12 @@ use std::path::Path;
 
 use crate::model::base::net::Family;
 
-/// What was found and done for one family.
+/// Result for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
     On,
     SwitchedOn,
-    /// This kernel or namespace has no such family.
+    /// The kernel or namespace does not support the family.
     Absent,
 }
 
@@ -32,7 +32,7 @@ pub enum SysctlError {
 }
 
 impl SysctlError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "Read",
@@ -41,7 +41,7 @@ impl SysctlError {
     }
 }
 
-/// Makes sure that the calling thread's namespace forwards packets of these families; says what was done for each, in their order.
+/// Ensures that the calling thread's network namespace forwards packets of these families; returns one result for each, in order.
 pub fn forward(families: &[Family]) -> Result<Vec<Forwarding>, SysctlError> {
     families.iter().map(|family| switch_on(*family)).collect()
 }
@@ -57,7 +57,7 @@ fn switch_on(family: Family) -> Result<Forwarding, SysctlError> {
     fs::write(path, "1").map(|()| Forwarding::SwitchedOn).map_err(|source| SysctlError::Write { family, source })
 }
 
-/// Where the switch is, and what `sysctl` calls it.
+/// File and name of the sysctl.
 fn file(family: Family) -> (&'static str, &'static str) {
     match family {
         Family::V4 => ("/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::edge::netns::Namespace;
 
-    /// Does work in a network and a mount namespace of its own, in which these switches are off and read-only.
+    /// Runs work in a new network and mount namespace where forwarding is off and its sysctls are read-only.
     fn sealed<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let sealed = || {
             unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces (root, or unshare -Urnm)");

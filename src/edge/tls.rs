@@ -1,9 +1,9 @@
-//! TLS, both ways: towards clients with the certificate of the name that they ask for, towards backends without any check, and towards
-//! services that are tried as their users do.
+//! TLS: server side with the certificate of the SNI name; client side to backends without verification, and to probed services with
+//! verification.
 //!
-//! Certificates are parsed once, when they come ([`Certificates::load`]); a handshake looks one up in memory and asks nobody. A new
-//! one is in use with the next handshake; connections that there are know nothing of it. One that cannot be used never takes the
-//! place of one that can. Which names a listener answers for is told by whoever opens it.
+//! Certificates are parsed once, on arrival ([`Certificates::load`]); a handshake only looks one up in memory, without I/O. A new
+//! certificate is used from the next handshake on; open connections are not affected. An unusable certificate never replaces a usable one.
+//! The caller sets the names of a listener.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,10 +29,10 @@ pub use client::Connector;
 pub use tokio_rustls::client::TlsStream as ClientStream;
 pub use tokio_rustls::server::TlsStream as ServerStream;
 
-/// What is spoken inside, the better first.
+/// ALPN protocols in order of preference.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The certificates of this process, by name.
+/// Certificates of this process, by name.
 #[derive(Debug, Clone)]
 pub struct Certificates {
     loaded: SnapshotCell<Loaded>,
@@ -42,44 +42,43 @@ pub struct Certificates {
 
 type Loaded = BTreeMap<String, (Pair, Arc<CertifiedKey>)>;
 
-/// Takes connections for some names.
+/// TLS acceptor for a set of names.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
     names: Arc<CertifiedNames>,
 }
 
-/// The names that a listener answers for, and their certificates.
+/// Names of a listener, and their certificates.
 #[derive(Debug)]
 struct CertifiedNames {
     names: BTreeSet<String>,
     loaded: SnapshotCell<Loaded>,
 }
 
-/// A certificate or a handshake that failed.
+/// A certificate is unusable or a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The chain cannot be read.
+    /// The chain cannot be parsed.
     #[error("the certificate chain cannot be read: {0}")]
     Chain(String),
-    /// The key cannot be read.
+    /// The key cannot be parsed.
     #[error("the key cannot be read: {0}")]
     Key(String),
-    /// The key cannot be used, or is another certificate's.
+    /// The key is unusable or does not belong to the certificate.
     #[error("certificate and key cannot be used together: {0}")]
     Pair(#[source] rustls::Error),
-    /// The client asked for a name that is not served here, or whose certificate is not there yet.
+    /// The SNI name is not served here, or its certificate is not loaded yet.
     #[error("no certificate for {0:?}")]
     UnknownName(String),
     #[error("the TLS handshake failed: {0}")]
     Handshake(#[source] io::Error),
-    /// TLS cannot be set up at all.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[source] rustls::Error),
 }
 
 impl TlsError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Chain(_) => "Chain",
@@ -93,13 +92,14 @@ impl TlsError {
 }
 
 impl Certificates {
-    /// None yet. Fails if there is no randomness to make session tickets from.
+    /// Creates an empty store. Fails without randomness for session tickets.
     pub fn new() -> Result<Self, TlsError> {
         let tickets = ring::Ticketer::new().map_err(TlsError::Setup)?;
         Ok(Self { loaded: SnapshotCell::new(Loaded::new()), tickets, provider: Arc::new(ring::default_provider()) })
     }
 
-    /// Takes these, and says which cannot be used. One that was in use stays while it is wanted and nothing better has come.
+    /// Loads certificates and returns the errors of unusable ones. A loaded certificate remains while its name is wanted and no usable
+    /// replacement arrives.
     pub fn load(&self, pairs: &BTreeMap<String, Pair>, wanted: &BTreeSet<String>) -> BTreeMap<String, TlsError> {
         let before = self.loaded.read();
         let mut faults = BTreeMap::new();
@@ -118,12 +118,12 @@ impl Certificates {
         faults
     }
 
-    /// Whether there is a certificate for this name of a site.
+    /// Whether a certificate for this name is loaded.
     pub fn has(&self, name: &str) -> bool {
         self.loaded.read().contains_key(name)
     }
 
-    /// What answers for these names alone.
+    /// Creates an acceptor for only these names.
     pub fn acceptor(&self, names: BTreeSet<String>) -> Result<Acceptor, TlsError> {
         let names = Arc::new(CertifiedNames { names, loaded: self.loaded.clone() });
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
@@ -147,7 +147,7 @@ impl Certificates {
 }
 
 impl Acceptor {
-    /// Takes a connection, whose TLS the caller limits in time. Returns it and the name that the client asked for.
+    /// Accepts a connection; the caller applies the timeout of the handshake.
     pub async fn accept<S>(&self, stream: S) -> Result<ServerStream<S>, TlsError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -156,7 +156,7 @@ impl Acceptor {
         let name = start.client_hello().server_name().map(str::to_owned);
         let unknown = self.names.find(name.as_deref()).is_none();
         match start.into_stream(Arc::clone(&self.config)).await {
-            // The client has been told by an alert.
+            // rustls has already sent an alert to the client.
             Err(_) if unknown => Err(TlsError::UnknownName(name.unwrap_or_default())),
             done => done.map_err(TlsError::Handshake),
         }
@@ -164,7 +164,7 @@ impl Acceptor {
 }
 
 impl CertifiedNames {
-    /// The certificate for what a client asks for; a client that asks for nothing gets the only one that there is.
+    /// Certificate for an SNI name; without SNI the only one of the listener, if it has one name.
     fn find(&self, server_name: Option<&str>) -> Option<Arc<CertifiedKey>> {
         let name = match server_name {
             Some(requested) => self.name(&requested.to_ascii_lowercase())?,
@@ -186,7 +186,7 @@ impl ResolvesServerCert for CertifiedNames {
     }
 }
 
-/// Whether HTTP/2 is spoken on a connection from a client.
+/// Whether a client connection negotiated HTTP/2.
 pub fn is_http2<S>(stream: &ServerStream<S>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(ALPN[0])
 }

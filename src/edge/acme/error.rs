@@ -1,4 +1,4 @@
-//! How a call to an ACME server fails.
+//! Errors of calls to an ACME server.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use super::{RecordFailure, http::ErrorHead};
 pub enum AcmeError {
     #[error("cannot set up the client of the ACME server: {0}")]
     Client(String),
-    /// The account's key cannot be used. It is somebody's: it is not replaced.
+    /// The account key is unusable. It may belong to another user, so it is not replaced.
     #[error("the ACME account's key cannot be used: {0}; take the field out of its Secret to have another one made")]
     Key(&'static str),
-    /// No connection, or it broke, or no answer came in time.
+    /// No connection, a broken connection, or a timeout.
     #[error("cannot {what}: the ACME server cannot be reached: {source}")]
     Unreachable { what: &'static str, source: RecordFailure },
     #[error("cannot {what}: the ACME server answered {status}: {message}")]
     Refused {
         what: &'static str,
         status: u16,
-        /// Its problem in one word of a closed set.
+        /// Problem type, from a closed set.
         kind: &'static str,
         message: String,
-        /// How long it wants not to be asked.
+        /// `Retry-After` of the response.
         retry_after: Option<Duration>,
     },
     #[error("the ACME server does not accept the proof for {name}: {why}")]
@@ -41,7 +41,7 @@ pub enum AcmeError {
 }
 
 impl AcmeError {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Closed set of values for metric labels and Event reasons.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Client(_) => "Client",
@@ -61,12 +61,12 @@ impl AcmeError {
         if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }
     }
 
-    /// Whether it may pass by itself and soon, and costs nothing of what a server allows: somebody was away.
+    /// Whether the error is a temporary outage, which may end soon and does not count against the server's rate limits.
     pub fn is_outage(&self) -> bool {
         matches!(self.reason(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
     }
 
-    /// Whether the server knows the account no more, or has closed it.
+    /// Whether the account is unknown to the server or closed.
     pub fn is_account(&self) -> bool {
         matches!(self.reason(), "Unauthorized" | "NoAccount")
     }
@@ -79,7 +79,7 @@ impl AcmeError {
                 let status = problem.status.unwrap_or(status);
                 Self::Refused { what, status, kind: kind(&problem, status), message: problem.to_string(), retry_after }
             }
-            // What stands before a server says what it likes, and means the same.
+            // A reverse proxy in front of the server answers with any body; its status has the same meaning.
             fault if status != 0 => Self::Refused { what, status, kind: by_status(status), message: fault.to_string(), retry_after },
             Error::Other(source) => Self::Unreachable { what, source: chain(&*source).into() },
             Error::Timeout(_) => Self::Deadline { what },
@@ -90,13 +90,13 @@ impl AcmeError {
     }
 }
 
-/// An error with what is behind it, for the outermost alone says only that it failed.
+/// Error with all its sources; the outermost message alone has no cause.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Whether a problem is of this type of RFC 8555.
+/// Whether a problem has this error type of RFC 8555.
 pub(super) fn is(problem: &Problem, name: &str) -> bool {
     problem.r#type.as_deref().and_then(|kind| kind.strip_prefix("urn:ietf:params:acme:error:")) == Some(name)
 }

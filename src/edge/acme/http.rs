@@ -1,6 +1,6 @@
-//! The requests of the ACME client, over the HTTP client that the control planes are asked with.
+//! HTTP transport of the ACME client, with the same HTTPS client as the control planes.
 //!
-//! The ACME client reads a refusal's body alone; what is in its head is kept here for whoever made the call.
+//! The ACME client reads only the body of an error response; its head is stored here for the caller.
 
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
@@ -14,14 +14,14 @@ use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
 use super::{AcmeError, AcmeServer, REFUSED};
 use crate::runtime::https;
 
-/// How long one request may take.
+/// Timeout of a request.
 const REQUEST: Duration = Duration::from_secs(30);
-/// How soon a server is asked again for what it suggests where it does not say (RFC 9773, 4.3.3).
+/// Default `Retry-After` of renewal information, in seconds (RFC 9773, 4.3.3).
 const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
-/// The longest pause that is believed: a limit by the week is the longest that is known.
+/// Maximum `Retry-After`: the longest known rate limit is weekly.
 const LONGEST: Duration = Duration::from_hours(7 * 24);
 
-/// The head of an answer that was no success.
+/// Head of an error response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ErrorHead {
     pub(super) status: u16,
@@ -66,7 +66,7 @@ fn other(error: reqwest::Error) -> Error {
     Error::Other(Box::new(error))
 }
 
-/// How long a server wants not to be asked: in seconds, or until a date.
+/// `Retry-After`: seconds or a date.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let wanted = match text.parse() {

@@ -7,7 +7,7 @@ use super::*;
 use crate::edge::netns::Namespace;
 use crate::model::base::net::{Port, PortKey, Proto};
 
-/// A namespace whose connection tracking is on, as any rule that asks for it makes it.
+/// Namespace with connection tracking enabled, by a rule that uses it.
 fn tracked() -> Namespace {
     let ns = Namespace::make().expect("a namespace");
     let rules = "table inet t { chain c { type filter hook output priority 0; ct state new accept; }; }";
@@ -51,10 +51,10 @@ fn a_flow_is_listed_once_deleted_once_and_counted() {
     assert_eq!(conntrack.flows(FlowFilter::default()).expect("listed"), []);
 }
 
-/// Sends an echo request to the namespace itself, in both families.
+/// Sends an echo request to the namespace's loopback, in both families.
 fn ping() -> nix::Result<()> {
     let raw = |family, protocol| nix::sys::socket::socket(family, SockType::Raw, SockFlag::empty(), protocol);
-    // Type, code, checksum (the kernel's business in IPv6), identifier, sequence number.
+    // Type, code, checksum (set by the kernel in IPv6), identifier, sequence number.
     let (four, six) = ([8, 0, 0xe5, 0xca, 0x12, 0x34, 0, 1], [128, 0, 0, 0, 0x12, 0x34, 0, 1]);
     let (home4, home6) = (SockaddrIn::new(127, 0, 0, 1, 0), SockaddrIn6::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0)));
     sendto(raw(AddressFamily::Inet, SockProtocol::Icmp)?.as_raw_fd(), &four, &home4, MsgFlags::empty())?;
@@ -78,7 +78,7 @@ fn listing_spans_several_netlink_messages() {
     let ns = tracked();
     let socket = ns.run(|| UdpSocket::bind("127.0.0.1:0")).expect("ran").expect("bound");
     for port in 10_000..13_000 {
-        // The refusal of an earlier datagram is no matter.
+        // An error from an earlier datagram is irrelevant.
         let _ = socket.send_to(b"?", ("127.0.0.1", port));
     }
     let mut conntrack = ns.run(Conntrack::open).expect("ran").expect("open");
@@ -89,13 +89,13 @@ fn listing_spans_several_netlink_messages() {
     assert_eq!(conntrack.delete_all(&flows).expect("asked"), 3_000);
 }
 
-/// A listing whose answers do not fit into the socket's buffer is begun anew, on a socket with room.
+/// A listing whose responses exceed the socket's buffer is repeated on a new socket.
 #[test]
 fn listing_with_lost_messages_is_repeated() {
     let ns = tracked();
     send(&ns, "127.0.0.1:7001");
     let mut conntrack = ns.run(Conntrack::open).expect("ran").expect("open");
-    // Answers to requests that nobody waited for fill the buffer until the kernel has to drop some.
+    // Unread responses fill the buffer until the kernel drops some.
     conntrack.socket.shrink_receive_buffer();
     for sequence in 1_000_000..1_000_200 {
         conntrack.socket.send_only(&wire::get_stats(sequence));
@@ -104,7 +104,7 @@ fn listing_with_lost_messages_is_repeated() {
     assert_eq!(listed.expect("listed").len(), 1);
 }
 
-/// Deletions whose answers do not fit into the socket's buffer are asked for again, on a socket with room.
+/// Deletions whose responses exceed the socket's buffer are repeated on a new socket.
 #[test]
 fn deletions_with_lost_replies_are_repeated() {
     let ns = tracked();

@@ -1,7 +1,7 @@
-//! ctnetlink's messages (`linux/netfilter/nfnetlink_conntrack.h`): requests written, flows and counters read.
+//! ctnetlink messages (`linux/netfilter/nfnetlink_conntrack.h`): encodes requests, parses flows and counters.
 //!
-//! Reading is one pass over the bytes without an allocation for each attribute, as a dump has thousands of flows, and total:
-//! whatever the bytes, there is a flow or there is none.
+//! Parsing is one pass over the bytes without an allocation for each attribute, as a dump has thousands of flows. It is total: any input
+//! gives a flow or none.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +12,7 @@ use crate::model::firewall::netlink::{
 };
 use crate::model::flows::flow::{DST_NAT, Flow, FlowFilter, TcpState, Tuple};
 
-/// Connection tracking's messages among those of netfilter.
+/// Conntrack subsystem of nfnetlink.
 const SUBSYSTEM: u16 = 1 << 8;
 const GET: u16 = 1;
 const DELETE: u16 = 2;
@@ -55,7 +55,7 @@ const FILTER_DESTINATION: u32 = 1 << 5;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Asks for every flow that the filter admits; kernels before 5.8 send more. A filter by key needs a family.
+/// Requests all flows that match the filter; kernels before 5.8 return more. A filter by key needs a family.
 pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
     let family = filter.family.map_or(FAMILY_UNSPEC, number);
     request(header(family, GET, DUMP, sequence), |out| {
@@ -75,10 +75,9 @@ pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
     })
 }
 
-/// Asks to delete one entry: the one that has both this identity and this way back.
+/// Requests the deletion of the entry with both this ID and this reply tuple.
 ///
-/// The identity alone can come again with a younger entry of the same client at the same place of memory; the way back
-/// names the target as well.
+/// The ID alone may recur for a newer entry of the same client at the same memory address; the reply tuple also contains the target.
 pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
     request(header(number(Family::of(flow.target().ip())), DELETE, ACK, sequence), |out| {
         nest(out, TUPLE_REPLY, |out| tuple(out, flow.proto, &flow.reply));
@@ -86,13 +85,13 @@ pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
     })
 }
 
-/// Asks how many entries there are and may be.
+/// Requests the number of entries and their limit.
 pub(super) fn get_stats(sequence: u32) -> Vec<u8> {
-    // The kernel marks its one answer as one of several and sends no end mark: the acknowledgment stands for it.
+    // The kernel marks its single response as multipart and sends no end message: the acknowledgment is the end.
     request(header(FAMILY_UNSPEC, GET_STATS, ACK, sequence), |_| ())
 }
 
-/// Asks for each processor's counters.
+/// Requests the counters of each CPU.
 pub(super) fn get_stats_cpu(sequence: u32) -> Vec<u8> {
     request(header(FAMILY_UNSPEC, GET_STATS_CPU, DUMP, sequence), |_| ())
 }
@@ -108,7 +107,7 @@ fn number(family: Family) -> u8 {
     }
 }
 
-/// Where a protocol keeps its identifier, type and code instead of ports.
+/// Attributes for ID, type and code of ICMP, which has no ports.
 fn icmp_kinds(proto: u8) -> Option<[u16; 3]> {
     match proto {
         ICMP => Some([4, 5, 6]),
@@ -117,7 +116,7 @@ fn icmp_kinds(proto: u8) -> Option<[u16; 3]> {
     }
 }
 
-/// Appends the two halves of a tuple.
+/// Encodes a tuple.
 fn tuple(out: &mut Vec<u8>, proto: u8, tuple: &Tuple) {
     let (source, destination) = (tuple.source, tuple.destination);
     let address = |out: &mut Vec<u8>, ip, four, six| match ip {
@@ -142,7 +141,7 @@ fn tuple(out: &mut Vec<u8>, proto: u8, tuple: &Tuple) {
     });
 }
 
-/// Reads a flow out of a message's attributes; nothing if it has no two whole tuples, or is of a zone (not of our making).
+/// Parses a flow from the attributes of a message; `None` without two complete tuples, or for a flow in a conntrack zone (not ours).
 pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
     let (mut original, mut reply) = (None, None);
     let (mut status, mut mark, mut timeout, mut id, mut tcp) = (0, 0, 0, 0, None);
@@ -163,7 +162,7 @@ pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
     Some(Flow { proto, original, reply, tcp, status, mark, timeout, id })
 }
 
-/// Reads nothing but the state of a TCP flow.
+/// Parses only the TCP state of a flow.
 pub fn parse_state(bytes: &[u8]) -> Option<TcpState> {
     find(bytes, PROTOINFO).and_then(parse_tcp_state)
 }
@@ -191,7 +190,7 @@ fn parse_tuple(bytes: &[u8]) -> Option<(u8, Tuple)> {
     Some((number, Tuple { source, destination }))
 }
 
-/// Reads the table's size and limit into `pressure`.
+/// Parses the table's size and limit into `pressure`.
 pub fn parse_stats(bytes: &[u8], pressure: &mut Pressure) {
     for (kind, value) in Attributes(bytes) {
         match (kind, be_u32(value)) {
@@ -202,7 +201,7 @@ pub fn parse_stats(bytes: &[u8], pressure: &mut Pressure) {
     }
 }
 
-/// Adds one processor's counters to `pressure`.
+/// Adds the counters of one CPU to `pressure`.
 pub fn parse_stats_cpu(bytes: &[u8], pressure: &mut Pressure) {
     for (kind, value) in Attributes(bytes) {
         let count = be_u32(value).map_or(0, u64::from);

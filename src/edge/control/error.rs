@@ -1,56 +1,55 @@
-//! How a call to a control plane fails.
+//! Errors of control plane calls.
 
 use std::time::Duration;
 
 use crate::model::controller::identity::{DeviceId, Mismatch};
 use crate::runtime::https::HttpsError;
 
-/// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The settings cannot be used.
+    /// The settings are unusable.
     #[error("the control plane's settings cannot be used: {0}")]
     Settings(String),
-    /// The HTTPS client cannot be made: its certificate authorities cannot be used.
+    /// The HTTPS client cannot be created: its CA file is unusable.
     #[error("the control plane cannot be asked: {0}")]
     Client(#[from] HttpsError),
-    /// The service account's token, with which we would identify ourselves, is not to be had.
+    /// The service account token for the identity exchange is not available.
     #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
     Identity(String),
-    /// No connection, or it broke.
+    /// No connection, or a broken one.
     #[error("{call}: the control plane at {url} cannot be reached: {source}")]
     Unreachable { call: &'static str, url: String, source: reqwest::Error },
-    /// No answer in time.
+    /// Timeout.
     #[error("{call}: no answer from the control plane within {after:?}")]
     Deadline { call: &'static str, after: Duration },
-    /// The credentials are refused.
+    /// The server rejects the credentials.
     #[error("{call}: the control plane refuses the credentials ({status}): {message}; {advice}")]
     Denied {
         call: &'static str,
         status: u16,
         message: String,
-        /// What to check.
+        /// Hint for the user.
         advice: &'static str,
     },
-    /// Too many requests; the pause holds for every call of this client.
+    /// The server requested a pause (429, 503), or our rate limit exceeds the timeout; the pause applies to all calls of this client.
     #[error("{call}: the control plane wants a pause of {after:?}")]
     Paused { call: &'static str, after: Duration },
-    /// There is no such thing.
+    /// Not found (404).
     #[error("{call}: the control plane knows no such thing: {message}")]
     Absent { call: &'static str, message: String },
-    /// Another refusal.
+    /// Any other error response.
     #[error("{call}: the control plane answers {status}: {message}")]
     Refused { call: &'static str, status: u16, message: String },
-    /// The device is not the one that it is claimed to be.
+    /// The device is not the expected one.
     #[error("{call}: device {id} is not touched, as {mismatch}; remove it in the admin console if it is a leftover")]
     Mismatch { call: &'static str, id: DeviceId, mismatch: Mismatch },
-    /// The answer is none that we understand.
+    /// The response is malformed.
     #[error("{call}: the control plane's answer is not understood: {source}")]
     Answer { call: &'static str, source: serde_json::Error },
 }
 
 impl ControlError {
-    /// A closed set of words for metric labels and Events.
+    /// Closed set of values for metric labels and Events.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Settings(_) | Self::Client(_) => "Settings",
@@ -66,7 +65,7 @@ impl ControlError {
         }
     }
 
-    /// The same in words that do not change from one time to the next: for conditions.
+    /// Message without varying parts, for conditions.
     pub fn lasting(&self) -> String {
         match self {
             Self::Paused { call, .. } => format!("{call}: the control plane wants fewer requests; it is asked later"),
@@ -74,7 +73,7 @@ impl ControlError {
         }
     }
 
-    /// Whether the same call may well succeed later with nothing changed here.
+    /// Whether the same call may succeed later without a change here.
     pub fn passes(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Deadline { .. } | Self::Paused { .. } | Self::Answer { .. } => true,
@@ -83,7 +82,7 @@ impl ControlError {
         }
     }
 
-    /// How long the server wants to be left alone, if it said so.
+    /// Time until calls are allowed again, during a pause.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Paused { after, .. } => Some(*after),
@@ -91,7 +90,7 @@ impl ControlError {
         }
     }
 
-    /// What is to be away and is.
+    /// Converts "not found" into success.
     pub(super) fn absent(self) -> Result<(), Self> {
         if matches!(self, Self::Absent { .. }) { Ok(()) } else { Err(self) }
     }

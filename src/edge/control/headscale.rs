@@ -1,4 +1,4 @@
-//! headscale by its own API (v1): an API key, pre-auth keys, nodes. It has no Tailscale Services and issues no certificates.
+//! headscale API client (v1): API key, pre-auth keys, nodes. headscale has no Tailscale Services and issues no certificates.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, He
 use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
-/// What an approval is called in errors.
+/// Name of the approval in errors.
 const APPROVE: &str = "approve routes of a node";
 
-/// A client of headscale.
+/// Client of headscale.
 #[derive(Debug, Clone)]
 pub struct Headscale {
     http: ControlHttp,
@@ -32,7 +32,7 @@ impl Headscale {
 
     pub(super) async fn probe(&self) -> Result<(), ControlError> {
         self.http.done("list pre-auth keys", self.request(Method::GET, "/api/v1/preauthkey")).await?;
-        // A node that there cannot be: whether nodes may be asked for, without listing thousands.
+        // A node ID that cannot exist: tests the permission to read nodes without listing thousands.
         self.http.done("get a node", self.request(Method::GET, "/api/v1/node/0")).await.or_else(ControlError::absent)
     }
 
@@ -49,8 +49,7 @@ impl Headscale {
         self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id.as_str())])).await
     }
 
-    /// The routes that are approved for a node after this: those that were, without some and with others. Written only if that changes
-    /// anything.
+    /// Adds and removes approved routes of a node; returns the approved routes afterwards. Sends no request without a change.
     pub(super) async fn approve_routes(
         &self,
         id: &DeviceId,

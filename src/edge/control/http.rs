@@ -1,4 +1,4 @@
-//! One HTTPS request to a control plane: its turn, its deadline, and what its answer means.
+//! HTTPS requests to a control plane: rate limit, timeout, and conversion of error responses.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -13,26 +13,26 @@ use crate::api::control::ControlRefusal;
 use crate::model::controller::control_plane::Bucket;
 use crate::runtime::https;
 
-/// The pause where a server wants one and does not say how long.
+/// Pause after a 429 or 503 response without `Retry-After`.
 const PAUSE: Duration = Duration::from_secs(10);
-/// The longest pause that is believed: a wrong header must not stop a group for a day.
+/// Maximum pause: a wrong header must not stop a group for a day.
 const LONGEST_PAUSE: Duration = Duration::from_mins(15);
-/// How much of a refusal's text is kept when it is not the JSON that we know.
+/// Maximum characters of an error body that is not the known JSON.
 const TEXT: usize = 200;
 
-/// Requests to one control plane.
+/// HTTPS client for one control plane.
 #[derive(Debug, Clone)]
 pub(super) struct ControlHttp {
     client: Client,
     base: String,
-    /// What to check when the credentials are refused.
+    /// Hint in the error after rejected credentials.
     advice: &'static str,
     deadline: Duration,
     began: Instant,
     pace: Arc<Mutex<RequestPace>>,
 }
 
-/// When the next request may go.
+/// Rate limit and pause.
 #[derive(Debug)]
 struct RequestPace {
     bucket: Bucket,
@@ -59,18 +59,18 @@ impl ControlHttp {
         })
     }
 
-    /// A request that is not sent yet; `path` begins with a slash.
+    /// Builds a request without sending it; `path` begins with a slash.
     pub(super) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}{path}", self.base))
     }
 
-    /// Sends a request when it is its turn, and reads the answer.
+    /// Sends a request within the rate limit and parses the response.
     pub(super) async fn answer<T: DeserializeOwned>(&self, call: &'static str, request: RequestBuilder) -> Result<T, ControlError> {
         let body = self.send(call, request).await?;
         serde_json::from_slice(&body).map_err(|source| ControlError::Answer { call, source })
     }
 
-    /// Sends a request when it is its turn; its answer only matters if it is a refusal.
+    /// Sends a request within the rate limit and ignores the body of a success.
     pub(super) async fn done(&self, call: &'static str, request: RequestBuilder) -> Result<(), ControlError> {
         self.send(call, request).await.map(drop)
     }
@@ -88,7 +88,7 @@ impl ControlHttp {
         timeout(self.deadline, work).await.unwrap_or(Err(ControlError::Deadline { call, after: self.deadline }))
     }
 
-    /// How long to wait for the next turn; an error while the server wants to be left alone.
+    /// Time until the rate limit allows a request; an error during a pause, or if the time exceeds the timeout.
     fn turn(&self, call: &'static str) -> Result<Duration, ControlError> {
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -121,7 +121,7 @@ impl ControlHttp {
     }
 }
 
-/// What to check when these are refused.
+/// Hint after rejected credentials.
 fn advice(credentials: &ClientCredentials) -> &'static str {
     match credentials {
         ClientCredentials::OAuth { .. } => {
@@ -147,7 +147,7 @@ fn pause(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     }
 }
 
-/// What a refusal says.
+/// Message of an error response.
 fn words(body: &[u8]) -> String {
     match serde_json::from_slice::<ControlRefusal>(body) {
         Ok(refusal) if !refusal.message.is_empty() => refusal.message,

@@ -1,4 +1,4 @@
-//! Tailscale's API (v2), and whatever else speaks it: an OAuth client or a federated identity, auth keys, devices.
+//! Client of the Tailscale API (v2) and compatible servers: OAuth client or federated identity, auth keys, devices, Tailscale Services.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::model::controller::identity::{Device, DeviceId, DeviceName, KeyId};
 use crate::model::controller::ingress_spec::dns_label;
 use crate::model::tailnet::supervise::Secret;
 
-/// The longest that a key's description may be.
+/// Maximum characters of a key's description.
 const NOTE: usize = 50;
 
-/// A client of Tailscale.
+/// Client of the Tailscale API.
 #[derive(Debug, Clone)]
 pub struct Tailscale {
     http: ControlHttp,
     login: Arc<OAuthLogin>,
-    // Whoever finds it old renews it while the others wait: many workers make one request.
+    // The first worker with an expired token renews it while the others wait: one request for many workers.
     token: Arc<Mutex<Option<AccessToken>>>,
 }
 
@@ -54,7 +54,7 @@ impl Tailscale {
 
     pub(super) async fn probe(&self) -> Result<(), ControlError> {
         self.done("list keys", Method::GET, "/tailnet/-/keys").await?;
-        // A device that there cannot be: whether devices may be asked for, without listing thousands.
+        // A device ID that cannot exist: tests the permission to read devices without listing thousands.
         self.done("get a device", Method::GET, "/device/tailyard-probe").await.or_else(ControlError::absent)
     }
 
@@ -116,7 +116,7 @@ impl Tailscale {
         Ok(self.http.request(method, &format!("/api/v2{path}")).bearer_auth(access.reveal()))
     }
 
-    /// A token that is refused is not used again: it was revoked, or the server forgot it.
+    /// Drops the access token after a 401: it was revoked, or the server lost it.
     async fn settled<T>(&self, answer: Result<T, ControlError>) -> Result<T, ControlError> {
         if matches!(answer, Err(ControlError::Denied { status: 401, .. })) {
             *self.token.lock().await = None;
@@ -169,7 +169,7 @@ impl IdentityToken {
     }
 }
 
-/// The path of a Tailscale Service. Fails if the name is not `svc:` and a DNS label.
+/// API path of a Tailscale Service. Fails if the name is not `svc:` and a DNS label.
 fn service_path(name: &str) -> Result<String, ControlError> {
     match name.strip_prefix("svc:") {
         Some(label) if dns_label(label) => Ok(format!("/tailnet/-/vip-services/{name}")),
@@ -177,7 +177,7 @@ fn service_path(name: &str) -> Result<String, ControlError> {
     }
 }
 
-/// A note in the letters and the length that a key's description may have.
+/// Limits a note to the characters and length that a key's description may have.
 fn described(note: &str) -> String {
     let allowed = |letter: char| if letter.is_ascii_alphanumeric() || letter == ' ' { letter } else { '-' };
     note.chars().map(allowed).take(NOTE).collect()

@@ -1,4 +1,4 @@
-//! A daemon that a process before this one has started and left: found by its mark among the children of the container's first process.
+//! Reattachment to a daemon that a previous process left: identified by its environment variable among the children of PID 1.
 
 use std::fs;
 use std::io;
@@ -14,12 +14,12 @@ use tracing::warn;
 
 use super::{Handle, MARK, RunningDaemon, logs};
 
-/// The first process, which becomes the parent of all whose parent has ended.
+/// PID 1, which adopts orphaned processes.
 const FIRST: &str = "1";
 
 impl RunningDaemon {
-    /// The daemon that was left, and its arguments with blanks between them; nothing where there is none. One that is found and cannot
-    /// be taken over is told of and left alone.
+    /// Finds the orphaned daemon and its arguments, separated by spaces; `None` without one. A daemon that cannot be reattached is logged
+    /// and left running.
     pub fn orphan() -> Option<(Self, String)> {
         let here = fs::read_dir("/proc").ok()?;
         let numbers = here.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -33,17 +33,17 @@ impl RunningDaemon {
     }
 }
 
-/// Whether the first process is its parent, and it the head of its process group, as a daemon is. What a daemon itself has started and
-/// left has the mark too.
+/// Whether the process is a child of PID 1 and a process group leader, as the daemon is. Orphaned children of the daemon have the variable
+/// too, but are no leaders.
 fn is_orphan(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<_> = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
     matches!(fields.as_slice(), [_, parent, group, ..] if *parent == FIRST && *group == pid.to_string())
 }
 
-/// Takes a process over if it has the mark.
+/// Reattaches to a process if it has the environment variable.
 fn take(pid: i32) -> io::Result<Option<(RunningDaemon, String)>> {
-    // First the handle, then the look: both are of the same process, whoever had the number before.
+    // The pidfd is opened before the environment is read, so that both are of the same process even if the PID was reused.
     let Some(number) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
     let handle = pidfd_open(number, PidfdFlags::empty())?;
     let proc = Path::new("/proc").join(pid.to_string());
@@ -57,7 +57,7 @@ fn take(pid: i32) -> io::Result<Option<(RunningDaemon, String)>> {
     Ok(Some((daemon, String::from_utf8_lossy(&args).into_owned())))
 }
 
-/// Waits until a process has ended.
+/// Waits for the exit of a process.
 fn ended(process: &OwnedFd) -> io::Result<()> {
     loop {
         match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {

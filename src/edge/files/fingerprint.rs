@@ -1,4 +1,4 @@
-//! What tells, without reading them, that files are as they were: the set they are of, and each one's identity, size and times.
+//! File stamps, which detect unchanged files without reading them: the current set, and the identity, size and times of each file.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use super::{FilesError, data};
 
-/// A file that changed less than this before it was looked at may change again without another time of change: file systems
-/// count time in steps, some of seconds.
+/// Minimum age of the last change: a younger file may change again without a new timestamp, as the timestamps of some file systems have a
+/// granularity of seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) struct Stamp {
     files: Vec<Option<Mark>>,
 }
 
-/// The state of a file. The time of change is the kernel's own: nobody can set it back.
+/// State of a file. The kernel sets the change time (ctime); users cannot set it back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     device: u64,
@@ -30,7 +30,7 @@ struct Mark {
 }
 
 impl Stamp {
-    /// Looks at the files. Blocks.
+    /// Stats the files. Blocks.
     pub(super) fn of(directory: &Path, names: &[String]) -> Result<Self, FilesError> {
         let set = data(directory)?;
         let base = set.as_ref().map_or_else(|| directory.to_owned(), |target| directory.join(target));
@@ -41,7 +41,7 @@ impl Stamp {
         Ok(Self { files: files.collect::<Result<_, _>>()?, set })
     }
 
-    /// Whether any later change of the files will show: their last one was long enough before `now`.
+    /// Whether every later change gives another stamp: the last change is old enough at `now`.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
         let Some(until) = now.checked_sub(SETTLED).and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) else {
             return false;

@@ -14,7 +14,7 @@ fn names() -> Vec<String> {
     NAMES.map(str::to_owned).to_vec()
 }
 
-/// Does what the kubelet does to a volume: a new set of files, and `..data` moved onto it.
+/// Updates a volume like the kubelet: writes a new set of files and moves `..data` to it.
 fn project(volume: &Path, set: &str, files: &[(&str, &str)]) {
     let target = volume.join(set);
     fs::create_dir_all(&target).expect("set");
@@ -105,7 +105,7 @@ fn replace_leaves_no_temporary_file() {
     assert_eq!(fs::read_dir(volume.path()).expect("directory").count(), 1);
 }
 
-/// The first poll is a day away: only an event can have caused what is read before.
+/// The first poll is a day away: only an inotify event can cause an earlier read.
 #[tokio::test]
 async fn swap_is_published_by_inotify_before_the_next_poll() {
     let volume = TempDir::new().expect("tempdir");
@@ -208,7 +208,7 @@ async fn burst_of_swaps_is_published_in_order_and_ends_with_its_last() {
     let mut rounds = vec![0];
     while rounds.last() != Some(&200) {
         tokio::time::timeout(Duration::from_secs(10), view.changed()).await.expect("the last one is published").expect("running");
-        // A set that is replaced each time that it is read is a fault until the next reading.
+        // A set that is replaced during each attempt is a fault until the next read.
         let read = view.borrow_and_update().snapshot.clone().expect("read").files;
         let round = std::str::from_utf8(&read["a"]).expect("text").parse::<u32>().expect("a number");
         rounds.extend((rounds.last() != Some(&round)).then_some(round));

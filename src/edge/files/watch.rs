@@ -1,8 +1,8 @@
-//! Watching files for a change of their content: by inotify on their directory, and by a slow look beside it.
+//! File watcher: reports content changes, by inotify on the directory and by slow polling.
 //!
-//! inotify may be refused (limits) or may miss what it cannot see (a directory mounted over, a writer that keeps its file
-//! open), so the look never ends; while there is no directory or no inotify it is all there is. A look reads the files only if
-//! their metadata tell that they may have changed. What is told is content: a rewrite of the same bytes is no change.
+//! inotify may be refused (limits) or miss changes (a directory mounted over, a writer that keeps its file open), so polling never stops;
+//! without a directory or inotify it is the only source. A poll reads the files only if their metadata may have changed. Only content
+//! counts: a rewrite with the same bytes is no change.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,22 @@ use tokio::time::{Instant, sleep_until};
 use super::fingerprint::Stamp;
 use super::{DATA, FilesError, Snapshot, read};
 
-/// Between two looks beside inotify.
+/// Poll interval with inotify.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two looks while there is no inotify, or no directory.
+/// Poll interval without inotify or directory.
 const LOOK_ALONE: Duration = Duration::from_millis(250);
-/// After a change, the next one is not looked for before this time: a burst is one change more.
+/// Minimum time between a change and the next read: a burst counts as one change.
 const COALESCE: Duration = Duration::from_millis(20);
-/// An empty plain file is looked at once more after this time: its writer may just have truncated it.
+/// Delay before an empty plain file is read again: its writer may just have truncated it.
 const SETTLE: Duration = Duration::from_millis(75);
 
 #[derive(Debug, Clone, Default)]
 pub struct FilesView {
-    /// What was read last; nothing before the first reading.
+    /// Last content read; `None` before the first read.
     pub snapshot: Option<Snapshot>,
-    /// Why the last reading failed, if it did.
+    /// Error of the last read, if it failed.
     pub fault: Option<Arc<FilesError>>,
-    /// Whether changes are told by inotify; otherwise they are found by looking, four times a second.
+    /// Whether inotify is active; otherwise changes are found by polling, four times a second.
     pub notified: bool,
 }
 
@@ -42,19 +42,19 @@ pub struct FileWatcher {
     directory: PathBuf,
     names: Arc<[String]>,
     view: watch::Sender<FilesView>,
-    /// False where the system refuses it.
+    /// Whether to use inotify.
     pub(super) inotify: bool,
     pub(super) poll_interval: Duration,
 }
 
-/// The named files of a directory; the directory may come later, vanish and come back.
+/// Watches named files of a directory; the directory may be created later, deleted and recreated.
 pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher, watch::Receiver<FilesView>) {
     let (view, receiver) = watch::channel(FilesView::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     (FileWatcher { directory: directory.into(), names, view, inotify: true, poll_interval: POLL_INTERVAL }, receiver)
 }
 
-/// A single file. In the snapshot it stands under its own name, which is returned too.
+/// Watches a single file. Also returns its file name, which is its key in the snapshot.
 pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -63,7 +63,7 @@ pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
 }
 
 impl FileWatcher {
-    /// Watches until nobody listens any more.
+    /// Watches until no receiver is left.
     pub async fn run(self) {
         let mut events = None;
         let mut settling = false;
@@ -94,8 +94,8 @@ impl FileWatcher {
         }
     }
 
-    /// Reads and tells. Returns whether the content must be looked at again before it is believed, and whether it changed.
-    /// The watch is set before the reading, so that no change falls between them; `stamp` is that of the last reading.
+    /// Reads the files and publishes a change. Returns whether the content must be read again before it is published, and whether it
+    /// changed. The inotify watch is set before the read, so that no change is missed between them; `stamp` is that of the last read.
     pub(super) async fn look(&self, events: &mut Option<InotifyEvents>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
         if self.inotify && events.as_ref().is_none_or(|events| events.inode != inode(&self.directory)) {
             *events = InotifyEvents::of(&self.directory).ok();
@@ -133,7 +133,7 @@ impl FileWatcher {
         true
     }
 
-    /// What is known stays, in the memory that others share.
+    /// Keeps the published snapshot, whose memory is shared with receivers.
     fn publish_unchanged(&self, notified: bool) -> bool {
         self.view.send_if_modified(|view| std::mem::replace(&mut view.notified, notified) != notified)
     }
@@ -148,7 +148,7 @@ impl FileWatcher {
     }
 }
 
-/// The files, unless they are as they were when they were read last; and by what that will be told the next time. Blocks.
+/// Reads the files unless their stamp is unchanged since the last read; also returns the stamp for the next call. Blocks.
 fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Option<Result<Snapshot, FilesError>>, Option<Stamp>) {
     let stamp = Stamp::of(directory, names).ok();
     if last.is_some() && stamp.as_ref() == last {
@@ -159,7 +159,7 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
 }
 
 pub(super) struct InotifyEvents {
-    /// Nothing only while it is dropped.
+    /// `None` only during drop.
     stream: Option<EventStream<[u8; 4096]>>,
     inode: Option<(u64, u64)>,
 }
@@ -175,24 +175,24 @@ impl InotifyEvents {
     }
 }
 
-/// The kernel closes an inotify descriptor after a grace period (RCU), which took 4 s beside a large transaction of nftables: a task
-/// that ends must not wait for it.
+/// Closes the descriptor on another thread. The kernel closes an inotify descriptor after an RCU grace period, which took 4 s beside a
+/// large nftables transaction: a task that ends must not wait for it.
 impl Drop for InotifyEvents {
     fn drop(&mut self) {
         let stream = self.stream.take();
-        // Without a thread it is closed here.
+        // If the thread cannot be created, it is closed here.
         drop(std::thread::Builder::new().name("close inotify".to_owned()).spawn(move || drop(stream)));
     }
 }
 
-/// Which directory a path leads to; another one may come to lie there.
+/// Device and inode of the directory at a path, which detect a replaced directory.
 fn inode(directory: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(directory).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Waits for an event that may matter, for ever if there is no inotify. Of a projected volume's swap only the move of
-/// `..data` matters. False if the directory itself is gone.
+/// Waits for a relevant event, indefinitely without inotify. Of a projected volume's swap only the move of `..data` is relevant. `false` if
+/// the directory itself is gone.
 async fn wanted(events: &mut Option<InotifyEvents>, names: &[String]) -> bool {
     let Some(events) = events else { return std::future::pending().await };
     let Some(stream) = &mut events.stream else { return false };

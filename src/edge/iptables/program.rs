@@ -1,4 +1,4 @@
-//! One run of one of iptables' programs: text in, an exit status or a dump out.
+//! Runs of the iptables programs: text in, exit status or dump out.
 
 use std::fs;
 use std::io;
@@ -9,33 +9,33 @@ use crate::model::base::net::Family;
 use crate::model::firewall::iptables::Jump;
 use crate::runtime::command::{self, CommandError, complaint};
 
-/// How long one run may take, the wait for the lock that all of iptables-legacy shares included.
+/// Timeout of a run, including the wait for the xtables lock of iptables-legacy.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How many seconds of it may be spent on that lock.
+/// Maximum wait for that lock, in seconds.
 const LOCK_SECONDS: &str = "20";
 
-/// Which make of iptables.
+/// iptables variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// The one that writes nftables.
+    /// Writes nftables.
     Nft,
-    /// The one that writes `ip_tables`.
+    /// Writes `ip_tables`.
     Legacy,
 }
 
-/// Why iptables did not do what was asked.
+/// Error of an iptables run.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
     /// The program cannot be started.
     #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
     Missing { program: String, source: io::Error },
-    /// The program did not end in time.
+    /// The program timed out.
     #[error("{program} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: String },
     #[error("{program} refused to {what} ({status}): {stderr}; CAP_NET_ADMIN and the kernel's support of this iptables are needed")]
     Refused {
         program: String,
-        /// What was to be done.
+        /// Requested operation.
         what: &'static str,
         status: ExitStatus,
         stderr: String,
@@ -43,7 +43,7 @@ pub enum IptablesError {
 }
 
 impl IptablesError {
-    /// A closed set of words for metric labels.
+    /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "Missing",
@@ -53,7 +53,7 @@ impl IptablesError {
     }
 }
 
-/// The programs of one make and family.
+/// Programs of one variant and family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Programs {
     variant: Variant,
@@ -69,7 +69,7 @@ impl Programs {
         self.family
     }
 
-    /// Whether there is anything to save: to look at tables of `ip_tables` that are not there would make them.
+    /// Whether there are tables to save; iptables-save would create missing tables of `ip_tables`.
     pub(super) fn has_tables(self) -> bool {
         let names = match (self.variant, self.family) {
             (Variant::Nft, _) => return true,
@@ -79,21 +79,21 @@ impl Programs {
         fs::read(names).is_ok_and(|names| !names.is_empty())
     }
 
-    /// Feeds a text to iptables-restore, chains that it does not name untouched.
+    /// Runs iptables-restore on a text; chains that it does not name are unchanged.
     pub(super) async fn restore(self, what: &'static str, text: String) -> Result<(), IptablesError> {
         let program = self.name("-restore");
         let output = run(&program, &["--noflush", "--wait", LOCK_SECONDS], text).await?;
         succeeded(program, what, &output).map(drop)
     }
 
-    /// What iptables-save writes of all tables.
+    /// Returns the iptables-save output for all tables.
     pub(super) async fn save(self, counters: bool) -> Result<String, IptablesError> {
         let program = self.name("-save");
         let output = run(&program, if counters { &["--counters"] } else { &[] }, String::new()).await?;
         succeeded(program, "save the chains", &output)
     }
 
-    /// Whether a jump stands.
+    /// Whether a jump exists.
     pub(super) async fn check(self, jump: Jump) -> Result<bool, IptablesError> {
         let rule = jump.rule();
         let mut arguments = vec!["--wait", LOCK_SECONDS, "--table", jump.table.name(), "--check"];

@@ -1,4 +1,4 @@
-//! What the Pod may do with its state Secret, asked of the API before it is tried; and tokens that say who it is.
+//! Access reviews of the Pod's permissions, and tokens that identify it.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use super::error::ACCESS_REVIEW;
 use super::{ApiCall, Cluster, KubeError, Verb, within};
 use crate::model::diagnostics::doctor::rights::Right;
 
-/// What may be done with a Secret. A check that failed counts as the peer counts it: `get` and `update` as allowed, for the
-/// calls themselves will tell; `patch` and `create` as not known.
+/// Permissions on a Secret. A failed check counts as in the Tailscale operator's proxies: `get` and `update` as allowed, since the calls
+/// themselves will show it; `patch` and `create` as unknown.
 #[derive(Debug, Default)]
 pub struct Permissions {
-    /// What is not allowed, with the rule that would allow it.
+    /// Denied calls; [`ApiCall::rule`] is the missing RBAC rule.
     pub denied: Vec<ApiCall>,
-    /// Which checks failed, and how.
+    /// Failed checks with their errors.
     pub unknown: Vec<(Verb, KubeError)>,
 }
 
 impl Permissions {
-    /// Whether the API said no.
+    /// Whether the API denied the verb.
     pub fn denies(&self, verb: Verb) -> bool {
         self.denied.iter().any(|call| call.verb == verb)
     }
 }
 
 impl Cluster {
-    /// What the Pod may do with the Secret of this name: get, update, patch, create.
+    /// Reviews the Pod's permissions on the Secret of this name: get, update, patch, create.
     pub async fn permissions(&self, secret: &str) -> Permissions {
         let mut permissions = Permissions::default();
         for verb in [Verb::Get, Verb::Update, Verb::Patch, Verb::Create] {
@@ -45,7 +45,7 @@ impl Cluster {
         permissions
     }
 
-    /// A token of a service account of the own namespace, made out for an audience; needs `create` on its `token`.
+    /// Requests a token of a service account in the client's namespace for an audience; needs `create` on its `token` subresource.
     pub async fn service_account_token(&self, name: &str, audience: &str, holds: Duration) -> Result<String, KubeError> {
         let spec = TokenRequestSpec {
             audiences: Some(vec![audience.to_owned()]),
@@ -59,7 +59,7 @@ impl Cluster {
         Ok(made.status.and_then(|status| status.token).unwrap_or_default())
     }
 
-    /// Who this client is to the API server; needs no right.
+    /// User name of this client at the API server; needs no permission.
     pub async fn who(&self) -> Result<String, KubeError> {
         let api: Api<SelfSubjectReview> = Api::all(self.client.clone());
         let call = || ApiCall { namespace: String::new(), ..self.call(Verb::Create, "SelfSubjectReview", "") };
@@ -67,8 +67,8 @@ impl Cluster {
         Ok(answer.status.and_then(|status| status.user_info?.username).unwrap_or_default())
     }
 
-    /// Whether a user is allowed something; needs `create` on `subjectaccessreviews`, but for nobody in particular: then it is
-    /// asked for who this client is.
+    /// Whether a user has a permission; needs `create` on `subjectaccessreviews`. Without a user it reviews this client, which needs no
+    /// permission.
     pub async fn allowed(&self, right: &Right, user: Option<&str>) -> Result<bool, KubeError> {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let resource = ResourceAttributes {

@@ -1,4 +1,4 @@
-//! Secrets that several replicas write: each write says which version it is meant for, and of two at once one is refused.
+//! Secrets with several writers: each write is conditional on the resource version, so one of two concurrent writes is refused.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ pub(super) fn versioned(mut secret: Secret) -> VersionedSecret {
 }
 
 impl Cluster {
-    /// A Secret of the own namespace; nothing if it does not exist.
+    /// Returns a Secret of the client's namespace; `None` if it does not exist.
     pub async fn noted(&self, name: &str) -> Result<Option<VersionedSecret>, KubeError> {
         let found = within(|| self.call(Verb::Get, "Secret", name), self.secrets().get_opt(name)).await?;
         Ok(found.map(versioned))
     }
 
-    /// Sets annotations (or takes them away) and values of a Secret, if it is still of this version: else the fault's kind is
-    /// `Conflict`. What is not named stays. Returns the Secret as it is now.
+    /// Sets values of a Secret, and sets or removes annotations, if its resource version still matches; otherwise the error's reason is
+    /// `Conflict`. Keys not given are unchanged. Returns the new Secret.
     pub async fn note(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What a call to the API can meet, in words that say what to do.
+//! Errors of API calls, with hints for their repair.
 
 use std::fmt;
 use std::io;
@@ -7,28 +7,24 @@ use std::time::Duration;
 
 use kube::config::KubeconfigError;
 
-/// The kind by which one asks for one's own permissions; the only one here that is not of the core group.
+/// Kind of a review of the own permissions.
 pub(super) const ACCESS_REVIEW: &str = "SelfSubjectAccessReview";
 
-/// What was to be done with an object.
+/// Operation on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Get,
-    /// Reads those that match.
     List,
-    /// Follows changes.
     Watch,
-    /// Changes some of its values.
     Patch,
     Create,
-    /// Replaces it; tailscaled needs it.
+    /// Used by tailscaled only.
     Update,
-    /// Takes it away.
     Delete,
 }
 
 impl Verb {
-    /// The word that RBAC uses.
+    /// RBAC verb.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -42,25 +38,25 @@ impl Verb {
     }
 }
 
-/// One call, for messages.
+/// An API call in messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiCall {
     pub verb: Verb,
-    /// The kind of the object, and behind a slash the part of it that has permissions of its own.
+    /// Kind of the object, followed by a slash and the subresource, if any.
     pub kind: &'static str,
     pub namespace: String,
-    /// Its name; empty where all of a kind are meant.
+    /// Empty for all objects of the kind.
     pub name: String,
 }
 
 impl ApiCall {
-    /// The RBAC rule that allows the call.
+    /// RBAC rule that allows the call.
     pub fn rule(&self) -> String {
         let (kind, part) = self.kind.split_once('/').unwrap_or((self.kind, ""));
         let ending = if kind.ends_with('s') { "es" } else { "s" };
         let slash = if part.is_empty() { "" } else { "/" };
         let (group, resource) = (group(kind), format!("{}{ending}{slash}{part}", kind.to_ascii_lowercase()));
-        // What is yet to be made has no name that a rule could go by; a part of what there is has.
+        // RBAC cannot restrict `create` by name, except for subresources.
         let nameless = (self.verb == Verb::Create && part.is_empty()) || self.name.is_empty();
         let names = if nameless { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
         format!("{{apiGroups: [{group:?}], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
@@ -94,22 +90,21 @@ impl fmt::Display for ApiCall {
     }
 }
 
-/// How a call failed.
+/// Cause of a failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallFault {
-    /// No connection, or it broke.
+    /// No connection, or a broken one.
     #[error("the API server cannot be reached: {0}")]
     Unreachable(#[source] Box<kube::Error>),
-    /// No answer in time.
     #[error("the API server did not answer within {0:?}")]
     Timeout(Duration),
     #[error("the API answered {code}: {message}")]
     Refused {
-        /// The HTTP status.
+        /// HTTP status.
         code: u16,
         message: String,
     },
-    /// The answer is not what the API gives.
+    /// Malformed response.
     #[error("the API's answer cannot be read: {0}")]
     Malformed(#[source] Box<kube::Error>),
 }
@@ -117,7 +112,7 @@ pub enum CallFault {
 impl CallFault {
     pub(super) fn of(error: kube::Error) -> Self {
         match error {
-            // What is no event is read as a status by the client, and then has no code.
+            // The client parses anything but an event as a status, which then has no code.
             kube::Error::Api(status) if status.code != 0 => Self::refused(&status),
             error @ kube::Error::Api(_) => Self::Malformed(Box::new(error)),
             error @ (kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) | kube::Error::BuildRequest(_)) => {
@@ -203,14 +198,14 @@ pub enum KubeError {
     /// The Pod's service account is not mounted.
     #[error("cannot read {path}: {source}; the Pod needs a ServiceAccount and automountServiceAccountToken")]
     ServiceAccount { path: PathBuf, source: io::Error },
-    /// A kubeconfig, or what a service account amounts to, cannot be used.
+    /// A kubeconfig, or the config of a service account, is unusable.
     #[error("cannot use {path} to reach the API: {}", kubeconfig_fault(.fault))]
     Config {
-        /// The file or directory.
+        /// File or directory.
         path: PathBuf,
         fault: Box<KubeconfigError>,
     },
-    /// The client could not be made.
+    /// The client could not be created.
     #[error("cannot set up the client of the API: {0}")]
     Client(#[source] Box<kube::Error>),
     #[error("cannot {call}: {fault}{}", advice(.call, .fault))]
@@ -219,12 +214,12 @@ pub enum KubeError {
         #[source]
         fault: CallFault,
     },
-    /// Another process may be the one that writes, so nothing was sent.
+    /// Another process may be the leader, so nothing was sent.
     #[error("did not {call}: this process does not lead (any more)")]
     NotLeading { call: ApiCall },
 }
 
-/// The client's own text, but of a file that cannot be read, whose path it quotes twice.
+/// The kube client's own message, except for an unreadable file, whose path it would quote twice.
 fn kubeconfig_fault(fault: &KubeconfigError) -> String {
     match fault {
         KubeconfigError::ReadConfig(fault, path) => format!("cannot read {}: {fault}", path.display()),
@@ -237,7 +232,7 @@ impl KubeError {
         Self::Config { path: path.to_owned(), fault: Box::new(fault) }
     }
 
-    /// A closed set of words for metric labels and Event reasons.
+    /// Closed set of values for metric labels and Event reasons.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::ServiceAccount { .. } => "NoServiceAccount",
@@ -248,7 +243,7 @@ impl KubeError {
         }
     }
 
-    /// How the API server refused the request; nothing if it did not answer, or nothing was sent.
+    /// Error class of the API server's response; `None` without a response or without a request.
     pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
             Self::Call { fault, .. } => fault.refusal(),
@@ -256,13 +251,13 @@ impl KubeError {
         }
     }
 
-    /// Whether the API looked at what was asked and refused it, so that a call about another object may fare better.
+    /// Whether the API rejected this request only, so that calls for other objects may succeed.
     pub fn refused(&self) -> bool {
         matches!(self, Self::Call { fault: CallFault::Refused { code, .. }, .. } if !matches!(code, 401 | 429 | 503 | 504))
     }
 }
 
-/// What to do about it, where the API's own words do not say.
+/// Hint for the repair, if the API's message has none.
 fn advice(call: &ApiCall, fault: &CallFault) -> String {
     match (fault.refusal(), fault) {
         (Some(ApiRefusal::Forbidden), _) => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),

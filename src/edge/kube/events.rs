@@ -1,7 +1,7 @@
-//! Events, the last lines of `kubectl describe`: written by kube's [`Recorder`] while this process leads.
+//! Events, as shown by `kubectl describe`: written with kube's [`Recorder`] while this process leads.
 //!
-//! An Event that repeats within six minutes counts up instead of becoming another object. An Event is worth one try: failures go to the
-//! caller.
+//! An Event that repeats within six minutes increments the count of the existing object. Each Event is attempted once; failures are
+//! returned to the caller.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,17 +17,17 @@ use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Resource, Verb};
 
 /// Pause after a refusal in a namespace whose Events may not be written.
 const FORBIDDEN_PAUSE: Duration = Duration::from_hours(1);
-/// The API's limit for a text, in bytes.
+/// API limit of a message, in bytes.
 const MAX_NOTE: usize = 1024;
-/// Where the Events of objects without a namespace are.
+/// Namespace of Events for cluster-scoped objects.
 const CLUSTER_SCOPED: &str = "default";
 
-/// Writes Events. Clones share what was written.
+/// Writes Events. Clones share their state.
 #[derive(Clone)]
 pub struct EventWriter {
     writes: LeaderClient,
     recorder: Recorder,
-    /// Namespaces whose Events may not be written, and since when.
+    /// Namespaces that forbid Events, with the time of the refusal.
     forbidden: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
@@ -45,7 +45,7 @@ impl EventWriter {
         Self { writes, recorder, forbidden: Arc::default() }
     }
 
-    /// Writes an Event. In a namespace where that is forbidden the first try fails, and none is made for the next hour.
+    /// Writes an Event. In a namespace that forbids Events the first attempt fails, and none follows for an hour.
     pub async fn write_event(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) -> Result<(), KubeError> {
         let namespace = about.namespace.clone().unwrap_or_else(|| CLUSTER_SCOPED.to_owned());
         let is_recent = |since: &Instant| since.elapsed() < FORBIDDEN_PAUSE;
@@ -55,7 +55,7 @@ impl EventWriter {
         let event = Event {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.to_owned(),
-            // The recorder counts Events up by everything but their text. One with another text is another Event.
+            // The recorder aggregates Events by all fields except the message. Another message must be another Event.
             action: format!("Reconcile-{:x}", BuildHasherDefault::<DefaultHasher>::default().hash_one(message)),
             note: Some(shortened(message)),
             secondary: None,
@@ -71,7 +71,7 @@ impl EventWriter {
 }
 
 impl Resource {
-    /// The object of this kind that an Event is about.
+    /// Reference to an object of this kind.
     pub fn reference(self, namespace: &str, name: &str, uid: Option<String>) -> ObjectReference {
         ObjectReference {
             api_version: Some(self.api_version.to_owned()),

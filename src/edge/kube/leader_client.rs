@@ -1,8 +1,8 @@
-//! The one door by which the reconciler changes the cluster.
+//! API client of the leader, the only path by which the reconciler changes the cluster.
 //!
-//! Every write is made by the leader only and ends before its leading can: with the Lease lost or its time nearly up, nothing
-//! is sent. Objects are applied server-side under one field manager. A write is made once and reports how it went; what is
-//! written, and what a failure means, is decided elsewhere.
+//! Only the leader writes, and each write ends before its leadership can: without the Lease, or close to its expiry, nothing is sent.
+//! Objects are applied server-side with one field manager. A write is attempted once and returns its result; the caller decides what to
+//! write and how to handle failures.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Leading, R
 use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
 use crate::model::controller::proxygroup::Delete;
 
-/// Is told of every call: what was done to which kind, and the kind of its fault if it failed.
+/// Callback for each call: verb, kind, and the reason of its error, if any.
 pub type Observer = Arc<dyn Fn(Verb, &'static str, Option<&'static str>) + Send + Sync>;
 
-/// Writes to the cluster for as long as this process leads. Cheap to clone.
+/// Writes to the cluster while this process leads. Cheap to clone.
 #[derive(Clone)]
 pub struct LeaderClient {
     cluster: Cluster,
@@ -37,23 +37,23 @@ impl std::fmt::Debug for LeaderClient {
 }
 
 impl LeaderClient {
-    /// A door that is open while somebody says that this process leads.
+    /// Creates a client that writes while `leading` has a value.
     pub fn new(cluster: Cluster, leading: watch::Receiver<Option<Leading>>, observer: Observer) -> Self {
         Self { cluster, leading, observer }
     }
 
-    /// Whether a write could be made now.
+    /// Whether a write is possible now.
     pub fn open(&self) -> bool {
         self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
     }
 
-    /// Runs work that changes something beside the API server, and drops it when leading ends; `None` then. Work that waits while
-    /// leading is prolonged goes on.
+    /// Runs work that changes systems other than the API server, and cancels it at the end of leadership; then `None`. Renewals of
+    /// leadership extend its time.
     pub async fn while_leading<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         while_leading(self.leading.clone(), work).await
     }
 
-    /// Makes an object as the manifest says, or changes it to be so. Returns it as the API server has it now.
+    /// Applies a manifest (server-side apply). Returns the resulting object.
     pub async fn apply(&self, manifest: &Manifest) -> Result<Value, KubeError> {
         if manifest.adopt {
             self.adopt(&manifest.object).await?;
@@ -66,13 +66,13 @@ impl LeaderClient {
         self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
     }
 
-    /// An object that no store follows: nothing if it does not exist.
+    /// Reads an object that is not in an informer cache; `None` if it does not exist.
     pub async fn look(&self, object: &ObjectRef) -> Result<Option<Value>, KubeError> {
         let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         self.write(call, self.api(object.kind.into(), &object.namespace).get_opt(&object.name)).await.map(|found| found.map(plain))
     }
 
-    /// Takes an object away, if it is still the one that was meant. One that is gone already is no fault.
+    /// Deletes an object if its UID matches. A missing object is no error.
     pub async fn delete(&self, delete: &Delete) -> Result<(), KubeError> {
         let object = &delete.object;
         let call = ApiCall { verb: Verb::Delete, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
@@ -85,7 +85,7 @@ impl LeaderClient {
         }
     }
 
-    /// Changes some fields of an object, or of its status, by a JSON merge patch. Returns it as it is now.
+    /// Changes an object or its status by a JSON merge patch. Returns the resulting object.
     pub async fn merge(
         &self,
         resource: Resource,
@@ -106,7 +106,7 @@ impl LeaderClient {
         changed.map(plain)
     }
 
-    /// Makes us the owner of the fields that another manager set by plain updates, as an apply drops only its own.
+    /// Takes over the fields that another manager set by plain updates, as an apply removes only fields of its own manager.
     async fn adopt(&self, object: &ObjectRef) -> Result<(), KubeError> {
         let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
@@ -121,7 +121,7 @@ impl LeaderClient {
         self.cluster.dynamic(resource, Some(namespace).filter(|namespace| !namespace.is_empty()))
     }
 
-    /// Makes a call while leading lasts.
+    /// Runs a call within the time of leadership.
     pub(super) async fn write<T>(&self, call: ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
         let Some(until) = self.leading.borrow().map(|leading| leading.until).filter(|until| now < *until) else {
@@ -161,16 +161,16 @@ async fn while_leading<T>(mut leading: watch::Receiver<Option<Leading>>, work: i
     }
 }
 
-/// Which part of an object is written.
+/// Part of an object to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectPart {
-    /// All but its status.
+    /// All except the status.
     Object,
     Status,
 }
 
 impl Cluster {
-    /// Objects of any kind, of one namespace or of all.
+    /// API for objects of any kind, in one namespace or all.
     pub(super) fn dynamic<K>(&self, resource: Resource, namespace: Option<&str>) -> Api<K>
     where
         K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
@@ -183,7 +183,7 @@ impl Cluster {
     }
 }
 
-/// The status of a kind, as permissions tell it from the rest.
+/// Kind with its status subresource, as in permissions.
 fn status(resource: Resource) -> &'static str {
     match resource.kind {
         "ProxyGroup" => "ProxyGroup/status",
@@ -195,7 +195,7 @@ fn status(resource: Resource) -> &'static str {
     }
 }
 
-/// An object as JSON, without what only servers read.
+/// Converts an object to JSON, without managed fields.
 pub(super) fn plain(mut object: DynamicObject) -> Value {
     object.metadata.managed_fields = None;
     serde_json::to_value(object).unwrap_or_default()

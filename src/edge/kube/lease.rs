@@ -23,20 +23,20 @@ use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 /// Pause before the next attempt after another candidate wrote the Lease first.
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 
-/// This process leads.
+/// Leadership of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leading {
-    /// No write is sent after this moment, and none whose answer may come later.
+    /// No write is sent after this time, and none whose response may arrive later.
     pub until: Instant,
 }
 
-/// A Lease of the cluster's namespace for which this process is a candidate.
+/// Candidate for a Lease in the client's namespace.
 #[derive(Debug)]
 pub struct Lease {
     cluster: Cluster,
     name: String,
     candidate: LeaseCandidate,
-    /// The Secret whose owners own the Lease, so that both are deleted together.
+    /// Secret whose owner references are copied to the Lease, so that both are deleted together.
     owned_like: Option<String>,
     leading: Option<Leading>,
     logged: Option<&'static str>,
@@ -47,14 +47,14 @@ impl Lease {
         Self { cluster, name: name.into(), candidate, owned_like: None, leading: None, logged: None }
     }
 
-    /// A Lease that gets the owner references of this Secret.
+    /// Copies the owner references of this Secret to the Lease.
     #[must_use]
     pub fn owned_like(self, secret: impl Into<String>) -> Self {
         Self { owned_like: Some(secret.into()), ..self }
     }
 
-    /// Leads whenever it can while `able` has a value, and publishes that, until `stop`; then releases the Lease, so that another
-    /// candidate leads at once.
+    /// Runs the election until `stop`: leads when possible while `able` has a value, and publishes changes. Then releases the Lease, so
+    /// that another candidate can lead at once.
     pub async fn hold<T: Send + Sync>(
         mut self,
         mut able: watch::Receiver<Option<T>>,
@@ -75,7 +75,7 @@ impl Lease {
                 Ok(_) = able.wait_for(|able| able.is_some() != is_able) => {}
                 () = &mut stop => break,
             }
-            // Its time may have ended meanwhile: that does not wait for the next call.
+            // Leadership may have expired meanwhile: this is published before the next call.
             publish(self.now_leading(is_able));
         }
         publish(None);
@@ -88,7 +88,7 @@ impl Lease {
         }
     }
 
-    /// Reads and writes once; when to do so again.
+    /// Runs one round of the election; returns the time of the next one.
     async fn turn(&mut self, able: bool) -> Instant {
         let begin = Instant::now();
         let again = begin + self.candidate.terms().every;
@@ -149,7 +149,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Creates the Lease, or patches what the step changes: the time of acquisition stays, and so do labels and annotations of others.
+    /// Creates the Lease, or patches only the fields that the step changes: the acquire time stays, and so do foreign labels and
+    /// annotations.
     async fn write(&mut self, step: LeaseStep) -> Result<(), KubeError> {
         let sent = Instant::now();
         let time = Some(MicroTime(Timestamp::now()));
@@ -200,8 +201,8 @@ impl Lease {
         Api::namespaced(self.cluster.client.clone(), &self.cluster.namespace)
     }
 
-    /// Two calls that hang end within the time that a leader trusts itself, and every call ends with leading, so that this is published
-    /// first.
+    /// Runs a call with a timeout: two hanging calls end within the leader's trust time, and every call ends with leadership, so that its
+    /// end is published first.
     async fn call<T>(&self, verb: Verb, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
         let limit = now + CALL.min(self.candidate.terms().trust * 3 / 8);

@@ -1,8 +1,8 @@
-//! List-watch: all objects of a kind, or one object by its name, followed without end.
+//! List-watch: streams all objects of a kind, or one object by name, indefinitely.
 //!
-//! A complete list comes first, then every change by a watch from the version of the list. The server ends a watch after [`WATCH`], which
-//! also bounds how long a silently dropped connection goes unnoticed. After a fault, a watch of a kind resumes from its last version; that
-//! of one object lists again, so that its state is confirmed. Nothing is stored here.
+//! A complete list comes first, then every change by a watch from the version of the list. The server ends a watch after [`WATCH`] seconds,
+//! which also bounds how long a silently dropped connection goes unnoticed. After a fault, a watch of a kind resumes from its last version;
+//! that of one object lists again to confirm its state. Nothing is stored here.
 
 use std::fmt::Debug;
 use std::future::ready;
@@ -22,13 +22,13 @@ use super::conditional_secret::versioned;
 use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, Keyed, KubeError, Values, Verb, VersionedSecret, leader_client, within};
 use crate::model::base::backoff::Backoff;
 
-/// The server ends a watch after this many seconds.
+/// Duration of a watch in seconds, after which the server ends it.
 const WATCH: u32 = 60;
-/// A watch without any event for this long is dead.
+/// Timeout of a watch without any event.
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 5);
-/// A watch that ends sooner than this was cut, and the next one waits.
+/// A watch that ends sooner was interrupted; the next one waits for the backoff.
 const SHORT: Duration = Duration::from_secs(1);
-/// Objects in one answer.
+/// Page size of a list.
 const PAGE: u32 = 500;
 
 const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
@@ -37,36 +37,36 @@ const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is notic
 pub struct Follow {
     pub resource: super::Resource,
     pub namespace: Option<String>,
-    /// Only objects with these labels: a selector as the API has it.
+    /// Label selector, in API syntax.
     pub labels: Option<&'static str>,
-    /// Only their metadata: the content is not sent.
+    /// Requests only metadata, without the content.
     pub names_only: bool,
 }
 
-/// A change of the followed objects.
+/// Change of watched objects.
 #[derive(Debug)]
 pub enum WatchChange<T = Value> {
-    /// A new list begins: all objects follow as [`WatchChange::Listed`].
+    /// A new list begins: its objects follow as [`WatchChange::Listed`].
     Begin,
     Listed(T),
-    /// The list is complete: other objects do not exist.
+    /// The list is complete: no other objects exist.
     Complete,
     /// The watch is established.
     Live,
     Put(T),
     Gone(T),
-    /// The API has no such kind: its definition is not installed. Retried after a pause.
+    /// The API has no such kind: its CRD is not installed. Retried after a pause.
     Unknown,
-    /// A fault. Listed objects stay valid, and it is retried after a pause.
+    /// A fault. Listed objects remain valid; the watch is retried after a pause.
     Lost(KubeError),
 }
 
-/// A change of one followed object.
+/// Change of one watched object.
 #[derive(Debug)]
 pub enum ObjectEvent<T = Values> {
-    /// The object exists and is so. Implies that the API answers.
+    /// The object exists with this content. Implies that the API responds.
     Current(T),
-    /// The object does not exist. Implies that the API answers.
+    /// The object does not exist. Implies that the API responds.
     Gone,
     /// The watch is established: the last state is current.
     Live,
@@ -75,7 +75,7 @@ pub enum ObjectEvent<T = Values> {
 }
 
 impl Cluster {
-    /// Follows objects; needs `list` and `watch` on them. Ends never.
+    /// Watches objects; needs `list` and `watch` on them. The stream never ends.
     pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
@@ -91,24 +91,24 @@ impl Cluster {
         })
     }
 
-    /// Follows a `ConfigMap`; needs `list` and `watch` by its name. Ends never; a fault is an event.
+    /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
     pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
         one(list_watch(self.config_maps(namespace), call, None, backoff, Keyed::values))
     }
 
-    /// Follows a Secret of the own namespace; needs `list` and `watch` by its name, or on all of them.
+    /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, <Secret as Keyed>::values))
     }
 
-    /// The same, with the version that a conditional write needs.
+    /// As [`Self::watch_secret`], with the resource version for conditional writes.
     pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
         one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, versioned))
     }
 }
 
-/// The changes of a list that has one object at most.
+/// Converts the changes of a list with at most one object.
 fn one<T: Send + 'static>(changes: impl Stream<Item = WatchChange<T>> + Send + 'static) -> impl Stream<Item = ObjectEvent<T>> + Send {
     let mut listed = None;
     changes.filter_map(move |change| {
@@ -128,7 +128,7 @@ fn one<T: Send + 'static>(changes: impl Stream<Item = WatchChange<T>> + Send + '
     })
 }
 
-/// An object of which only the metadata were sent.
+/// Converts an object of which only metadata was sent.
 fn without_content(partial: PartialObjectMeta<DynamicObject>) -> Value {
     leader_client::plain(DynamicObject { types: partial.types, metadata: partial.metadata, data: Value::Null })
 }
@@ -139,7 +139,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObj
 struct ListWatch<K, T> {
     api: Api<K>,
     convert: fn(K) -> T,
-    /// Its name is that of the one object that is followed, if any.
+    /// Has the name of the single watched object, if any.
     call: ApiCall,
     labels: Option<String>,
     fields: Option<String>,
@@ -147,7 +147,7 @@ struct ListWatch<K, T> {
     changes: mpsc::Sender<WatchChange<T>>,
 }
 
-/// The loop runs while its stream is polled.
+/// Starts a list-watch, which runs while its stream is polled.
 fn list_watch<K: WatchedObject, T: Send + 'static>(
     api: Api<K>,
     call: ApiCall,
@@ -217,7 +217,7 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
                     self.send(WatchChange::Gone((self.convert)(object))).await;
                 }
                 Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => version = bookmark.metadata.resource_version,
-                // The server has forgotten the version: not a fault. Pauses grow, should it forget each version at once.
+                // The version has expired on the server: not a fault. Pauses grow in case each version expires at once.
                 Ok(Some(Ok(WatchEvent::Error(status)))) if status.code == 410 => {
                     self.pause().await;
                     return None;

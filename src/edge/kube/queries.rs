@@ -1,4 +1,4 @@
-//! Questions of people: how a replica is, asked by the API server's way to its Pod, and objects that are looked at once.
+//! Queries of the command line: the status of a replica through the API server's Pod proxy, and single reads of objects.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -8,11 +8,11 @@ use serde_json::Value;
 use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
 use crate::api::replica;
 
-/// Objects in one answer; who looks once has no use for more than a cluster of usual size.
+/// Maximum objects of a list; enough for a single read of a cluster of usual size.
 const MAX_ITEMS: u32 = 5_000;
 
 impl Cluster {
-    /// What a replica says of itself at this port; needs `get` on `pods/proxy` in the own namespace.
+    /// Reads the status that a replica serves at this port; needs `get` on `pods/proxy` in the client's namespace.
     pub async fn replica_status(&self, pod: &str, port: u16) -> Result<replica::ReplicaStatus, KubeError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let call = || ApiCall { verb: Verb::Get, kind: "Pod", namespace: self.namespace.clone(), name: format!("{pod}/proxy") };
@@ -23,13 +23,13 @@ impl Cluster {
         within(call, self.client.request(request)).await
     }
 
-    /// The version of the API server; needs no right.
+    /// Version of the API server; needs no permission.
     pub async fn version(&self) -> Result<String, KubeError> {
         let call = || ApiCall { verb: Verb::Get, kind: "version", namespace: String::new(), name: "of the API server".to_owned() };
         within(call, self.client.apiserver_version()).await.map(|info| info.git_version)
     }
 
-    /// All objects of a kind, of one namespace or of all, by this selector; needs `list`.
+    /// Lists the objects of a kind, in one namespace or all, by this label selector; needs `list`.
     pub async fn list(&self, resource: Resource, namespace: Option<&str>, labels: Option<&str>) -> Result<Vec<Value>, KubeError> {
         let call =
             || ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
@@ -39,7 +39,7 @@ impl Cluster {
         Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
-    /// One object; nothing if it or its kind does not exist. Needs `get`.
+    /// Reads one object; `None` if it or its kind does not exist. Needs `get`.
     pub async fn look(&self, resource: Resource, namespace: Option<&str>, name: &str) -> Result<Option<Value>, KubeError> {
         let call =
             || ApiCall { verb: Verb::Get, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };

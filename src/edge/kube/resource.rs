@@ -1,30 +1,24 @@
-//! Kinds of objects, as the API's paths and permissions name them.
+//! Kinds of objects, as in API paths and permissions.
 
 use kube::discovery::ApiResource;
 
 use crate::model::controller::objects::Kind;
 
-/// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Resource {
-    /// As in `apiVersion`.
     pub api_version: &'static str,
-    /// As in `kind`.
     pub kind: &'static str,
-    /// As in URLs.
+    /// Plural name in URLs.
     pub plural: &'static str,
 }
 
 impl Resource {
     pub const PROXY_GROUP: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroup", plural: "proxygroups" };
-    /// What shapes their Pods.
     pub const PROXY_CLASS: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyClass", plural: "proxyclasses" };
-    /// Tailnets that they join.
     pub const TAILNET: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "Tailnet", plural: "tailnets" };
     pub const POD: Self = Self { api_version: "v1", kind: "Pod", plural: "pods" };
     pub const SERVICE: Self = Self { api_version: "v1", kind: "Service", plural: "services" };
     pub const INGRESS: Self = Self { api_version: "networking.k8s.io/v1", kind: "Ingress", plural: "ingresses" };
-    /// Classes of Ingresses.
     pub const INGRESS_CLASS: Self = Self { api_version: "networking.k8s.io/v1", kind: "IngressClass", plural: "ingressclasses" };
     pub const NAMESPACE: Self = Self { api_version: "v1", kind: "Namespace", plural: "namespaces" };
     pub const SECRET: Self = Self { api_version: "v1", kind: "Secret", plural: "secrets" };
@@ -39,16 +33,15 @@ impl Resource {
         Self { api_version: "tailscale.com/v1alpha1", kind: "Recorder", plural: "recorders" },
     ];
 
-    /// Definitions of kinds.
     pub const DEFINITION: Self =
         Self { api_version: "apiextensions.k8s.io/v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
     pub const DEPLOYMENT: Self = Self { api_version: "apps/v1", kind: "Deployment", plural: "deployments" };
     pub const LEASE: Self = Self { api_version: "coordination.k8s.io/v1", kind: "Lease", plural: "leases" };
     pub const CONFIG_MAP: Self = Self { api_version: "v1", kind: "ConfigMap", plural: "configmaps" };
-    /// The ranges that Services have their addresses from.
+    /// Address ranges of Services.
     pub const SERVICE_RANGE: Self = Self { api_version: "networking.k8s.io/v1", kind: "ServiceCIDR", plural: "servicecidrs" };
 
-    /// Group and version; the core group's is empty.
+    /// API group and version; the core group is empty.
     pub fn group_version(self) -> (&'static str, &'static str) {
         self.api_version.split_once('/').unwrap_or(("", self.api_version))
     }

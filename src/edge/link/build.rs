@@ -1,7 +1,7 @@
-//! Makes links, addresses and routes: what the demo, the benchmarks and the kernel tests are built of.
+//! Creates links, addresses and routes for the demo, the benchmarks and the kernel tests.
 //!
-//! Works in the calling thread's network namespace and touches no other, except to put the far end of a pair into it.
-//! The data plane itself never calls this.
+//! Works in the calling thread's network namespace and changes no other, except to put the far end of a pair into it. The data plane does
+//! not use this module.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,13 +18,13 @@ use crate::model::base::net::{Family, InterfaceName};
 #[derive(Debug)]
 pub struct Build<'h>(&'h Handle);
 
-/// Does the work in the calling thread's network namespace.
+/// Runs work in the calling thread's network namespace.
 pub async fn build<T>(work: impl AsyncFnOnce(&Build<'_>) -> Result<T, LinkError>) -> Result<T, LinkError> {
     with_handle(async |handle| work(&Build(handle)).await).await
 }
 
 impl Build<'_> {
-    /// Makes a pair of Ethernet links, `near` here and `far` in the namespace that `there` holds open. Both are down.
+    /// Creates a veth pair, `near` here and `far` in the namespace of the open file `there`. Both are down.
     pub async fn veth(&self, near: &InterfaceName, far: &InterfaceName, there: &impl AsFd) -> Result<(), LinkError> {
         let mut peer = LinkMessageBuilder::<LinkUnspec>::new().name(far.as_str()).build();
         peer.attributes.push(netlink_packet_route::link::LinkAttribute::NetNsFd(there.as_fd().as_raw_fd()));
@@ -32,12 +32,12 @@ impl Build<'_> {
         self.add(pair, format!("make the pair {near} and {far}")).await
     }
 
-    /// Makes a bridge, down and without ports.
+    /// Creates a bridge, down and without ports.
     pub async fn bridge(&self, name: &InterfaceName) -> Result<(), LinkError> {
         self.add(LinkBridge::new(name.as_str()).build(), format!("make the bridge {name}")).await
     }
 
-    /// Makes a link a port of a bridge.
+    /// Attaches a link to a bridge as a port.
     pub async fn attach(&self, port: &InterfaceName, bridge: &InterfaceName) -> Result<(), LinkError> {
         let bridge_index = self.index(bridge).await?;
         let link = LinkUnspec::new_with_index(self.index(port).await?).controller(bridge_index).build();
@@ -50,13 +50,13 @@ impl Build<'_> {
         self.set(link, format!("set {name} up")).await
     }
 
-    /// Sets the largest packet that a link takes, in bytes.
+    /// Sets the MTU of a link, in bytes.
     pub async fn mtu(&self, name: &InterfaceName, mtu: u32) -> Result<(), LinkError> {
         let link = LinkUnspec::new_with_index(self.index(name).await?).mtu(mtu).build();
         self.set(link, format!("set the MTU of {name} to {mtu}")).await
     }
 
-    /// Gives a link an address with the length of its prefix. It is usable at once: no duplicate detection is done.
+    /// Adds an address with its prefix length to a link. It is usable at once, without duplicate address detection.
     pub async fn address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
         let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
         if Family::of(address.addr()) == Family::V6 {
@@ -65,7 +65,7 @@ impl Build<'_> {
         request.execute().await.map_err(|source| LinkError::Change { action: format!("give {name} the address {address}"), source })
     }
 
-    /// Leads a destination over a gateway; prefix length 0 is the default route of its family.
+    /// Adds a route to a destination through a gateway; prefix length 0 is the default route of its family.
     pub async fn route(&self, destination: IpNet, gateway: IpAddr) -> Result<(), LinkError> {
         let action = format!("route {destination} by {gateway}");
         let malformed = |_| rtnetlink::Error::InvalidNla(format!("{destination} and {gateway} are of different families"));

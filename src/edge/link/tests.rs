@@ -1,4 +1,4 @@
-//! Against the kernel, in namespaces of the tests' own.
+//! Tests against the kernel, in their own namespaces.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn ips(texts: &[&str]) -> BTreeSet<IpAddr> {
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// Runs the test in a fresh namespace with a second one beside it.
+/// Runs the test in a new namespace, with a second one as its peer.
 fn between_two(test: impl AsyncFnOnce(&Namespace) + Send) {
     let (here, there) = (Namespace::make().expect("a namespace"), Namespace::make().expect("a namespace"));
     here.block_on(|| async { test(&there).await }).expect("the test's thread");
@@ -76,7 +76,7 @@ fn link_watch_recovers_from_socket_buffer_overflow() {
         let (links, mut states) = Links::watch(ts0.clone()).await.expect("watched");
         let follower = tokio::spawn(links.run());
         tokio::task::yield_now().await;
-        // The follower shares this thread: while the flood runs on another it reads nothing and its socket overflows.
+        // The watcher shares this thread: it reads nothing while the flood runs on another thread, so its socket overflows.
         let here = Namespace::current().expect("this namespace");
         let flood = || {
             build(async |b| {

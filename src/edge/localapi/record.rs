@@ -1,4 +1,4 @@
-//! DNS records by which a node proves that a name is its own.
+//! DNS records that prove control of a name (`set-dns`).
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use hyper::Method;
 
 use super::{LocalApi, LocalApiError};
 
-/// How long a record may take: it is answered when the control server has published it.
+/// Timeout of a record: the daemon responds after the control server has published it.
 const RECORD: Duration = Duration::from_secs(90);
 
 impl LocalApi {
-    /// Has the control server set a TXT record under a name for which this node may have certificates.
+    /// Sets a TXT record through the control server, for a name that this node may have certificates for.
     pub async fn set_dns(&self, name: &str, value: &str) -> Result<(), LocalApiError> {
         let path = format!("set-dns?name={}&value={}", escaped(name), escaped(value));
         self.call("set-dns", Method::POST, &path, Vec::new(), RECORD).await.map(drop)
     }
 }
 
-/// A value of a query: what is not a letter, a digit or one of `-._~` by its number.
+/// Percent-encodes a query value: all bytes except letters, digits and `-._~`.
 fn escaped(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len()), |mut escaped, byte| {
         match byte {

@@ -1,4 +1,4 @@
-//! What the daemon serves: read with its tag, and replaced only if nobody else has done so in between.
+//! Serve config of the daemon: read with its `ETag`, and replaced only if unchanged since.
 
 use hyper::{Method, StatusCode};
 
@@ -9,7 +9,7 @@ const CALL: &str = "serve-config";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServeState {
-    /// The config; one that was never set is empty.
+    /// Serve config; empty if it was never set.
     pub config: ServeConfig,
     pub etag: Option<String>,
 }
@@ -22,9 +22,8 @@ impl LocalApi {
         Ok(ServeState { config: config.unwrap_or_default(), etag })
     }
 
-    /// Replaces what the daemon serves; false if that is not any more what the tag says, and then nothing changes. Refused before
-    /// the first netmap, and where a port or a Tailscale Service is to be served in another way than before (see
-    /// [`crate::model::tailnet::serve_config::steps`]).
+    /// Replaces the serve config. Returns `false`, without a change, if the current config no longer matches the `ETag`. Refused before the
+    /// first netmap, and if the handler type of a port or Tailscale Service changes (see [`crate::model::tailnet::serve_config::steps`]).
     pub async fn set_serve_config(&self, config: &ServeConfig, etag: Option<&str>) -> Result<bool, LocalApiError> {
         let mut request = request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
         if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {

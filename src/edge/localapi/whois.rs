@@ -1,4 +1,4 @@
-//! Who has an address, by the LocalAPI.
+//! WhoIs lookup through the LocalAPI.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use super::{LocalApi, LocalApiError, READ, json};
 use crate::api::whois::WhoIs;
 
 impl LocalApi {
-    /// Who connects from there over TCP; nothing if the tailnet does not know the address.
+    /// Looks up the node and user of a TCP client address; `None` if the tailnet does not know it.
     pub async fn whois(&self, client: SocketAddr) -> Result<Option<WhoIs>, LocalApiError> {
         const CALL: &str = "whois";
         let address = client.to_string().replace('[', "%5B").replace(']', "%5D");
@@ -27,7 +27,7 @@ mod tests {
 
     use super::*;
 
-    /// What is asked of a daemon that answers so, and what is made of the answer.
+    /// Runs a lookup against a daemon with this response; returns the request line and the result.
     async fn ask(answer: &'static str) -> (String, Result<Option<WhoIs>, LocalApiError>) {
         let dir = tempfile::tempdir().expect("a directory");
         let socket = dir.path().join("socket");

@@ -1,7 +1,7 @@
-//! A program started again in namespaces of its own, without being root where the machine allows that.
+//! Restarts the program in its own namespaces, without root where the host allows it.
 //!
-//! The second instance is the first process of a new process namespace: when it ends, however it ends, the kernel ends
-//! everything that it started. Must be called before the first thread starts; touches nothing outside.
+//! The second instance is PID 1 of a new PID namespace: when it exits, for any cause, the kernel kills all its descendants. Must be called
+//! before the first thread starts; changes nothing outside.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getegid, geteuid};
 
-/// Set in the second instance's environment.
+/// Environment variable of the second instance.
 const INSIDE: &str = "TAILYARD_PRIVATE_NAMESPACES";
 
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum PrivateError {
 }
 
 impl PrivateError {
-    /// A closed set of words for reports.
+    /// Closed set of values for reports.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "Refused",
@@ -40,36 +40,36 @@ impl PrivateError {
     }
 }
 
-/// The signals that the first instance waits for.
+/// Signals that the first instance waits for.
 fn awaited() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect()
 }
 
-/// Whether this is the second instance. If so, it is tied to the first: it does not outlive it. To be asked once, first of all.
+/// Whether this is the second instance. If so, ties it to the first, so that it does not outlive it. Call it once, before anything else.
 pub fn is_inside() -> bool {
     let inside = std::env::var_os(INSIDE).is_some();
     if inside {
-        // Should this fail, the second instance survives if the first is killed, and nothing worse.
+        // If this fails, the second instance merely survives a SIGKILL of the first.
         let _ = set_pdeathsig(Signal::SIGKILL);
-        // What the first instance awaits is blocked there, and a program inherits what is blocked.
+        // The first instance blocks these signals, and a child inherits the signal mask.
         let _ = awaited().thread_unblock();
-        // Without it /proc goes on to show the processes outside, under their numbers there: only a nuisance.
+        // Without it `/proc` still shows the outer processes with their PIDs there: only a nuisance.
         let _ = mount_proc();
     }
     inside
 }
 
-/// A `/proc` of this process namespace, in this mount namespace only.
+/// Mounts the `/proc` of this PID namespace, in this mount namespace only.
 fn mount_proc() -> nix::Result<()> {
     let none: Option<&str> = None;
-    // Before anything is mounted: nothing mounted here may appear outside.
+    // Private propagation first: mounts made here must not appear outside.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, none)
 }
 
-/// Starts this executable again with these arguments in its own namespaces, passes SIGINT and SIGTERM on to it, and
-/// returns its exit code once it has ended (128 and the signal's number if a signal ended it).
+/// Restarts this executable with these arguments in its own namespaces, forwards SIGINT and SIGTERM to it, and returns its exit code (128
+/// plus the signal number after a signal).
 pub fn run_inside(arguments: impl IntoIterator<Item = OsString>) -> Result<u8, PrivateError> {
     separate()?;
     let awaited = awaited();
@@ -84,7 +84,7 @@ pub fn run_inside(arguments: impl IntoIterator<Item = OsString>) -> Result<u8, P
                     return Ok(code);
                 }
             }
-            // It may have ended just now; then its SIGCHLD is pending.
+            // The child may have exited just now; then its SIGCHLD is pending.
             signal => drop(kill(Pid::from_raw(child.id().cast_signed()), signal)),
         }
     }
@@ -96,7 +96,7 @@ fn ended(child: &mut Child) -> Result<Option<u8>, PrivateError> {
     Ok(code.map(|code| u8::try_from(code).unwrap_or(1)))
 }
 
-/// New namespaces for network, mounts and the processes started from now on; a user namespace too if it needs one.
+/// Creates namespaces for network, mounts and PIDs of new children; also a user namespace if necessary.
 fn separate() -> Result<(), PrivateError> {
     let wanted = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID;
     if geteuid().is_root() && unshare(wanted).is_ok() {
@@ -104,14 +104,14 @@ fn separate() -> Result<(), PrivateError> {
     }
     let (user, group) = (geteuid(), getegid());
     unshare(wanted | CloneFlags::CLONE_NEWUSER).map_err(|errno| PrivateError::Refused { source: errno.into(), advice: advice() })?;
-    // A group map is only accepted from a process that has given up changing its groups.
+    // The kernel accepts a group map only from a process that has disabled `setgroups`.
     let written = fs::write("/proc/self/uid_map", format!("0 {user} 1"))
         .and_then(|()| fs::write("/proc/self/setgroups", "deny"))
         .and_then(|()| fs::write("/proc/self/gid_map", format!("0 {group} 1")));
     written.map_err(PrivateError::Map)
 }
 
-/// Which of the usual locks is closed, and what opens it.
+/// Hint for the restriction that applies here.
 fn advice() -> &'static str {
     let is = |path: &str, closed: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == closed);
     if is("/proc/sys/user/max_user_namespaces", "0") {

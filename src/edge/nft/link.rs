@@ -1,4 +1,4 @@
-//! nftables over netlink: batches of elements, dumps, the generation. Blocking; the kernel answers at once.
+//! nftables over netlink: element batches, dumps, generation. Blocking; the kernel responds at once.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -12,18 +12,18 @@ use crate::model::firewall::nft::wire::{Dump, Message, batch, decode, dump, gene
 use crate::model::firewall::ruleset::Ruleset;
 use crate::runtime::nfnetlink::{Answer, NfnetlinkSocket, is_absent, outcome};
 
-/// As many elements fit a socket's default buffer in one transaction, nft's or ours.
+/// Number of elements that fit the default socket buffer in one transaction, of nft or of this module.
 pub(super) const SMALL: usize = 2000;
-/// How often a reading that somebody else's writing disturbed is begun again.
+/// Maximum attempts of a read that concurrent writes disturb.
 const ATTEMPTS: usize = 3;
 
-/// What is known of our table through this socket.
+/// Netlink socket, and the state of our table as last seen through it.
 #[derive(Debug)]
 pub(super) struct NftSocket {
     socket: NfnetlinkSocket,
-    /// The generation that our last transaction left, if nobody else's came between.
+    /// Generation after our last transaction, if no foreign transaction came between.
     generation: Option<u32>,
-    /// The table, its chains and rules as the kernel told them right after they were made.
+    /// Table, chains and rules as dumped right after their creation.
     rules: Option<Vec<Vec<u8>>>,
 }
 
@@ -33,12 +33,12 @@ impl NftSocket {
         Ok(Self { socket, generation: None, rules: None })
     }
 
-    /// The netlink port by which our transactions are known in notices.
+    /// Netlink port, which identifies our transactions in notifications.
     pub(super) fn port(&self) -> u32 {
         self.socket.port()
     }
 
-    /// Whether a transaction may be of any size.
+    /// Whether the size of a transaction is unlimited.
     pub(super) fn roomy(&self) -> bool {
         self.socket.send_unlimited()
     }
@@ -49,7 +49,7 @@ impl NftSocket {
             return Ok(());
         }
         let batch = batch(edits, self.socket.next_sequence());
-        // The end of the batch has a number of its own.
+        // The end of the batch has its own sequence number.
         let committed = self.socket.exchange(&batch.bytes, batch.last.wrapping_add(1), |answer| match outcome(answer) {
             Some(Ok(())) if answer.sequence_number() == batch.last => ControlFlow::Break(Ok(())),
             Some(Err(error)) => ControlFlow::Break(Err(error)),
@@ -62,19 +62,19 @@ impl NftSocket {
         self.follow()
     }
 
-    /// Notes the generation that one transaction of ours left, if it can only be ours.
+    /// Stores the generation after one transaction of ours, if no other came between.
     fn follow(&mut self) -> Result<(), NftError> {
         let now = self.generation()?;
         self.generation = self.generation.filter(|before| before.wrapping_add(1) == now).map(|_| now);
         Ok(())
     }
 
-    /// Whether our table is there at all.
+    /// Whether our table does not exist.
     pub(super) fn absent(&mut self) -> Result<bool, NftError> {
         Ok(!self.dump(Dump::Tables)?.iter().any(ours))
     }
 
-    /// Adds the elements to a table without any, but for those that came with the rules; says in how many transactions.
+    /// Adds the elements to a table that has none, except those created with the rules; returns the number of transactions.
     pub(super) fn fill(&mut self, mut elements: Vec<Element>) -> Result<u32, NftError> {
         elements.retain(|element| element.set != Set::Reserved);
         let (most, mut transactions) = (if self.roomy() { usize::MAX } else { SMALL }, 0);
@@ -87,7 +87,7 @@ impl NftSocket {
         Ok(transactions)
     }
 
-    /// Notes what a whole new table looks like, if `expected` says that nobody else wrote while it was made.
+    /// Stores the dump of a new table, if `expected` shows that there was no concurrent write.
     pub(super) fn settle(&mut self, expected: u32) -> Result<(), NftError> {
         let rules = self.rules()?;
         let undisturbed = self.generation()? == expected;
@@ -95,13 +95,13 @@ impl NftSocket {
         Ok(())
     }
 
-    /// Whether nobody wrote to nftables since our last transaction.
+    /// Whether nftables is unchanged since our last transaction.
     pub(super) fn untouched(&mut self) -> Result<bool, NftError> {
         let now = self.generation()?;
         Ok(self.generation == Some(now) && self.rules.is_some())
     }
 
-    /// Reads the whole table and compares.
+    /// Dumps the whole table and compares it.
     pub(super) fn audit(&mut self, ruleset: &Ruleset) -> Result<Audit, NftError> {
         let drifted = |what: &str| Ok(Audit::Drifted { what: what.to_owned() });
         for _ in 0..ATTEMPTS {
@@ -134,7 +134,7 @@ impl NftSocket {
         Ok(dumped)
     }
 
-    /// The generation: the number of transactions that anybody made in this network namespace.
+    /// Reads the generation: the number of transactions in this network namespace.
     pub(super) fn generation(&mut self) -> Result<u32, NftError> {
         let fault = |source| NftError::Kernel { what: "tell its generation of rules", source };
         let mut found = None;
@@ -147,7 +147,7 @@ impl NftSocket {
         found.ok_or_else(|| fault(io::ErrorKind::InvalidData.into()))
     }
 
-    /// The table, its chains and rules as bytes; nothing that counts is among them.
+    /// Dumps table, chains and rules as bytes; they include no counters.
     fn rules(&mut self) -> Result<Vec<Vec<u8>>, NftError> {
         let mut rules = Vec::new();
         for what in [Dump::Tables, Dump::Chains, Dump::Rules] {
@@ -157,7 +157,7 @@ impl NftSocket {
         Ok(rules)
     }
 
-    /// The messages of a listing; none if what it lists is absent.
+    /// Messages of a dump; empty if the dumped object does not exist.
     fn dump(&mut self, what: Dump) -> Result<Vec<Message>, NftError> {
         let mut found = Vec::new();
         match self.socket.request(|sequence| dump(what, sequence), |answer| found.extend(decoded(answer))) {

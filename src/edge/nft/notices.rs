@@ -1,4 +1,4 @@
-//! Notices of the kernel that somebody changed nftables. A notice only says that an audit is due; what changed is for it to find.
+//! Kernel notifications of nftables changes. A notification only triggers an audit, which finds the change.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use super::NftError;
 use crate::model::firewall::nft::wire::{Message, NOTICES, decode};
 use crate::runtime::nfnetlink::{Answer, RECEIVE_SIZE, answers_lost, messages};
 
-/// A stream of changes made by others.
+/// Stream of changes by other processes.
 pub struct NotificationStream {
     socket: TokioSocket,
     own: u32,
@@ -23,7 +23,7 @@ impl fmt::Debug for NotificationStream {
 }
 
 impl NotificationStream {
-    /// Listens in the network namespace of the calling thread; transactions that come from the netlink port `own` do not count.
+    /// Subscribes in the network namespace of the calling thread; ignores transactions of the netlink port `own`.
     pub(super) fn open(own: u32) -> Result<Self, NftError> {
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
@@ -34,10 +34,10 @@ impl NotificationStream {
         open().map(|socket| Self { socket, own }).map_err(|source| NftError::Kernel { what: "tell of changes to nftables", source })
     }
 
-    /// Waits until somebody else changed something in nftables; the batches of the [`super::Nft`] that it was made
-    /// from do not count, its runs of the nft program do.
+    /// Waits for a change of nftables by another process. The batches of the [`super::Nft`] that created the stream are ignored, its runs
+    /// of the nft program are not.
     ///
-    /// Notices that the kernel had to drop count as a change. It may be cancelled at any time.
+    /// Notifications that the kernel dropped count as a change. Cancel-safe.
     pub async fn next(&mut self) -> Result<(), NftError> {
         loop {
             let mut buffer = Vec::with_capacity(RECEIVE_SIZE);
@@ -49,7 +49,7 @@ impl NotificationStream {
                         let decoded = decode(message.message_type(), message.port_number(), message.payload());
                         matches!(decoded, Some(Message::Generation { port, .. }) if port != self.own)
                     };
-                    // What cannot be read may be anything: better an audit too many.
+                    // An unreadable message may be a change; a superfluous audit is harmless.
                     if messages(&buffer).any(|message| message.map_or(true, foreign)) {
                         return Ok(());
                     }
@@ -75,7 +75,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Rules with as many keys.
+    /// Ruleset with this number of keys.
     fn rules(keys: u16) -> Ruleset {
         let mut rules = Ruleset::empty(InterfaceName::tailscale0());
         let key = |i| PortKey { proto: Proto::Tcp, port: Port::new(10_000 + i).expect("not zero") };
@@ -83,7 +83,7 @@ mod tests {
         rules
     }
 
-    /// Our own changes are no news; that notices were lost is, for any of them may have been somebody else's.
+    /// Own changes are ignored; lost notifications are not, as any of them may be a foreign change.
     #[test]
     fn lost_notifications_count_as_a_change() {
         let work = || async {
@@ -96,7 +96,7 @@ mod tests {
             setsockopt(changes.socket.socket_mut(), sockopt::RcvBuf, &1).expect("set");
             nft.patch(&many, &diff(&many, &few), &few).await.expect("patched");
             timeout(LONG, changes.next()).await.expect("in time").expect("told");
-            // It goes on: the next change of somebody else is told as well.
+            // The stream continues: the next foreign change is reported too.
             while timeout(Duration::from_millis(300), changes.next()).await.is_ok() {}
             let other = tokio::process::Command::new("nft").args(["add", "table", "inet", "other"]).status().await.expect("nft");
             assert!(other.success());

@@ -1,11 +1,11 @@
-//! One run of the nft program: text in, an exit status out. Its listings are never read.
+//! Runs of the nft program: text in, exit status out. Its listings are not parsed.
 
 use std::path::Path;
 
 use super::{NftError, TIMEOUT};
 use crate::runtime::command::{self, CommandError, complaint};
 
-/// Runs nft with this standard input; what it says on failure is kept for people, not read.
+/// Runs nft with this standard input; its error output is kept for messages and not parsed.
 pub(super) async fn run(program: &Path, arguments: &[&str], what: &'static str, input: String) -> Result<(), NftError> {
     let output = command::run(program, arguments, &input, TIMEOUT).await.map_err(|error| match error {
         CommandError::Run(source) => NftError::Missing { program: program.to_owned(), source },

@@ -1,4 +1,4 @@
-//! TLS towards anybody, as a user's client opens it: whoever answers must show a certificate for the name, signed by somebody known.
+//! TLS client with verification, as a user's client connects: the server must present a certificate for the name, issued by a trusted CA.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::{ALPN, TlsError};
 
-/// Opens TLS and checks certificates. Each connection is a handshake of its own: none is resumed. Of HTTP it offers 1.1.
+/// Connects with certificate verification. Each connection has a full handshake, without session resumption. ALPN offers HTTP/1.1 only.
 #[derive(Clone)]
 pub struct Checked(TlsConnector);
 
@@ -25,12 +25,12 @@ impl std::fmt::Debug for Checked {
 }
 
 impl Checked {
-    /// Believes those whose certificates these are, in PEM. Fails if there is none among them.
+    /// Trusts these CA certificates, in PEM. Fails if there is none.
     pub fn new(authorities: &[u8]) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(authorities) {
             let certificate = certificate.map_err(|error| TlsError::Chain(error.to_string()))?;
-            // A system's list may hold some that nobody can use any more.
+            // The CA bundle of a system may contain unusable certificates.
             let _ = roots.add(certificate);
         }
         if roots.is_empty() {
@@ -45,7 +45,7 @@ impl Checked {
         Ok(Self(Arc::new(config).into()))
     }
 
-    /// Opens TLS with whoever has this name.
+    /// Opens TLS to the server of this name.
     pub async fn connect<S>(&self, name: &str, stream: S) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,

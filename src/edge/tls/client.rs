@@ -1,6 +1,6 @@
-//! TLS towards backends inside the cluster, whose certificates nobody has signed that a proxy would know.
+//! TLS client for backends in the cluster, whose certificates have no CA that the proxy trusts.
 //!
-//! The certificate is not checked, as the Tailscale operator's proxies do not check it; that whoever shows it holds its key is.
+//! The certificate is not verified, as in the Tailscale operator's proxies; the signature that proves possession of its key is.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::{ALPN, TlsError};
 
-/// Opens TLS towards backends.
+/// TLS connector for backends.
 #[derive(Clone)]
 pub struct Connector {
     any: TlsConnector,
@@ -32,7 +32,6 @@ impl std::fmt::Debug for Connector {
 struct Unchecked(Arc<CryptoProvider>);
 
 impl Connector {
-    /// Fails if TLS cannot be set up.
     pub fn new() -> Result<Self, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -45,8 +44,7 @@ impl Connector {
         Ok(Self { any: Arc::new(any).into(), http1: Arc::new(http1).into() })
     }
 
-    /// Opens TLS; `name` is asked for, or nothing if it is an address. HTTP/2 is offered if it may be spoken (`http2`). Says
-    /// whether it is.
+    /// Opens TLS. SNI is `name`, unless it is an IP address. Offers HTTP/2 if `http2` allows it; returns whether it was negotiated.
     pub async fn connect<S>(&self, name: &str, stream: S, http2: bool) -> Result<(TlsStream<S>, bool), TlsError>
     where
         S: AsyncRead + AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! Handshakes over a pipe: which name gets which certificate, and what a new one changes.
+//! Handshakes over a pipe: certificate selection by name, and replacement of certificates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn names(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// The certificate that a client of this name is shown.
+/// Certificate that a client of this SNI name receives.
 async fn shown(acceptor: &Acceptor, name: &str) -> Result<Vec<u8>, TlsError> {
     let (client, server) = duplex(64 << 10);
     let connector = Connector::new().expect("set up");

@@ -5,7 +5,7 @@ use super::*;
 use crate::model::base::net::{Port, PortKey, Proto};
 use crate::model::firewall::netlink::NETFILTER_HEADER;
 
-/// As the kernel writes an established TCP flow (attributes that are not read left out).
+/// Attributes of an established TCP flow as encoded by the kernel, without those that are not parsed.
 fn established() -> Vec<u8> {
     let tuple = |out: &mut Vec<u8>, source: &str, destination: &str| {
         let tuple = Tuple { source: source.parse().expect("an address"), destination: destination.parse().expect("an address") };
@@ -91,7 +91,7 @@ proptest! {
         let mut pressure = Pressure::default();
         for counts in &each {
             let mut bytes = Vec::new();
-            // An attribute of another kind, and one of the right kind that is no number.
+            // An attribute of another kind, and one of the right kind with an invalid length.
             put(&mut bytes, 2, &7_u32.to_be_bytes());
             put(&mut bytes, 9, &[1]);
             (9..).zip(counts).for_each(|(kind, count)| put(&mut bytes, kind, &count.to_be_bytes()));
@@ -117,7 +117,7 @@ proptest! {
         }
     }
 
-    /// One byte of it is another: what is read all the same can be written and read again.
+    /// With one byte changed: a flow that is still parsed can be encoded and parsed again.
     #[test]
     fn flow_parsed_from_corrupt_bytes_round_trips(at in 0_usize..500, value in any::<u8>()) {
         let mut bytes = established();
@@ -134,7 +134,7 @@ proptest! {
         }
     }
 
-    /// What is written for any flow is read as the same.
+    /// Parsing an encoded tuple returns the same tuple.
     #[test]
     fn tuples_round_trip(
         proto in prop::sample::select(vec![1_u8, 6, 17, 47, 50, 58, 132]), four in any::<bool>(), source in any::<[u8; 16]>(), destination in any::<[u8; 16]>(),
