@@ -1,5 +1,4 @@
-//! Values that every subject uses: addresses and ports, the netmap, backoff, sorted sets, conditions, leader
-//! election, gzip, tables of text.
+//! Shared base types: addresses and ports, netmap, backoff, sorted sets, conditions, leader election, gzip, text tables.
 
 pub mod backoff;
 pub mod conditions;

@@ -1,4 +1,4 @@
-//! What users look at: `tailyard status`, `tailyard doctor` and the load generator.
+//! Diagnostics for users: `tailyard status`, `tailyard doctor` and the load generator.
 
 pub mod doctor;
 pub mod load;

@@ -1,4 +1,4 @@
-//! Connections through the replica: which of them a change ends, how they are reset, and how a replica drains.
+//! Flows through the replica: cleanup after changes, TCP resets, and draining.
 
 pub mod cleanup;
 pub mod drain;

@@ -1,10 +1,11 @@
-//! Retry as a value: how long to wait before trying again.
+//! Retry backoff: exponential delays with jitter.
 //!
-//! It holds no clock and makes no random numbers: both are arguments. A server's `Retry-After` wins over what would be next.
+//! Pure: clock and random numbers are arguments. The caller gives a server's `Retry-After` precedence.
 
 use std::time::Duration;
 
-/// Delays that double from a minimum to a maximum, each shortened at random so that many who fail together do not retry together.
+/// Delays that double from a minimum to a maximum. Each is shortened at random so that simultaneous failures are not retried
+/// simultaneously.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
     min: Duration,
@@ -13,10 +14,10 @@ pub struct Backoff {
     failures: u32,
 }
 
-/// The bounds make no sense.
+/// Invalid bounds or jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BackoffError {
-    /// A minimum of zero retries without pause; a minimum above the maximum contradicts itself.
+    /// A zero minimum would retry without a pause; a minimum above the maximum is contradictory.
     #[error("retry delays must satisfy 0 < minimum <= maximum, not {min:?} and {max:?}")]
     Bounds { min: Duration, max: Duration },
     #[error("retry jitter must be from 0 (none) to 1")]
@@ -24,25 +25,25 @@ pub enum BackoffError {
 }
 
 impl Backoff {
-    /// tailscaled and the connection to it: quick at first, so that a crash costs little, and never more than 30 s.
+    /// tailscaled and the connection to it: starts at 200 ms so that a crash costs little, at most 30 s.
     pub const DAEMON: Self = Self { min: Duration::from_millis(200), max: Duration::from_secs(30), jitter: 0.2, failures: 0 };
 
-    /// A DNS name that cannot be looked up: quick at first, for most outages of a resolver are short, and never more than a minute.
+    /// Failed DNS lookups: starts at 1 s because most resolver outages are short, at most 1 min.
     pub const DNS: Self = Self { min: Duration::from_secs(1), max: Duration::from_mins(1), jitter: 0.5, failures: 0 };
 
-    /// A kernel or a firewall program that refuses the rules: quick at first, and never more than ten seconds.
+    /// Rules rejected by the kernel or a firewall program: starts at 100 ms, at most 10 s.
     pub const KERNEL: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(10), jitter: 0.2, failures: 0 };
 
-    /// A watch of the Kubernetes API: quick at first, for a server that was replaced, and never more than 30 s.
+    /// Watches of the Kubernetes API: starts at 100 ms in case the server was replaced, at most 30 s.
     pub const WATCH: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(30), jitter: 0.5, failures: 0 };
 
-    /// Work of the reconciler that failed: a conflict is over at once, and what the API refuses is asked again twice a minute.
+    /// Failed reconciliations: conflicts are retried at once (100 ms), requests that the API rejects twice a minute.
     pub const RECONCILE: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(30), jitter: 0.2, failures: 0 };
 
-    /// An order that an ACME server refused: each try counts against a limit by the hour or the week.
+    /// Failed ACME orders: each attempt counts against an hourly or weekly rate limit.
     pub const ACME: Self = Self { min: Duration::from_mins(1), max: Duration::from_hours(12), jitter: 0.2, failures: 0 };
 
-    /// Delays from `min` to `max`, each up to `jitter` (0 to 1) of itself shorter.
+    /// Delays from `min` to `max`, each shortened by up to the fraction `jitter` (0 to 1).
     pub fn new(min: Duration, max: Duration, jitter: f64) -> Result<Self, BackoffError> {
         if min.is_zero() || min > max {
             return Err(BackoffError::Bounds { min, max });
@@ -53,13 +54,13 @@ impl Backoff {
         Ok(Self { min, max, jitter, failures: 0 })
     }
 
-    /// The delay after so many failures in a row (1 after the first).
+    /// Delay after this number of consecutive failures (1 after the first).
     pub fn after(mut self, failures: u32, random: f64) -> Duration {
         self.failures = failures.saturating_sub(1);
         self.next(random)
     }
 
-    /// The delay after one failure more. `random` is from 0 to 1; what is outside counts as the nearer end.
+    /// Delay after one more failure. `random` is from 0 to 1; other values are clamped.
     pub fn next(&mut self, random: f64) -> Duration {
         let full = 2_u32.checked_pow(self.failures).and_then(|factor| self.min.checked_mul(factor)).unwrap_or(self.max).min(self.max);
         self.failures = self.failures.saturating_add(1);
@@ -67,12 +68,12 @@ impl Backoff {
         full.mul_f64(1.0 - self.jitter * random)
     }
 
-    /// It worked: the next failure is the first.
+    /// Records a success: the next failure counts as the first.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// How often it failed since it last worked.
+    /// Number of failures since the last success.
     pub fn failures(&self) -> u32 {
         self.failures
     }

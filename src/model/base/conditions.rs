@@ -1,7 +1,6 @@
-//! Conditions, as Kubernetes keeps them: one for each type, the time that of the last change of the status.
+//! Status conditions by the Kubernetes convention: one per type, with the time of the last status change.
 //!
-//! Times have the precision that the API server keeps, a second, so that what is read back equals what was written. The
-//! clock is the caller's.
+//! Times have the API server's precision of one second, so that values read back equal the values written. The clock is the caller's.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -12,12 +11,11 @@ use crate::api::condition::{self, Condition};
 pub enum ConditionStatus {
     True,
     False,
-    /// Nobody can tell.
     Unknown,
 }
 
 impl ConditionStatus {
-    /// As in the object.
+    /// Value as in the object.
     pub fn name(self) -> &'static str {
         match self {
             Self::True => condition::TRUE,
@@ -29,23 +27,23 @@ impl ConditionStatus {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredCondition<'a> {
-    /// Its type.
+    /// Condition type.
     pub kind: &'static str,
     pub status: ConditionStatus,
-    /// One word for why.
+    /// One-word reason.
     pub reason: &'a str,
-    /// A sentence for why, and what to do.
+    /// Cause, and remedy if any.
     pub message: String,
-    /// The generation of the object when the condition was set; 0 if the format has none.
+    /// Generation of the object that the condition refers to; 0 if the format has none.
     pub generation: i64,
 }
 
-/// A time in the precision of the API server.
+/// Truncates a time to the API server's precision.
 pub fn seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
-/// Puts a condition in its place, or at the end. Whether anybody who reads the object sees a difference.
+/// Adds or replaces a condition. Returns whether the list changed.
 pub fn set(conditions: &mut Vec<Condition>, wanted: &DesiredCondition<'_>, now: Timestamp) -> bool {
     let condition = |since: Time| Condition {
         type_: wanted.kind.to_owned(),
@@ -69,14 +67,13 @@ pub fn set(conditions: &mut Vec<Condition>, wanted: &DesiredCondition<'_>, now: 
     differs
 }
 
-/// Takes a condition away. Whether it was there.
+/// Removes a condition. Returns whether it existed.
 pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
     let before = conditions.len();
     conditions.retain(|condition| condition.type_ != kind);
     conditions.len() != before
 }
 
-/// The condition of a type.
 pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == kind)
 }

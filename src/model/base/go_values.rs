@@ -1,9 +1,9 @@
-//! The forms that values have: those of Go's standard library, since the variables were made for a Go program.
+//! Parsers of Go value formats: the variables were defined by a Go program.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// A boolean as Go's `strconv.ParseBool` reads it.
+/// Parses a boolean as Go's `strconv.ParseBool`.
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -12,7 +12,7 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A length of time as Go's `time.ParseDuration` reads it (`300ms`, `1.5h`, `2h45m`), but never negative; to the nanosecond.
+/// Parses a duration as Go's `time.ParseDuration` (`300ms`, `1.5h`, `2h45m`) with nanosecond precision, but rejects negative ones.
 pub fn duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -32,14 +32,14 @@ pub fn duration(text: &str) -> Option<Duration> {
     (parts > 0).then_some(total)
 }
 
-/// One number of a duration times its unit.
+/// One number of a duration, multiplied by its unit.
 fn part(number: &str, unit: u64) -> Option<Duration> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    // Digits beyond the eighteenth are below a nanosecond for every unit up to the hour.
+    // Digits after the eighteenth are below one nanosecond for all units up to the hour.
     let digits = fraction.get(..fraction.len().min(18))?;
     let exponent = u32::try_from(digits.len()).ok()?;
     let fraction = if digits.is_empty() { 0 } else { digits.parse::<u128>().ok()? * u128::from(unit) / 10_u128.pow(exponent) };
@@ -59,8 +59,8 @@ fn unit_nanos(unit: &str) -> Option<u64> {
     })
 }
 
-/// An address and port, an IPv6 address in brackets. `pod` is the Pod's own address: a template that puts it before the
-/// port yields an IPv6 address without brackets, which is read as if it had them.
+/// Parses `address:port`, with IPv6 addresses in brackets. `pod` is the Pod's own address: templates that put it before the port produce an
+/// IPv6 address without brackets, which is accepted.
 pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
     let bare_port = || {
         let pod = pod.filter(|pod| pod.contains(':'))?;
@@ -71,7 +71,7 @@ pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
     text.parse().ok().or_else(bare_port)
 }
 
-/// Takes `--accept-dns` out of extra arguments and says what the last one of them said. A malformed one is left in place.
+/// Removes `--accept-dns` from extra arguments and returns its last value. A malformed one is not removed.
 pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
     let mut said = None;
     let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! Configs that would not fit into an object as they are: packed by the reconciler, unpacked by the data plane.
+//! Compression of configs that exceed an object's size limit: the reconciler compresses them, the data plane decompresses them.
 
 use std::io::{self, Read, Write};
 
@@ -6,7 +6,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-/// Largest config that the data plane unpacks, in bytes.
+/// Maximum size of a decompressed config, in bytes.
 pub const MAX_CONFIG_SIZE: u64 = 64 << 20;
 
 pub fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
@@ -15,7 +15,7 @@ pub fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
     writer.finish()
 }
 
-/// Unpacks a text. Fails if it is not gzip, is cut off, or becomes larger than `max_size` bytes.
+/// Decompresses a text. Fails if it is not gzip, is truncated, or exceeds `max_size` bytes when decompressed.
 pub fn unpack(packed: &[u8], max_size: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let read = GzDecoder::new(packed).take(max_size + 1).read_to_end(&mut text)?;

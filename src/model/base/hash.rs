@@ -1,13 +1,13 @@
-//! SHA-256, for records of what was written and for names.
+//! SHA-256, for records of written data and for names.
 
 use std::fmt::Write as _;
 
-/// The SHA-256 of a text, in hex.
+/// SHA-256 of a text, in hex.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
 }
 
-/// The SHA-256 of these bytes, as 32 bytes.
+/// SHA-256 of a text, as 32 bytes.
 pub fn sha256_raw(bytes: &[u8]) -> Vec<u8> {
     ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
 }

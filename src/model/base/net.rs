@@ -1,6 +1,6 @@
-//! The small vocabulary of the network: families, protocols, ports and interface names, parsed once at the border.
+//! Network types: IP families, protocols, ports and interface names, parsed once at the boundary.
 //!
-//! Inside the model a port cannot be zero and a protocol cannot be unknown.
+//! Inside the model a port is never zero and a protocol is never unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,13 +9,10 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
@@ -23,7 +20,6 @@ impl Family {
     /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -47,10 +43,9 @@ pub enum Proto {
 }
 
 impl Proto {
-    /// Both protocols.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
-    /// The name that nft, iptables and `/etc/protocols` use.
+    /// Name in nft, iptables and `/etc/protocols`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -58,7 +53,7 @@ impl Proto {
         }
     }
 
-    /// The IANA protocol number.
+    /// IANA protocol number.
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -73,7 +68,7 @@ impl fmt::Display for Proto {
     }
 }
 
-/// The text is neither `TCP` nor `UDP`, in any case.
+/// Error for a text that is neither `TCP` nor `UDP`, in any case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("protocol {0:?} is not TCP or UDP")]
 pub struct UnknownProtocol(pub String);
@@ -91,12 +86,11 @@ impl FromStr for Proto {
 pub struct Port(NonZeroU16);
 
 impl Port {
-    /// A port, or nothing for zero.
+    /// A port; `None` for zero.
     pub fn new(port: u16) -> Option<Self> {
         NonZeroU16::new(port).map(Self)
     }
 
-    /// The number.
     pub fn get(self) -> u16 {
         self.0.get()
     }
@@ -114,7 +108,7 @@ impl Serialize for Port {
     }
 }
 
-/// A protocol and a port: what a packet to the Pod is matched by.
+/// Protocol and port: the key by which packets to the Pod are matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {
     pub proto: Proto,
@@ -133,12 +127,12 @@ impl Serialize for PortKey {
     }
 }
 
-/// The name of a network interface: 1 to 15 bytes, none of them a blank, a slash, a quote or a control character.
+/// Name of a network interface: 1 to 15 printable ASCII characters except blank, `/`, `:`, quotes, backslash and `*`; not `.` or `..`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// The device that tailscaled makes.
+    /// Device that tailscaled creates.
     pub fn tailscale0() -> Self {
         Self("tailscale0".to_owned())
     }
@@ -154,7 +148,7 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// The text cannot name an interface.
+/// Error for a text that is not a valid interface name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an interface name (1 to 15 bytes, no blanks, slashes, quotes or colons)")]
 pub struct BadInterfaceName(pub String);

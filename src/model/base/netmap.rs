@@ -1,4 +1,4 @@
-//! The tailnet as the data plane needs it: names, addresses and routes, indexed so that a lookup costs the same at any size.
+//! Netmap of the data plane: names, addresses and routes, indexed so that a lookup costs the same at any size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,18 +10,18 @@ use serde::Serialize;
 use crate::api::netmap::{File, Node};
 use crate::model::base::net::Family;
 
-/// A fully qualified name: lower case, no final dot. Comparing two of them is comparing names as DNS does.
+/// A fully qualified domain name in lower case without trailing dot. Equality is that of DNS.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Fqdn(String);
 
 impl Fqdn {
-    /// The name in its canonical spelling; nothing if the text is empty.
+    /// Normalizes a name; `None` if the text is empty.
     pub fn new(text: &str) -> Option<Self> {
         let name = text.trim_end_matches('.').to_ascii_lowercase();
         (!name.is_empty()).then_some(Self(name))
     }
 
-    /// The canonical spelling.
+    /// Normalized name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -33,42 +33,42 @@ impl std::fmt::Display for Fqdn {
     }
 }
 
-/// This node, as the control server names it.
+/// This node, as named by the control server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SelfNode {
-    /// Its stable id; empty where the tailnet has none.
+    /// Stable ID; empty in tailnets without one.
     pub stable_id: String,
-    /// Its name as the control server spells it, with the final dot.
+    /// Name as spelled by the control server, with trailing dot.
     pub name: String,
     pub addresses: Vec<IpAddr>,
-    /// The Tailscale Services that it is approved to serve, advertised or not, each with its addresses.
+    /// Tailscale Services that the node is approved to serve, advertised or not, with their addresses.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// The prefixes besides its own addresses that lead to it.
+    /// Prefixes that are routed to the node, besides its own addresses.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub routes: BTreeSet<IpNet>,
-    /// The tailnet lets it be reached from the internet (Funnel).
+    /// Whether the tailnet allows access from the internet (Funnel).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
 }
 
-/// A snapshot of the tailnet. Its maps are persistent: a snapshot shares with its successor what did not change.
+/// A snapshot of the tailnet. Its maps are persistent: consecutive snapshots share unchanged parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NetMap {
-    /// This node; nothing before the first login.
+    /// This node; `None` before the first login.
     pub node: Option<SelfNode>,
     pub peers: OrdMap<Fqdn, BTreeSet<IpAddr>>,
-    /// The addresses of each extra DNS record (Tailscale Services) by name.
+    /// Addresses of extra DNS records (Tailscale Services) by name.
     pub records: OrdMap<Fqdn, BTreeSet<IpAddr>>,
-    /// Every prefix that some peer is allowed to answer for (its own addresses among them).
+    /// All prefixes in the allowed IPs of some peer, including its own addresses.
     pub routes: OrdSet<IpNet>,
-    /// The names under which this node may ask for certificates.
+    /// Names for which this node may request certificates.
     pub cert_domains: Vec<String>,
 }
 
 impl NetMap {
-    /// The addresses that a name leads to: a peer's own, else those of a Tailscale Service that some peer answers for,
-    /// else the address of a 4via6 name that some peer routes. Empty if none does.
+    /// Addresses of a name: a peer's own, else those of a Tailscale Service that some peer serves, else the address of a 4via6 name that
+    /// some peer routes. Empty if unresolved.
     pub fn resolve(&self, name: &Fqdn) -> BTreeSet<IpAddr> {
         if let Some(addresses) = self.peers.get(name) {
             return addresses.clone();
@@ -82,8 +82,8 @@ impl NetMap {
         via6(name).map(IpAddr::V6).filter(|ip| self.routes_to(*ip)).into_iter().collect()
     }
 
-    /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer. That a peer is an
-    /// exit node (routes everything) does not count: a proxy uses none.
+    /// Whether some peer routes the address. Costs one lookup per prefix length, not per peer. Exit nodes (default routes) do not count: a
+    /// proxy uses none.
     pub fn routes_to(&self, ip: IpAddr) -> bool {
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
@@ -91,7 +91,7 @@ impl NetMap {
 }
 
 impl NetMap {
-    /// The netmap that a file describes, and what of it cannot be read (and is left out).
+    /// Reads the netmap of a file. Returns unreadable entries, which are skipped.
     pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
         let mut faults = Vec::new();
         let mut netmap = Self { node: Some(SelfNode { name: file.node.name.clone(), ..SelfNode::default() }), ..Self::default() };
@@ -114,11 +114,11 @@ impl NetMap {
     }
 }
 
-/// An address or prefix of a netmap file that is none.
+/// An invalid address or prefix in a netmap file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: {text:?} is not an address or prefix")]
 pub struct BadEntry {
-    /// The node it belongs to.
+    /// Node that the entry belongs to.
     pub name: String,
     pub text: String,
 }
@@ -135,7 +135,7 @@ fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry
     parsed
 }
 
-/// The range that Tailscale gives addresses out of.
+/// Range of Tailscale addresses.
 pub const fn tailnet_range(family: Family) -> &'static str {
     match family {
         Family::V4 => "100.64.0.0/10",
@@ -143,7 +143,7 @@ pub const fn tailnet_range(family: Family) -> &'static str {
     }
 }
 
-/// Whether an address is of the ranges that Tailscale gives out of: [`tailnet_range`].
+/// Whether an address is in Tailscale's ranges ([`tailnet_range`]).
 pub fn in_tailscale_range(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
@@ -151,10 +151,10 @@ pub fn in_tailscale_range(ip: IpAddr) -> bool {
     }
 }
 
-/// The site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
+/// Site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
 const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
 
-/// The address that a 4via6 name (`192-168-1-10-via-7[.tailnet.ts.net]`) spells, if it is one.
+/// Address of a 4via6 name (`192-168-1-10-via-7[.tailnet.ts.net]`); `None` for other names.
 pub fn via6(name: &Fqdn) -> Option<Ipv6Addr> {
     let (label, rest) = name.as_str().split_once('.').unwrap_or((name.as_str(), ""));
     let tailnet = |zone: &str| rest == zone || rest.strip_suffix(zone).is_some_and(|head| head.ends_with('.'));
@@ -170,7 +170,7 @@ pub fn via6(name: &Fqdn) -> Option<Ipv6Addr> {
     Some(Ipv6Addr::new(p0, p1, p2, p3, low(s0, s1), low(s2, s3), low(a, b), low(c, d)))
 }
 
-/// A site number as the peer's own syntax has it: decimal, or with 0x, 0o, 0b or a leading zero for octal.
+/// Parses a site ID with the syntax of Tailscale: decimal, or with 0x, 0o, 0b, or a leading zero for octal.
 fn site_id(text: &str) -> Option<u32> {
     if text.starts_with('+') || text.starts_with('-') {
         return None;
@@ -201,7 +201,7 @@ mod tests {
         netmap
     }
 
-    /// The addresses of a name, as text.
+    /// Addresses of a name, as text.
     fn resolved(netmap: &NetMap, text: &str) -> Vec<String> {
         netmap.resolve(&name(text)).iter().map(ToString::to_string).collect()
     }

@@ -1,6 +1,6 @@
-//! A set of a few values that never changes: sorted, in one piece of memory, shared by its copies.
+//! Immutable sorted set of a few values: one allocation, shared by its copies.
 //!
-//! A tree's node has room for eleven values even if it holds one; there are tens of thousands of these sets.
+//! A B-tree node has room for eleven values even if it holds one; there are tens of thousands of these sets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ impl<T: Ord> SortedSet<T> {
         self.0.binary_search(value).is_ok()
     }
 
-    /// Whether the other set has every value of this one.
+    /// Whether the other set contains every value of this one.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.iter().all(|value| other.contains(value))
     }

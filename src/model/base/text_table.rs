@@ -1,9 +1,9 @@
-//! Rows of words as aligned text, as people read them in a terminal. Never cuts a word off, and knows nothing of what they mean.
+//! Text tables for terminals: aligned columns, words never truncated, content not interpreted.
 
-/// The space between two columns.
+/// Gap between two columns.
 const GAP: &str = "   ";
 
-/// A table with these columns. The last column is as wide as each of its words.
+/// Formats a table with these columns. The last column is not padded.
 pub fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
     let mut lines = vec![columns.iter().map(|column| (*column).to_owned()).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()));
@@ -16,7 +16,7 @@ pub fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
     lines.iter().map(text).collect()
 }
 
-/// A cell on one line: what comes from elsewhere may hold control characters, and a terminal obeys them.
+/// Cell on one line: external text may contain control characters, which a terminal would execute.
 fn plain(cell: &str) -> String {
     let cell: String = cell.chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
     if cell.is_empty() { "-".to_owned() } else { cell }

@@ -1,11 +1,10 @@
-//! The members of a JSON object and where they stand in its text, so that of the text that follows only what differs is read.
+//! Incremental parser of a JSON object: finds its members and their positions, and rereads only those that changed.
 //!
-//! What two texts have in common at their two ends is not parsed again; the members between are, as an object of their own.
-//! Where that leaves a doubt (they are no object, a name would be there twice) the whole text is parsed instead, so that
-//! what comes of a text never depends on the one before it.
+//! The common start and end of two consecutive texts are not parsed again; the members between are parsed as an object of their own. In
+//! doubtful cases (no object, duplicate names) the whole text is parsed, so that the result never depends on the previous text.
 //!
-//! The simpler way, all members as raw values compared by name, takes 1.9 ms at best for 10,000 services (2.3 MB), before anything
-//! is hashed or planned: more than the 2 ms that a whole change may take.
+//! The simpler method, all members as raw values compared by name, takes at least 1.9 ms for 10,000 services (2.3 MB) before hashing and
+//! planning: more than the 2 ms budget of a whole change allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,26 +14,26 @@ use bytes::Bytes;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// A text and its members, in its order.
+/// A text and its members, in text order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Members {
     text: Bytes,
     list: Vec<Member>,
-    /// Some name is there more than once, of which the last counts: such a text is not taken apart.
+    /// Whether a name occurs more than once (the last occurrence counts): such a text is not spliced.
     doubled: bool,
 }
 
-/// A name and where its value stands.
+/// A name and the position of its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Member {
     name: Arc<str>,
     value: Range<usize>,
 }
 
-/// What of the members of one text is otherwise in the next, by name: where the value stands; nothing if the member is gone.
+/// Members that differ between two consecutive texts, by name: position of the new value; `None` if the member was removed.
 pub(super) type MemberChanges = BTreeMap<Arc<str>, Option<Range<usize>>>;
 
-/// How many members of a text stand at either end of another one, letter for letter.
+/// Number of members that two texts have in common, byte for byte, at each end.
 #[derive(Debug, Clone, Copy, Default)]
 struct CommonEnds {
     front: usize,
@@ -42,12 +41,12 @@ struct CommonEnds {
 }
 
 impl Members {
-    /// A part of the text.
+    /// Part of the text.
     pub(super) fn text(&self, place: Range<usize>) -> &[u8] {
         self.text.get(place).unwrap_or_default()
     }
 
-    /// The members of the text that follows and what of them changed. Fails if it is no object; blank and `null` are an empty one.
+    /// Members of the next text and those that changed. Fails if it is not an object; blank text and `null` are an empty one.
     pub(super) fn next(&self, text: &Bytes) -> Result<(Self, MemberChanges), serde_json::Error> {
         match self.ends(text).and_then(|ends| self.splice(text, ends)) {
             Some(next) => Ok(next),
@@ -55,7 +54,7 @@ impl Members {
         }
     }
 
-    /// Reads the whole text.
+    /// Parses the whole text.
     fn read(&self, text: &Bytes) -> Result<(Self, MemberChanges), serde_json::Error> {
         let blank = text.iter().all(u8::is_ascii_whitespace);
         let found: Option<FoundMembers<'_>> = if blank { None } else { serde_json::from_slice(text)? };
@@ -70,10 +69,10 @@ impl Members {
         Ok((next, changes))
     }
 
-    /// What a following text has in common with this one; nothing if that is of no use.
+    /// Common ends of this text and the next; `None` if splicing is not possible.
     ///
-    /// A member at the front is kept if the byte after it is too: a number could go on. What is kept of the back begins at the end of a
-    /// value, with the comma or the brace that ends whatever comes to stand before it.
+    /// A common member at the front requires that the byte after it is common too: a number could continue. The common end begins after a
+    /// value, with the comma or brace that terminates the member before it.
     fn ends(&self, text: &[u8]) -> Option<CommonEnds> {
         let front = common_start(&self.text, text);
         let back = common_end(&self.text, text).min(text.len().min(self.text.len()) - front);
@@ -85,7 +84,7 @@ impl Members {
         (ends.front > 0 && !self.doubled).then_some(ends)
     }
 
-    /// The members of a text that has so many in common with this one; nothing if only the whole text can tell them.
+    /// Members of a text with these common ends; `None` if the whole text must be parsed.
     fn splice(&self, text: &Bytes, ends: CommonEnds) -> Option<(Self, MemberChanges)> {
         let (front, rest) = self.list.split_at_checked(ends.front)?;
         let (middle, back) = rest.split_at_checked(rest.len().checked_sub(ends.back)?)?;
@@ -94,11 +93,11 @@ impl Members {
         let between = trim_start(text.get(begin..end)?);
         let mut list = front.to_vec();
         if let Some((comma, members)) = between.split_first() {
-            // A brace in the comma's place: the members are where they were, counted from there.
+            // A brace replaces the comma, so that positions remain the same.
             let object = [b"{", members, b"}"].concat();
             let found: Option<FoundMembers<'_>> = if *comma == b',' { serde_json::from_slice(&object).ok() } else { None };
             let found = found?.members(&object);
-            // A comma wants a member after it.
+            // A comma must be followed by a member.
             (!found.is_empty() && unique(&found, middle, [front, back])).then_some(())?;
             list.extend(found.into_iter().map(|member| member.moved(0, end - between.len())));
         }
@@ -108,7 +107,7 @@ impl Members {
         Some((next, changes))
     }
 
-    /// What differs between the members that are not kept.
+    /// Differences between the members that are not common.
     fn changes(&self, before: &Self, ends: CommonEnds) -> MemberChanges {
         let between = |members: &Self| ends.front..members.list.len().saturating_sub(ends.back);
         let old = before.list.get(between(before)).unwrap_or_default();
@@ -123,14 +122,14 @@ impl Members {
 }
 
 impl Member {
-    /// The member as far from the place `to` as it is from `from`.
+    /// Moves the position: its distance from `from` becomes its distance from `to`.
     fn moved(self, from: usize, to: usize) -> Self {
         let moved = |at: usize| (at + to).saturating_sub(from);
         Self { value: moved(self.value.start)..moved(self.value.end), ..self }
     }
 }
 
-/// Whether every name is there once when these members come in the place of others, which are unique, between those that are kept.
+/// Whether all names are unique after `new` replaces `old` between the common `ends`, which are unique.
 fn unique(new: &[Member], old: &[Member], ends: [&[Member]; 2]) -> bool {
     let mut names = BTreeSet::new();
     if !new.iter().all(|member| names.insert(&member.name)) {
@@ -142,12 +141,12 @@ fn unique(new: &[Member], old: &[Member], ends: [&[Member]; 2]) -> bool {
     names.is_empty() || !ends.into_iter().flatten().any(|member| names.contains(&member.name))
 }
 
-/// An object's members as they are found.
+/// Members of an object, as found by the deserializer.
 #[derive(Default)]
 struct FoundMembers<'a>(Vec<(String, &'a RawValue)>);
 
 impl FoundMembers<'_> {
-    /// Where they stand in the text that they were found in.
+    /// Their positions in the text that was parsed.
     fn members(self, text: &[u8]) -> Vec<Member> {
         let member = |(name, value): (String, &RawValue)| {
             let start = value.get().as_ptr().addr() - text.as_ptr().addr();
@@ -179,23 +178,23 @@ impl<'de> Deserialize<'de> for FoundMembers<'de> {
     }
 }
 
-/// Without JSON's white space, which is not all of ASCII's.
+/// Strips leading JSON white space, which is a subset of ASCII white space.
 fn trim_start(text: &[u8]) -> &[u8] {
     let begin = text.iter().position(|byte| !b" \t\r\n".contains(byte)).unwrap_or(text.len());
     text.get(begin..).unwrap_or_default()
 }
 
-/// As much as is compared in one piece.
+/// Bytes compared per step.
 const PIECE: usize = 256;
 
-/// How many bytes two texts begin with in common.
+/// Length of the common start of two texts, in bytes.
 fn common_start(a: &[u8], b: &[u8]) -> usize {
     let pieces = a.chunks_exact(PIECE).zip(b.chunks_exact(PIECE)).take_while(|(a, b)| a == b).count() * PIECE;
     let rest = a.iter().skip(pieces).zip(b.iter().skip(pieces));
     pieces + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// How many bytes two texts end with in common.
+/// Length of the common end of two texts, in bytes.
 fn common_end(a: &[u8], b: &[u8]) -> usize {
     let pieces = a.rchunks_exact(PIECE).zip(b.rchunks_exact(PIECE)).take_while(|(a, b)| a == b).count() * PIECE;
     let rest = a.iter().rev().skip(pieces).zip(b.iter().rev().skip(pieces));

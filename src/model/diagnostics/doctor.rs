@@ -1,7 +1,7 @@
-//! What is wrong with a cluster or a machine, and how to mend it: facts go in, findings come out, each with a fix.
+//! Checks of a cluster or machine: facts in, findings with remedies out.
 //!
-//! A fact that could not be read is a finding of its own, and never counts as well. What each check means is docs/doctor.md, by
-//! its name. Nothing is fetched or tried here.
+//! A fact that could not be read is a finding of its own and never counts as a success. docs/doctor.md explains each check under its name.
+//! Pure: no I/O.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -16,10 +16,10 @@ mod network;
 pub mod node;
 pub mod rights;
 
-/// How one thing is.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at: the name of its section in docs/doctor.md.
+    /// Name of the check: its section in docs/doctor.md.
     pub name: &'static str,
     pub finding: Finding,
     pub what: String,
@@ -27,22 +27,22 @@ pub struct Check {
     pub fix: String,
 }
 
-/// How something is.
+/// Severity of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Finding {
     Ok,
-    /// It may do harm, or could not be looked at.
+    /// Possible fault, or the check could not be made.
     Warn,
-    /// It keeps something from working.
+    /// Fault that prevents something from working.
     Bad,
 }
 
-/// What was read, or why it could not be.
+/// A fact, or the reason why it could not be read.
 pub type ReadResult<T> = Result<T, Gap>;
 
 impl Finding {
-    /// As it is shown.
+    /// Text for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -53,22 +53,22 @@ impl Finding {
 }
 
 impl Check {
-    /// All is well.
+    /// A passed check.
     pub fn ok(name: &'static str, what: impl Into<String>) -> Self {
         Self { name, finding: Finding::Ok, what: what.into(), fix: String::new() }
     }
 
-    /// It may do harm.
+    /// A possible fault.
     pub fn warn(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, finding: Finding::Warn, what: what.into(), fix: fix.into() }
     }
 
-    /// It does harm.
+    /// A fault.
     pub fn bad(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, finding: Finding::Bad, what: what.into(), fix: fix.into() }
     }
 
-    /// It could not be looked at. `needs` is the right that looking takes.
+    /// A check whose facts could not be read. `needs` is the permission that reading requires.
     pub fn unread(name: &'static str, what: &str, gap: &Gap, needs: &str) -> Self {
         match gap {
             Gap::Forbidden => Self::warn(name, format!("{what} cannot be read: not allowed"), format!("ask for the right to {needs}")),
@@ -78,12 +78,12 @@ impl Check {
     }
 }
 
-/// Where a page of this version's documentation is.
+/// Location of a documentation page of this version.
 fn page(name: &str) -> String {
     located(env!("CARGO_PKG_REPOSITORY"), name)
 }
 
-/// A URL, if the package names its repository.
+/// URL of a page, or its path if the package has no repository.
 fn located(repository: &str, page: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     if repository.is_empty() { format!("docs/{page} of Tailyard {version}") } else { format!("{repository}/blob/v{version}/docs/{page}") }
@@ -93,7 +93,7 @@ pub fn worst(checks: &[Check]) -> Finding {
     checks.iter().map(|check| check.finding).max().unwrap_or(Finding::Ok)
 }
 
-/// The checks as a table, in their order, and below it what to do.
+/// The checks as a table, in order, followed by the remedies.
 pub fn text(checks: &[Check]) -> String {
     let row = |check: &Check| vec![check.finding.name().to_owned(), check.name.to_owned(), check.what.clone()];
     let text = table(&["", "CHECK", "FOUND"], &checks.iter().map(row).collect::<Vec<_>>());

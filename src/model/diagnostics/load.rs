@@ -1,8 +1,7 @@
-//! What an open-loop load is measured by: when each attempt is due, which answer is right at that moment, and the tally.
+//! Open-loop load measurement: schedule of attempts, expected answer at each moment, and results.
 //!
-//! Attempts are due by the clock and not by the last answer, and a latency counts from the moment its attempt was due:
-//! a slow server makes neither the load smaller nor its own figures better. Every time here is an offset from the start
-//! of the run; nothing here sends, sleeps or looks at a clock.
+//! Attempts are due by the clock, not after the last answer, and latency counts from the due time: a slow server neither reduces the load
+//! nor improves its own figures. All times are offsets from the start of the run. Pure: nothing here sends, sleeps or reads a clock.
 
 mod expectations;
 mod tally;
@@ -23,22 +22,22 @@ pub use windows::{FailureWindow, Windows};
 
 use crate::model::base::net::Proto;
 
-/// Who answered: which target, on which of its ports.
+/// Identity of the answering target, and its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct TargetIdentity {
     pub target: u16,
-    /// The port that the target itself saw.
+    /// Port as seen by the target itself.
     pub port: u16,
 }
 
-/// A service as reached by one replica: what changes target at one moment.
+/// A service through one replica: the unit that changes its target at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Lane {
     pub service: u32,
     pub replica: u8,
 }
 
-/// One thing to try: a new connection or a new UDP flow.
+/// One attempt: a new connection or a new UDP flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
     pub lane: Lane,
@@ -46,11 +45,11 @@ pub struct Attempt {
     pub to: SocketAddr,
 }
 
-/// How an attempt ended that was not answered.
+/// Kind of failure of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptFailure {
-    /// TCP reset on connecting, or ICMP port unreachable.
+    /// TCP reset on connect, or ICMP port unreachable.
     Refused,
     /// TCP reset of an established connection.
     Reset,
@@ -58,14 +57,13 @@ pub enum AttemptFailure {
     Timeout,
     /// No route, or ICMP host or network unreachable.
     Unreachable,
-    /// Orderly end in place of an answer.
+    /// Orderly close instead of an answer.
     Closed,
-    /// An answer to something else.
+    /// Answer that does not match the request.
     Garbled,
-    /// The answer of a target that was not the right one at that moment.
+    /// Answer of a target that was not expected at that moment.
     WrongTarget,
-    /// The generator's own limits (sockets, ports, attempts in flight, its processor) kept it from sending in time; nothing is said of
-    /// the network.
+    /// Limits of the generator itself (sockets, ports, attempts in flight, CPU) prevented sending in time; says nothing about the network.
     NotSent,
 }
 
@@ -84,41 +82,41 @@ impl fmt::Display for AttemptFailure {
     }
 }
 
-/// An attempt, its times and its end.
+/// An attempt with its times and outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttemptReport {
     pub attempt: Attempt,
     pub due: Duration,
     pub began: Duration,
-    /// When the connection stood; for UDP, when the datagram was sent.
+    /// Time of the connection's establishment; for UDP, of sending.
     pub connected: Option<Duration>,
     pub ended: Duration,
-    /// How many datagrams had to be sent again, as UDP's users do themselves.
+    /// Number of retransmitted datagrams: UDP applications retransmit themselves.
     pub resent: u32,
-    /// Who answered, or how it failed.
+    /// Answering target, or the failure.
     pub outcome: Result<TargetIdentity, AttemptFailure>,
 }
 
-/// When each attempt of a constant load is due.
+/// Schedule of a constant load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadSchedule {
     per_second: NonZeroU32,
 }
 
 impl LoadSchedule {
-    /// So many attempts each second, evenly spread.
+    /// Evenly spaced attempts at this rate.
     pub fn new(per_second: NonZeroU32) -> Self {
         Self { per_second }
     }
 
-    /// When the attempt of this number, counted from zero, is due.
+    /// Due time of an attempt, counted from zero.
     pub fn due(self, number: u64) -> Duration {
         let rate = u64::from(self.per_second.get());
         let (seconds, rest) = (number / rate, number % rate);
         Duration::from_secs(seconds) + Duration::from_nanos(rest * 1_000_000_000 / rate)
     }
 
-    /// How many attempts are due within the time.
+    /// Number of attempts due within this time.
     pub fn within(self, time: Duration) -> u64 {
         let rate = u64::from(self.per_second.get());
         time.as_secs() * rate + u64::from(time.subsec_nanos()) * rate / 1_000_000_000

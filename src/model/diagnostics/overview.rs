@@ -1,8 +1,7 @@
-//! What there is, for people: groups, replicas and Services as a value, from the objects of the cluster and what replicas say.
+//! Status overview for users: groups, replicas and Services, from API objects and the replicas' own status.
 //!
-//! What could not be read is a [`Gap`] and leaves the rest as it is: a question that nobody answered is never shown as an
-//! answer. Nothing is fetched here, and nothing decided that the reconciler decides otherwise: whether a replica holds a Service
-//! is asked of [`crate::model::controller::proxygroup`].
+//! Unreadable data is a [`Gap`] and leaves the rest unchanged: an unanswered query is never shown as a result. Pure, and consistent with
+//! the reconciler: [`crate::model::controller::proxygroup`] decides whether a replica has a Service.
 
 use std::collections::BTreeMap;
 
@@ -26,28 +25,28 @@ pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use text::{Width, text};
 
-/// How many replicas a group has that does not say.
+/// Default number of replicas of a group.
 pub(in crate::model) const REPLICAS: u32 = 2;
 
-/// Everything that there is.
+/// Complete overview.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overview {
     pub groups: Vec<Group>,
-    /// Their replicas, by group and ordinal.
+    /// Replicas of the groups, by group and ordinal.
     pub replicas: Vec<ReplicaOverview>,
-    /// Users' Services that concern a group, by namespace and name.
+    /// Users' Services that belong to a group, by namespace and name.
     pub services: Vec<ServiceOverview>,
-    /// What could not be read.
+    /// Unreadable parts.
     pub gaps: Vec<Unread>,
 }
 
-/// What could not be read.
+/// A part that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unread {
     pub part: StatusPart,
-    /// What follows, why, and what is needed.
+    /// Consequence, cause and requirement.
     pub message: String,
 }
 
@@ -57,9 +56,9 @@ pub struct Group {
     pub name: String,
     #[serde(rename = "type")]
     pub type_: String,
-    /// Replicas that get traffic; none if nobody knows.
+    /// Replicas that receive traffic; `None` if unknown.
     pub ready: Option<usize>,
-    /// Replicas that are wanted.
+    /// Desired number of replicas.
     pub desired: u32,
     pub conditions: Vec<UnhealthyCondition>,
 }
@@ -72,7 +71,7 @@ pub struct UnhealthyCondition {
     pub type_: String,
     /// `False` or `Unknown`.
     pub status: String,
-    /// Why, in a word.
+    /// One-word reason.
     pub reason: String,
     pub message: String,
 }
@@ -91,7 +90,7 @@ impl UnhealthyCondition {
 }
 
 impl Overview {
-    /// Looks at what was read; at one group only, if it is named.
+    /// Builds the overview; if `only` is given, of that group.
     pub fn of(view: &ClusterView, only: Option<&str>) -> Self {
         let mut groups: Vec<_> = view.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
         groups.sort_by_key(|group| name(group));

@@ -1,7 +1,7 @@
 //! Conntrack cleanup: which flows end after a ruleset change, and how (UDP: entry deleted; TCP: reset at both ends).
 //!
-//! Connection tracking keeps a flow on the target of its first packet. So flows of unchanged keys run on, and a UDP flow would use
-//! its old target after a retarget. Decisions only: nothing is deleted here.
+//! Connection tracking keeps a flow on the target of its first packet. So flows of unchanged keys continue, and a UDP flow would use its
+//! old target after a retarget. Decisions only: nothing is deleted here.
 
 mod past;
 
@@ -25,10 +25,10 @@ pub enum FlowAction {
     Reset,
 }
 
-/// The keys whose flows may end, each with the targets that it still has; none if the key is gone.
+/// Keys whose flows may end, with their remaining targets; `None` if the key was removed.
 type AffectedFlows<'a, K, T> = BTreeMap<&'a K, Option<&'a SortedSet<T>>>;
 
-/// The status of a flow to this target, of a key with these targets.
+/// Status of a flow to `target`, given the remaining targets of its key.
 fn status<T: Ord>(remaining: Option<&SortedSet<T>>, target: &T) -> FlowStatus {
     match remaining {
         None => FlowStatus::Removed,
@@ -54,17 +54,17 @@ enum FlowStatus {
     Same,
     /// Its key has other targets now.
     Moved,
-    /// Its key or its source address is removed.
+    /// Its key or its source address was removed.
     Removed,
 }
 
 impl<'a> FlowChanges<'a> {
     /// Effects of `delta`, the change from the past rulesets to `after`.
     ///
-    /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
+    /// `reachable` says whether an address is still in use: true for every address outside of the tailnet.
     pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
-        // TCP flows drain to their old targets: while those live, none ends and few flows need listing.
+        // TCP flows drain to their old targets: while these are reachable, none ends and few flows need listing.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
         ports.retain(|key, targets| key.proto != Proto::Tcp || targets.is_none() || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
@@ -79,10 +79,10 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    /// Compares all flows with the current ruleset: at a start with flows of an earlier process, and when a target leaves the tailnet
-    /// while flows drain to it.
+    /// Compares all flows with the current ruleset: at startup, for flows of an earlier process, and when a target leaves the tailnet while
+    /// flows drain to it.
     ///
-    /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
+    /// Flows of keys that are not in the ruleset are ignored, as another program may own them.
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         Self {
             before: now,
@@ -95,12 +95,12 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    /// Whether no flow can end, so that there is no need to list them.
+    /// Whether no flow can end, so that no listing is needed.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
     }
 
-    /// The smallest listing that has every flow which may end.
+    /// Smallest listing that includes every flow that may end.
     pub fn filter(&self) -> FlowFilter {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
@@ -108,8 +108,8 @@ impl<'a> FlowChanges<'a> {
         FlowFilter { key, ..FlowFilter::under_way() }
     }
 
-    /// Whether a flow ends. A flow of an unchanged key never does. After a retarget a UDP flow does, and a TCP flow only if its old
-    /// target is unreachable. Entries in `TIME_WAIT` stay: there are often a hundred times as many of them as of live flows.
+    /// Action for a flow. A flow of an unchanged key never ends. After a retarget a UDP flow ends, a TCP flow only if its old target is
+    /// unreachable. Entries in `TIME_WAIT` remain: they often outnumber live flows a hundred to one.
     pub fn verdict(&self, flow: &Flow) -> FlowAction {
         let ends = match self.status(flow) {
             _ if flow.tcp == Some(TcpState::TimeWait) => false,
@@ -154,7 +154,7 @@ impl<'a> FlowChanges<'a> {
     }
 }
 
-/// The edits that take something away.
+/// Edits that remove a key or a target.
 fn touched<K: Ord, T: Ord>(edits: &BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'_, K, T> {
     let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,

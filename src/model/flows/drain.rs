@@ -20,9 +20,9 @@ const ROUNDING: u64 = 1;
 /// Duration of the disco mute: a draining replica that still forwards sends no disco packets.
 ///
 /// A peer's tailscaled trusts an endpoint for 6.5 s after its last disco packet and uses no other one meanwhile, not even for the reply to
-/// the first handshake of the next Pod at another endpoint; `WireGuard` retries only after 5 s. With the mute the trust has expired by
-/// then: a drain takes about 3 s, a new Pod as long. Forwarding continues: for an untrusted endpoint the peer uses the relay as well, and
-/// drops it only 5 s after an unanswered ping. A longer drain ends the mute before that, so that its flows keep their direct paths.
+/// the first handshake of the next Pod at another endpoint; WireGuard retries only after 5 s. With the mute the trust has expired by then:
+/// a drain takes about 3 s, a new Pod as long. Forwarding continues: for an untrusted endpoint the peer uses the relay as well, and drops
+/// it only 5 s after an unanswered ping. A longer drain ends the mute before that, so that its flows keep their direct paths.
 pub const HUSH: Duration = Duration::from_millis(4500);
 
 /// Maximum time for open requests of advertised services before these are withdrawn.
@@ -85,18 +85,18 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// A drain that ends after `grace` at the latest, and not before no flow has been open for `quiet`: the time in which
-    /// clients that have not yet learnt that this replica leaves can still come.
+    /// A drain that ends at `grace` at the latest, but not before no flow has been open for `quiet`: during that time new clients may still
+    /// arrive because the shutdown is not yet reflected in their routing.
     pub fn new(grace: Duration, quiet: Duration) -> Self {
         Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, due: Duration::ZERO, open: 0 }
     }
 
-    /// The flows that had not ended at the last look.
+    /// Open flows in the last listing.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Decides by a listing of connection tracking. Without one (it failed) no flow counts as ended.
+    /// Decision by a conntrack listing; `None` (the listing failed) counts as open flows.
     pub fn decide(&mut self, flows: Option<&[Flow]>, now: Duration) -> DrainDecision {
         if let Some(flows) = flows {
             self.open = self.look(flows, now);

@@ -1,6 +1,6 @@
 //! A conntrack flow, and filters for listings.
 //!
-//! The shape is ctnetlink's (`linux/netfilter/nfnetlink_conntrack.h`): two tuples, the way packets come and the way replies come.
+//! The layout is that of ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`): two tuples, for the original and the reply direction.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-/// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
+/// State of a TCP flow, as conntrack tracked both directions (`enum tcp_conntrack`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TcpState {
     /// Unknown.
@@ -46,20 +46,19 @@ pub enum TcpState {
 }
 
 impl TcpState {
-    /// The state of the kernel's number; nothing for a number of a later kernel.
+    /// State of the kernel's number; `None` for numbers of later kernels.
     pub fn of(number: u8) -> Option<Self> {
         use TcpState::{Close, CloseWait, Established, FinWait, LastAck, SynRecv, SynSent, SynSent2, TimeWait};
         let states = [Self::None, SynSent, SynRecv, Established, FinWait, CloseWait, LastAck, TimeWait, Close, SynSent2];
         states.get(usize::from(number)).copied()
     }
 
-    /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
-    /// them something.
+    /// Whether two ends have a connection, or may have one by the time of the deletion, so that a reset is useful.
     pub fn has_ends(self) -> bool {
         self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
     }
 
-    /// Whether the end that was connected to has not answered.
+    /// Whether the target has not answered yet.
     pub fn is_half_open(self) -> bool {
         matches!(self, Self::SynSent | Self::SynSent2)
     }
@@ -84,7 +83,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Whether a NAT map of the kernel gave it its target.
+    /// Whether its destination was translated by a NAT map of the kernel.
     pub fn is_forwarded(&self) -> bool {
         self.status & DST_NAT != 0
     }
@@ -93,12 +92,12 @@ impl Flow {
         self.proto == Proto::Tcp.number()
     }
 
-    /// Where its packets end up.
+    /// Final destination of its packets.
     pub fn target(&self) -> SocketAddr {
         self.reply.source
     }
 
-    /// The match port that it came to, if its protocol has any.
+    /// Match port of the flow, if its protocol has ports.
     pub fn key(&self) -> Option<PortKey> {
         let proto = Proto::ALL.into_iter().find(|proto| proto.number() == self.proto)?;
         Port::new(self.original.destination.port()).map(|port| PortKey { proto, port })
@@ -121,17 +120,17 @@ impl FlowFilter {
         Self { forwarded: true, ..Self::default() }
     }
 
-    /// Every flow that we forward and that is not over.
+    /// Forwarded flows that are not over.
     pub fn under_way() -> Self {
         Self { under_way: true, ..Self::forwarded() }
     }
 
-    /// Whether a TCP flow in this state is asked for, whatever else it is.
+    /// Whether the filter admits a TCP flow in this state, regardless of its other fields.
     pub fn admits_state(self, state: Option<TcpState>) -> bool {
         !self.under_way || state != Some(TcpState::TimeWait)
     }
 
-    /// Whether a flow is asked for; kernels that do not know a filter send more than that.
+    /// Whether the filter admits a flow; kernels without support for a filter return more flows.
     pub fn admits(self, flow: &Flow) -> bool {
         let family = Family::of(flow.original.source.ip());
         self.family.is_none_or(|wanted| wanted == family)

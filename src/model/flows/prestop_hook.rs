@@ -1,14 +1,14 @@
-//! Whether services still send traffic to this Pod: what the preStop hook of the Tailscale operator waits for.
+//! The preStop hook of the Tailscale operator: waits until services no longer send traffic to this Pod.
 //!
-//! The operator has removed the Pod from its services' endpoints; each node's kube-proxy applies that in its own time. One of them has
-//! if other Pods answer `/healthz` at a service's `ClusterIP`. All of them have if no new flow arrives for a while. So the hook ends as
-//! soon as
+//! The operator has removed the Pod from its services' endpoints; each node's kube-proxy applies that in its own time. One of them has if
+//! other Pods answer `/healthz` at a service's `ClusterIP`. All of them have if no new flow arrives for a while. So the hook ends as soon
+//! as
 //!
-//! - every service is answered by other Pods, or refused, for a few rounds in a row, and
-//! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
+//! - other Pods answer for every service, or it is refused for a few consecutive rounds, and
+//! - no new flow has arrived for [`QUIET`]; if flows cannot be counted, [`BLIND`] has passed since.
 //!
-//! A service that cannot be asked (its name does not resolve, nothing answers) proves nothing, so a longer silence is required:
-//! [`BLIND`] without a new flow. New flows prolong the hook for as long as the caller allows.
+//! A service that cannot be probed (its name does not resolve, or it does not respond) proves nothing, so a longer silence is required:
+//! [`BLIND`] without a new flow. New flows prolong the hook up to the caller's limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,12 +19,12 @@ use std::time::Duration;
 pub const QUIET: Duration = Duration::from_secs(3);
 /// The same without other evidence: the time that the operator's proxy waits.
 pub const BLIND: Duration = Duration::from_secs(10);
-/// Time from the end of the hook within which SIGTERM follows where the kubelet called it.
+/// Maximum time from the end of a hook call by the kubelet to SIGTERM.
 pub const SIGNAL_FOLLOWS: Duration = Duration::from_secs(5);
 /// Consecutive rounds before a refused or unresponsive service counts as such.
 const ROUNDS: u32 = 3;
 
-/// A call of the hook that has ended. Any client can make one, so alone it means nothing.
+/// A completed call of the hook. Any client can make one, so it is not sufficient evidence on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HookCall {
     pub began: Duration,
@@ -32,7 +32,7 @@ pub struct HookCall {
 }
 
 impl HookCall {
-    /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
+    /// Start of the Pod's termination grace period: the start of this call, if SIGTERM followed it in time.
     pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
         (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
     }
@@ -81,19 +81,19 @@ pub struct DrainingServices {
 }
 
 impl DrainingServices {
-    /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
-    /// told from nothing at all, so it is drained at once.
+    /// A Pod with these addresses, and the services to probe. Without services there is no evidence to wait for, so it counts as drained at
+    /// once.
     pub fn new(own: BTreeSet<IpAddr>, services: impl IntoIterator<Item = Arc<str>>, now: Duration) -> Self {
         let services = services.into_iter().map(|name| (name, Routed::Here)).collect();
         Self { own, services, routed_at: now, flows: None }
     }
 
-    /// The services that are to be asked in the next round.
+    /// Services to probe in the next round.
     pub fn to_ask(&self) -> Vec<Arc<str>> {
         self.services.iter().filter(|(_, routed)| **routed != Routed::Elsewhere).map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
+    /// Whether an answer proves that a service is routed here, so that the round needs no further probes.
     pub fn is_here(&self, probe: &HealthProbe) -> bool {
         matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }

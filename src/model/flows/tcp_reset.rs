@@ -24,7 +24,7 @@ const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1
 const HALF_OPEN: usize = 3;
 /// Delay of the second reset.
 const REPEAT: Duration = ms(40);
-/// Maximum evaluated responses of a flow: an end that still sends data gives many.
+/// Maximum evaluated responses of a flow: an end that still sends data produces many.
 const HEEDED: u8 = 8;
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -33,13 +33,13 @@ const fn ms(milliseconds: u64) -> Duration {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResetReport {
-    /// Resets were sent to both ends with sequence numbers of a live end.
+    /// Flows reset at both ends with sequence numbers of a live end.
     pub reset: usize,
-    /// No end has the connection; for a half-open one, the target has not.
+    /// Flows that no end has; half-open ones that the target does not have.
     pub gone: usize,
-    /// No response in time.
+    /// Flows without response in time.
     pub unanswered: usize,
-    /// Segments could not be sent (e.g. no route).
+    /// Flows whose segments could not be sent (e.g. no route).
     pub failed: usize,
 }
 
@@ -116,7 +116,7 @@ impl PendingReset {
 }
 
 impl PendingResets {
-    /// The TCP flows among these; `seed` is any number, so that probes cannot be foretold.
+    /// The TCP flows among these. `seed` is any number; it makes probes unpredictable.
     pub fn new<'a>(flows: impl IntoIterator<Item = &'a Flow>, seed: u32) -> Self {
         let empty = (Vec::new(), HashMap::new(), BTreeMap::new());
         let mut resets = Self { cases: empty.0, ends: empty.1, agenda: empty.2, entries: 0, seed, open: 0, pending: 0 };
@@ -158,7 +158,7 @@ impl PendingResets {
         }
     }
 
-    /// When the next segment is due.
+    /// Time of the next segment.
     pub fn next(&self) -> Option<Duration> {
         self.agenda.first_key_value().map(|((at, _), _)| *at)
     }
@@ -181,12 +181,12 @@ impl PendingResets {
         }
     }
 
-    /// Whether every flow is done with and nothing is left to send for it.
+    /// Whether every flow is settled and no segment is pending.
     pub fn is_over(&self) -> bool {
         self.open == 0 && self.pending == 0
     }
 
-    /// What became of the flows so far; who did not answer yet counts as unanswered.
+    /// Outcomes so far; flows without response count as unanswered.
     pub fn report(&self) -> ResetReport {
         let mut report = ResetReport::default();
         for case in &self.cases {

@@ -39,17 +39,17 @@ pub struct ObservedSegment {
 pub enum SegmentSender {
     /// Has the connection; its numbers are valid.
     Alive,
-    /// Has no such connection: refused, or treated the probe as a new one.
+    /// Does not have the connection: refused it, or treated the probe as a new one.
     Gone,
 }
 
 impl Segment {
-    /// A SYN: a live end answers it, whatever its number, with an acknowledgment of its own state (RFC 5961 §4).
+    /// A SYN: a live end responds to it, with any sequence number, by an acknowledgment of its own state (RFC 5961 §4).
     pub fn probe(from: SocketAddr, to: SocketAddr, sequence: u32) -> Self {
         Self { from, to, sequence, acknowledgment: 0, flags: SYN }
     }
 
-    /// A reset, valid at `to` if `sequence` is exactly what it expects next (RFC 5961 §3).
+    /// A reset, valid at `to` if `sequence` is exactly the number that it expects next (RFC 5961 §3).
     pub fn reset(from: SocketAddr, to: SocketAddr, sequence: u32, acknowledgment: u32) -> Self {
         Self { from, to, sequence, acknowledgment, flags: RST | ACK }
     }
@@ -58,12 +58,12 @@ impl Segment {
         self.to
     }
 
-    /// By what an answer to it is known: who sends it, and to which port.
+    /// Key of the responses to this segment: the sender's address, and our port.
     pub fn end(&self) -> (SocketAddr, u16) {
         (self.to, self.from.port())
     }
 
-    /// The whole packet, checksums included; nothing if its two addresses are of different families.
+    /// Complete packet with checksums; `None` if the two addresses are of different families.
     pub fn packet(&self) -> Option<Vec<u8>> {
         let tcp = self.tcp()?;
         let mut packet = Vec::with_capacity(40 + tcp.len());
@@ -109,7 +109,7 @@ impl Segment {
 }
 
 impl ObservedSegment {
-    /// Reads an IPv4 packet, as a raw socket hands it over; nothing if it is not a whole TCP header in a first fragment.
+    /// Parses an IPv4 packet from a raw socket; `None` if it is not a first fragment with a complete TCP header.
     pub fn in_ipv4(packet: &[u8]) -> Option<Self> {
         let first = *packet.first()?;
         let header = usize::from(first & 0x0f) * 4;
@@ -122,7 +122,7 @@ impl ObservedSegment {
         Self::in_tcp(packet.get(header..total.min(packet.len()))?, IpAddr::V4(Ipv4Addr::from(source)))
     }
 
-    /// Reads a TCP segment that `source` sent; nothing if its header is not whole.
+    /// Parses a TCP segment sent by `source`; `None` if its header is incomplete.
     pub fn in_tcp(segment: &[u8], source: IpAddr) -> Option<Self> {
         let header = usize::from(*segment.get(12)? >> 4) * 4;
         let data = segment.len().checked_sub(header).filter(|_| header >= 20)?;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// Padding of the link layer is not data, and a truncated packet is rejected.
+        /// Link-layer padding is not data, and a truncated packet is rejected.
         #[test]
         fn reset_round_trips_with_link_padding(
             from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), numbers: (u32, u32), padding in prop::collection::vec(any::<u8>(), 0..20), cut in 0_usize..40,
@@ -220,7 +220,7 @@ mod tests {
             prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, SegmentSender::Gone));
         }
 
-        /// For any header length and flags, data is the total length minus headers, and a FIN takes one number.
+        /// For any header length and flags, data is the total length minus headers, and a FIN takes one sequence number.
         #[test]
         fn segment_of_random_bytes_has_consistent_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
             let mut bytes = bytes;

@@ -1,19 +1,19 @@
-//! When a certificate is ordered, and by which replica: events in, orders and writes out.
+//! Certificate orders: when a certificate is ordered, and by which replica. Events in, actions out.
 //!
-//! The state of a name is its Secret, which every replica watches: the certificate, and a note of which replica is ordering another one.
-//! The leader orders what is due. It first writes its name into the note with the resource version that it read, so that of two
-//! leaders only one orders. It abandons an order before another replica may take it over: at most one replica orders a name, whatever
-//! crashes, hangs or is cut off.
+//! The state of a name is its Secret, which every replica watches: the certificate, and an order note with the replica that orders a new
+//! one. The leader orders due certificates. It first writes its name into the note, conditional on the resource version that it read, so
+//! that only one of two leaders orders. It abandons an order before another replica may take over: at most one replica orders a name at a
+//! time, despite crashes, hangs and partitions.
 //!
-//! - A name without a certificate is due at once; others at a point of the window that the ACME server suggests (ARI), or after
-//!   two thirds of the lifetime, minus a random part. The random part derives from the certificate, so that a restart does not
-//!   draw again.
-//! - A failure is written into the note with the time of the next attempt, as is an order that is repeated because its replica died:
-//!   neither a crash loop nor a change of leaders retries faster. A longer `Retry-After` of the server wins.
-//! - A certificate that was issued but not stored is never ordered again: storing is retried until it works.
+//! - A name without a certificate is due at once. Others are due at a point of the renewal window that the ACME server suggests (ARI), or
+//!   after two thirds of the lifetime minus a random part. The random part derives from the certificate, so that a restart does not change
+//!   it.
+//! - The note records a failure and the time of the next attempt, also for an order that is repeated because its replica died: neither
+//!   crash loops nor leader changes retry faster. A longer `Retry-After` of the server has precedence.
+//! - A certificate that was issued but not stored is never ordered again: storing is retried until it succeeds.
 //!
-//! Waiting for others uses the monotonic clock; the wall clock is compared only with times in certificates and notes. This module does
-//! no I/O and sees no keys.
+//! Waits for other replicas use the monotonic clock; the wall clock is compared only with times in certificates and notes. This module does
+//! no I/O and has no access to keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,52 +29,52 @@ mod messages;
 pub use due::{Certificate, RenewalWindow, Validity, renew_at, usable};
 pub use messages::{OrderAction, OrderEvent, OrderFailure, WriteResult};
 
-/// How many orders are under way at a time: an ACME server counts new orders by the hour.
+/// Maximum number of concurrent orders: ACME servers limit new orders per hour.
 const AT_ONCE: usize = 8;
-/// How soon a write is tried again that could not be made.
+/// Retry interval of failed writes.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How often the server is asked for its window, unless it says.
+/// Default interval of requests for the renewal window, if the server suggests none.
 const SUGGESTION: Duration = Duration::from_hours(6);
-/// Shortest and longest time between two such requests, whatever the server says (RFC 9773, 4.3.2).
+/// Minimum and maximum interval of these requests, whatever the server suggests (RFC 9773, 4.3.2).
 const MIN_SUGGESTION: Duration = Duration::from_mins(1);
 const MAX_SUGGESTION: Duration = Duration::from_hours(24);
-/// An outage makes the pauses no longer than those after so many failures.
+/// Outages count as at most this many failures for retry delays.
 const OUTAGE: u32 = 3;
 
-/// Now, by both clocks.
+/// Current time by both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// Time since the process began.
+    /// Time since process start.
     pub at: Duration,
     pub wall: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OrderTerms {
-    /// Who began an order gives it up after so long, counted from before its note was sent.
+    /// Time after which a replica abandons its own order, counted from before it sent the note.
     pub order: Duration,
-    /// A note that nobody changed for so long says nothing any more. The difference to `order` is what clocks may run apart.
+    /// Time without change after which a note is stale. The difference to `order` is the clock-skew margin.
     pub patience: Duration,
-    /// The pauses after failures.
+    /// Delays after failures.
     pub retry: Backoff,
 }
 
 impl OrderTerms {
-    /// dns-01 takes seconds to minutes. A failure costs a part of what the server allows in a week.
+    /// dns-01 takes seconds to minutes. A failure uses part of the server's weekly rate limit.
     pub const ACME: Self = Self { order: Duration::from_mins(5), patience: Duration::from_mins(7), retry: Backoff::ACME };
 }
 
-/// What all replicas know of a name.
+/// Shared record of a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameRecord {
-    /// Differs after every write.
+    /// Resource version; differs after every write.
     pub version: String,
-    /// The certificate, if there is one that can be read and fits its key and name.
+    /// The certificate, if the Secret has a readable one that matches its key and name.
     pub certificate: Option<Certificate>,
     pub note: OrderNote,
 }
 
-/// One replica, as far as certificates go.
+/// Certificate order state machine of one replica.
 #[derive(Debug, Clone)]
 pub struct Issuer {
     me: String,
@@ -82,9 +82,9 @@ pub struct Issuer {
     leads: bool,
     wanted: BTreeSet<String>,
     names: BTreeMap<String, NameProgress>,
-    /// When a name is to be looked at though nothing happens.
+    /// Time of the next check per name, without any event.
     timers: BTreeMap<String, Duration>,
-    /// Names that are due and wait for others' orders to end: the most urgent first.
+    /// Due names that wait for a free order slot, most urgent first.
     queue: BTreeSet<(Option<Timestamp>, String)>,
     busy: BTreeSet<String>,
 }
@@ -93,14 +93,14 @@ pub struct Issuer {
 struct NameProgress {
     record: Option<NameRecord>,
     since: Duration,
-    /// The record is known to be old: it was refused by the API.
+    /// Whether the record is outdated: the API rejected a write against it.
     stale: bool,
-    /// The version that the newest write was made against.
+    /// Version that the newest write was conditional on.
     against: String,
     window: Option<RenewalWindow>,
-    /// When this process saw the certificate take the place of another, or of none.
+    /// Time when this process observed the current certificate as new.
     renewed: Option<Duration>,
-    /// When the server is asked for its window.
+    /// Time of the next request for the renewal window.
     ask: Option<Duration>,
     doing: OrderPhase,
 }
@@ -111,20 +111,20 @@ enum OrderPhase {
     Nothing,
     /// The note is being written, since this time.
     Claiming(Duration),
-    /// An order is under way, until this time at the latest.
+    /// An order is in progress, until this time at the latest.
     Ordering(Duration),
-    /// A write of what came of it is to be made, or under way.
+    /// The outcome must be written, or the write is in flight.
     Writing { note: Option<OrderNote>, sent: bool },
 }
 
 impl Issuer {
-    /// A replica of this name, which no other process has at the same time.
+    /// Creates the state machine of a replica. `me` must be unique among running processes.
     pub fn new(me: impl Into<String>, terms: OrderTerms) -> Self {
         let (wanted, names, timers) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         Self { me: me.into(), terms, leads: false, wanted, names, timers, queue: BTreeSet::new(), busy: BTreeSet::new() }
     }
 
-    /// What to do now that this happened. `random` is from 0 to 1.
+    /// Actions after this event. `random` is from 0 to 1.
     pub fn step(&mut self, event: OrderEvent, now: Moment, random: f64) -> Vec<OrderAction> {
         let mut actions = Vec::new();
         for name in self.take_in(event, now, random, &mut actions) {
@@ -138,7 +138,7 @@ impl Issuer {
         actions
     }
 
-    /// When to come back with [`OrderEvent::Tick`] though nothing happens.
+    /// Time of the next [`OrderEvent::Tick`], if no other event occurs.
     pub fn wake(&self) -> Option<Duration> {
         self.timers.values().min().copied()
     }
@@ -147,7 +147,7 @@ impl Issuer {
         self.names.get(name)?.record.as_ref()?.certificate.as_ref()
     }
 
-    /// Takes an event in; the names that it concerns.
+    /// Applies an event; returns the names that it concerns.
     fn take_in(&mut self, event: OrderEvent, now: Moment, random: f64, actions: &mut Vec<OrderAction>) -> Vec<String> {
         match event {
             OrderEvent::Tick => {
@@ -218,7 +218,7 @@ impl Issuer {
                 vec![name]
             }
             WriteResult::Failed => {
-                // Whether it was written is not known: what is seen next says so.
+                // The write may have succeeded: the next observed record shows it.
                 self.set(&name, OrderPhase::Nothing);
                 self.timer(&name, at + RETRY_INTERVAL);
                 Vec::new()
@@ -255,14 +255,14 @@ impl Issuer {
         }
     }
 
-    /// A write was refused: the record is old, unless a newer one was seen before the refusal came.
+    /// Records a conflict: the record is outdated, unless a newer one was observed before the response.
     fn refused(&mut self, name: &str) {
         if let Some(one) = self.names.get_mut(name) {
             one.stale = one.record.as_ref().is_some_and(|record| record.version == one.against);
         }
     }
 
-    /// Does with a name what its time has come for.
+    /// Performs what is due for a name.
     fn look(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(one) = self.names.get(name) else { return };
         match &one.doing {
@@ -278,12 +278,12 @@ impl Issuer {
         }
     }
 
-    /// Writes what came of an order, for as long as the note is this replica's.
+    /// Writes the outcome of an order, as long as the note is this replica's.
     fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
         let OrderPhase::Writing { note, sent } = &mut one.doing else { return };
         let Some(record) = one.record.as_ref().filter(|record| record.note.by == self.me) else {
-            // Somebody else was right to think that this replica is gone, or the Secret is. That one may be gone by now, too.
+            // Another replica took over because it considered this one dead, or the Secret is gone. That replica may be dead by now, too.
             self.set(name, OrderPhase::Nothing);
             self.consider(name, now, actions);
             return;
@@ -297,7 +297,7 @@ impl Issuer {
         });
     }
 
-    /// Has a name ordered if it is due, else looks again when it may be.
+    /// Queues the order of a due name, else sets the timer for the next check.
     fn consider(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         if !self.leads || !self.wanted.contains(name) {
             return;
@@ -335,7 +335,7 @@ impl Issuer {
         actions.push(OrderAction::Claim { name: name.to_owned(), version: record.version, note });
     }
 
-    /// The note after an order that failed, or whose replica died over it.
+    /// Note after a failed order, or after the death of the ordering replica.
     fn after(&self, before: &OrderNote, wall: Timestamp, failed: OrderFailure, random: f64) -> OrderNote {
         let most = if failed.outage { OUTAGE.max(before.failures) } else { u32::MAX };
         let failures = before.failures.saturating_add(1).min(most);

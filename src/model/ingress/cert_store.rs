@@ -1,7 +1,7 @@
-//! The certificates of a replica by DNS name: the Secret as it was last read, and the certificate that was last valid in it.
+//! Certificate store of a replica, by DNS name: the Secret as last read, and the last valid certificate in it.
 //!
-//! What was once loaded stays loaded while its Secret is away or unreadable. Never reads the clock, and logs nothing: what is worth a
-//! line is a [`CertNotice`].
+//! A loaded certificate stays loaded while its Secret is missing or unreadable. Never reads the clock and writes no logs: notable events
+//! are returned as [`CertNotice`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,31 +23,31 @@ pub use notice::{CertNotice, FailedOrder, VersionedSecret};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CertStoreState {
     pub names: BTreeMap<String, NameState>,
-    /// Orders that were made here and came to an end, by what came of them: `issued` or the kind of the failure.
+    /// Completed orders of this replica by outcome: `issued` or the kind of failure.
     pub orders: BTreeMap<&'static str, u64>,
-    /// Certificates that were written back because their Secret had lost them.
+    /// Certificates restored from memory because their Secret had lost them.
     pub restored: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameState {
-    /// The group orders it.
+    /// Whether the group orders it.
     pub issue: bool,
-    /// The control server lets this node have a certificate for it.
+    /// Whether the control server permits a certificate for it on this node.
     pub permitted: bool,
     pub certificate: Option<Certificate>,
-    /// The kind of what is wrong with what its Secret holds.
+    /// Kind of fault in its Secret.
     pub fault: Option<&'static str>,
-    /// Who orders, and what came of the order before.
+    /// Ordering replica, and outcome of the previous order.
     pub note: OrderNote,
 }
 
-/// A certificate that was issued here or loaded.
+/// A certificate that was issued to this replica or loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issued {
     pub pair: Pair,
     leaf: Leaf,
-    /// Which account ordered it.
+    /// Fingerprint of the ACME account that ordered it.
     pub by: Bytes,
 }
 
@@ -59,7 +59,7 @@ impl Issued {
     }
 }
 
-/// The certificates, and what is known of their Secrets.
+/// Certificates and the state of their Secrets.
 #[derive(Debug, Default)]
 pub struct CertStore {
     wanted: Arc<BTreeMap<String, Host>>,
@@ -67,46 +67,47 @@ pub struct CertStore {
     secrets: BTreeMap<String, VersionedSecret>,
     /// Secrets that do not exist.
     absent: BTreeSet<String>,
-    /// The faults of watches, by Secret.
+    /// Watch errors by Secret.
     lost: BTreeMap<String, &'static str>,
     names: BTreeMap<String, NamedCertificate>,
     orders: BTreeMap<&'static str, u64>,
     restored: u64,
-    /// What an earlier container of this Pod served, by name.
+    /// Certificates served by an earlier container of this Pod, by name.
     backup: BTreeMap<String, Issued>,
     notices: Vec<CertNotice>,
 }
 
-/// What is known of a name.
+/// State of a name.
 #[derive(Debug, Default)]
 struct NamedCertificate {
-    /// What was last good in its Secret.
+    /// Last valid content of its Secret.
     good: Option<Issued>,
     issued: Option<Issued>,
-    /// What its Secret holds now, or what is wrong with it.
+    /// Current content of its Secret, or the fault in it.
     loaded: Option<Result<Certificate, CertificateError>>,
-    /// The newest failure of an order here.
+    /// Last failed order of this replica.
     failure: Option<(&'static str, String)>,
 }
 
 impl CertStore {
-    /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
+    /// Starts with the certificates of an earlier container of this Pod. They are served until the Secrets are read; they are not reported
+    /// as their content.
     pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
         Self { backup: copy.into_iter().filter_map(usable).collect(), ..Self::default() }
     }
 
-    /// What has happened since the last call, oldest first.
+    /// Notices since the last call, oldest first.
     pub fn take_notices(&mut self) -> Vec<CertNotice> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
+    /// Whether a name is served by a certificate of an earlier container because its Secret was not read yet.
     pub fn serves_backup(&self) -> bool {
         self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
 
-    /// Keeps what is wanted, and forgets everything else. Returns the Secrets to follow.
+    /// Sets the desired hosts and drops the state of all others. Returns the Secrets to watch.
     pub fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>, now: Timestamp) -> BTreeSet<String> {
         let secrets: BTreeSet<_> = wanted.iter().map(|(name, host)| secret_of(name, host).to_owned()).collect();
         let moved = |name: &String| {
@@ -129,13 +130,13 @@ impl CertStore {
         secrets
     }
 
-    /// The names whose certificates the group orders.
+    /// Names whose certificates the group orders.
     pub fn ours(&self) -> BTreeSet<String> {
         let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
         ours.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Takes in a Secret; what is now known of its names. An older version than the one that is known changes nothing.
+    /// Applies a version of a Secret; returns the new records of its names. Versions older than the current one are ignored.
     pub fn put(&mut self, secret: &str, noted: VersionedSecret, now: Timestamp) -> Vec<(String, Option<NameRecord>)> {
         let number = |version: &str| version.parse::<u64>().unwrap_or_default();
         if self.secrets.get(secret).is_some_and(|other| number(&noted.version) < number(&other.version)) {
@@ -153,7 +154,7 @@ impl CertStore {
         self.secrets.remove(secret);
         let news = self.absent.insert(secret.to_owned());
         for name in self.names_of(secret) {
-            // Those of the group itself are made by the reconciler, which is told by the metric alone.
+            // The reconciler creates Secrets of ordered certificates; the metric alone reports their absence.
             if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
                 self.notices.push(CertNotice::Absent { name: name.clone(), secret: secret.to_owned() });
             }
@@ -162,20 +163,20 @@ impl CertStore {
         self.records_of(secret)
     }
 
-    /// Whether of every Secret it is known what it holds, or why that cannot be known.
+    /// Whether the content of every Secret is known, or the reason why it is unavailable.
     pub fn is_loaded(&self) -> bool {
         let is_listed = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
         self.wanted.iter().all(|(name, host)| is_listed(secret_of(name, host)))
     }
 
-    /// A Secret cannot be followed; whether that is news.
+    /// Records that a Secret cannot be watched. Returns whether this kind of error is new.
     pub fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
         let news = !self.lost.values().any(|other| *other == kind);
         self.lost.insert(secret.to_owned(), kind);
         news
     }
 
-    /// Reads what a Secret holds, for each of its names.
+    /// Parses a Secret for each of its names.
     fn read(&mut self, secret: &str, now: Timestamp) {
         let Some(noted) = self.secrets.get(secret) else { return };
         let value = |key: &str| noted.values.get(key).cloned().unwrap_or_default();
@@ -217,19 +218,19 @@ impl CertStore {
         self.names_of(secret).into_iter().map(|name| (name.clone(), self.record(&name))).collect()
     }
 
-    /// What is known of every name that is wanted and whose Secret was seen.
+    /// Records of all desired names whose Secret was observed.
     pub fn records(&self) -> Vec<(String, Option<NameRecord>)> {
         self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
     }
 
-    /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
+    /// Shared record of a name; `None` while its Secret does not exist or was not observed.
     pub fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
         Some(NameRecord { version: noted.version.clone(), certificate, note: self.note(name) })
     }
 
-    /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
+    /// Order note of a name. An unreadable note counts as empty: its author is treated as dead.
     fn note(&self, name: &str) -> OrderNote {
         let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(ISSUANCE));
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
@@ -239,13 +240,13 @@ impl CertStore {
         self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
     }
 
-    /// Which account ordered the certificate of a name; empty where that is not known.
+    /// Fingerprint of the account that ordered a name's certificate; empty if unknown.
     pub fn fingerprint(&self, name: &str) -> Bytes {
         let noted = self.secrets.get(&self.secret(name));
         noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
     }
 
-    /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
+    /// A certificate that is in memory but not in its Secret, and not due for renewal: it is stored again instead of ordering another.
     pub fn reusable(&self, name: &str, now: Timestamp) -> Option<Issued> {
         let entry = self.names.get(name)?;
         let loaded = entry.loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
@@ -254,7 +255,7 @@ impl CertStore {
         [entry.issued.as_ref(), entry.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
     }
 
-    /// What was issued for a name and is not stored yet.
+    /// Issued certificate that is not stored yet.
     pub fn issued(&self, name: &str) -> Option<&Issued> {
         self.names.get(name)?.issued.as_ref()
     }
@@ -263,7 +264,7 @@ impl CertStore {
         self.names.get(name)?.failure.as_ref()
     }
 
-    /// Takes in how an order ended.
+    /// Records the outcome of an order.
     pub fn ended(&mut self, name: &str, end: Result<Issued, FailedOrder>) -> Result<Certificate, OrderFailure> {
         let entry = self.names.entry(name.to_owned()).or_default();
         let name = name.to_owned();
@@ -289,20 +290,20 @@ impl CertStore {
         }
     }
 
-    /// The certificates that serve now.
+    /// Currently valid certificates.
     pub fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
         let good = self.names.iter().filter_map(|(name, entry)| Some((name, entry.good.as_ref()?)));
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
-    /// How long until the next certificate begins or ends to serve.
+    /// Time until the next certificate becomes valid or expires.
     pub fn next_end(&self, now: Timestamp) -> Option<Duration> {
         let good = self.names.values().filter_map(|entry| entry.good.as_ref());
         let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
         times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
     }
 
-    /// What keeps a Secret from being known.
+    /// Reason why the content of a Secret is unavailable.
     fn fault_of(&self, secret: &str) -> Option<&'static str> {
         self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
     }
@@ -327,7 +328,7 @@ impl CertStore {
     }
 }
 
-/// Why a certificate does not serve now, if it does not.
+/// Reason why a certificate is not valid now; `None` if it is.
 fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
     match Validity::of(certificate, now).0 {
         Validity::Early(_) => Some("Early"),
@@ -337,7 +338,7 @@ fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
 }
 
 impl NamedCertificate {
-    /// Whether it is news that its Secret is invalid; an empty one that is to be filled is not.
+    /// Whether an invalid Secret is newly invalid; an empty Secret that awaits its first order does not count.
     fn is_news(&self, ordered: bool, error: &CertificateError) -> bool {
         let unchanged = self.loaded.as_ref().and_then(|loaded| loaded.as_ref().err()).map(CertificateError::reason) == Some(error.reason());
         let awaited = ordered && *error == CertificateError::Empty;
@@ -349,7 +350,7 @@ fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
     if host.secret.is_empty() { name } else { &host.secret }
 }
 
-/// A note as it is written, with the failure that it tells of.
+/// Serialized note, with its failure if any.
 pub fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();

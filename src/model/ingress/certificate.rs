@@ -1,6 +1,6 @@
-//! Certificates as they lie in Secrets, and what of them decides: names, times, and whether a key is theirs.
+//! Parsing and checking of certificates in Secrets: names, validity, and match of the key.
 //!
-//! Whether somebody trusts the chain is the client's business: nothing here looks at who signed.
+//! Trust in the chain is the client's decision: signers are not checked.
 
 use std::sync::Arc;
 
@@ -13,20 +13,19 @@ use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certi
 
 use crate::model::ingress::cert_orders::Certificate;
 
-/// A chain and its key, both as PEM text; the fields `tls.crt` and `tls.key` of a Secret.
+/// Certificate chain and private key, both in PEM; the fields `tls.crt` and `tls.key` of a Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// The leaf's certificate, then those that signed it.
+    /// Leaf certificate, followed by its issuers.
     pub chain: Arc<[u8]>,
     pub key: Arc<[u8]>,
 }
 
-/// What a leaf says of itself.
+/// Content of a leaf certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leaf {
-    /// Its id and times.
     pub certificate: Certificate,
-    /// The DNS names that it is for, in lower case; some may begin with `*.`.
+    /// DNS names in lower case; some may begin with `*.`.
     pub names: Vec<String>,
 }
 
@@ -34,13 +33,13 @@ pub struct Leaf {
 pub enum CertificateError {
     #[error("tls.crt or tls.key is empty")]
     Empty,
-    /// The chain is no PEM text of certificates.
+    /// The chain is not PEM text of certificates.
     #[error("tls.crt cannot be read: {0}")]
     Chain(String),
-    /// The key is no PEM text of a key that is known here.
+    /// The key is not PEM text of a supported key.
     #[error("tls.key cannot be read: {0}")]
     Key(String),
-    /// The key is another certificate's.
+    /// The key does not match the certificate.
     #[error("tls.key is not the key of the first certificate in tls.crt")]
     Mismatch,
     #[error("the certificate is for {}, and not for {name}", names.join(", "))]
@@ -48,7 +47,7 @@ pub enum CertificateError {
 }
 
 impl CertificateError {
-    /// A closed set of words for metric labels.
+    /// Label value; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Empty => "Empty",
@@ -61,7 +60,7 @@ impl CertificateError {
 }
 
 impl Pair {
-    /// What the leaf says, if the chain and the key can be read and belong together.
+    /// Parses the leaf. Fails if chain or key cannot be read or do not match.
     pub fn leaf(&self) -> Result<Leaf, CertificateError> {
         if self.chain.is_empty() || self.key.is_empty() {
             return Err(CertificateError::Empty);
@@ -94,7 +93,7 @@ impl Leaf {
     }
 }
 
-/// How an ACME server names it (RFC 9773, 4.1): the id of the key that signed, and the serial number.
+/// Certificate ID at the ACME server (RFC 9773, 4.1): authority key identifier and serial number.
 fn id(parsed: &X509Certificate<'_>) -> String {
     let signer = parsed.iter_extensions().find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref().map(|id| id.0),
@@ -111,7 +110,7 @@ fn names(parsed: &X509Certificate<'_>) -> Vec<String> {
 }
 
 impl std::fmt::Debug for Pair {
-    /// Never the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pair").field("chain", &String::from_utf8_lossy(&self.chain)).finish_non_exhaustive()
     }

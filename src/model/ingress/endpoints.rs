@@ -1,6 +1,6 @@
-//! Which Pods answer for a Service's port, from its `EndpointSlice`s.
+//! Endpoints of a Service's ports, from its EndpointSlices.
 //!
-//! Source: `discovery.k8s.io/v1`. A slice that cannot be read counts for nothing; the others stay.
+//! Source: `discovery.k8s.io/v1`. Unreadable slices are ignored; the others remain.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::Value;
 
-/// The label by which a slice says whose it is.
+/// Label with the name of a slice's Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
-/// A Service's port, as its slices name it.
+/// A port of a Service, by the name in its slices.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServicePort {
     pub namespace: String,
@@ -22,51 +22,51 @@ pub struct ServicePort {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     pub address: SocketAddr,
-    /// In which zone it runs, if that is told.
+    /// Zone of the endpoint, if reported.
     pub zone: Option<String>,
-    /// On which node it runs, if that is told.
+    /// Node of the endpoint, if reported.
     pub node: Option<String>,
-    /// The zones whose clients it is meant for (`hints.forZones`); empty where Kubernetes leaves that open.
+    /// Zones whose clients should use it (`hints.forZones`); empty without hints.
     pub hints: Vec<String>,
 }
 
 impl Endpoint {
-    /// Whether clients of this zone come here first.
+    /// Whether clients of this zone prefer it.
     pub fn is_near(&self, zone: &str) -> bool {
         if self.hints.is_empty() { self.zone.as_deref() == Some(zone) } else { self.hints.iter().any(|hint| hint == zone) }
     }
 }
 
-/// All slices that are known, by namespace and name.
+/// All known slices, by namespace and name.
 #[derive(Debug, Clone, Default)]
 pub struct Slices {
     by_service: BTreeMap<(String, String), BTreeMap<ServicePort, Vec<Endpoint>>>,
 }
 
 impl Slices {
-    /// A slice was made or changed. Says whether that changed anything.
+    /// Adds or updates a slice. Returns whether anything changed.
     pub fn put(&mut self, slice: Value) -> bool {
         let Some((name, ports)) = read(slice) else { return false };
         self.by_service.insert(name, ports.clone()) != Some(ports)
     }
 
-    /// A slice is gone. Says whether that changed anything.
+    /// Removes a slice. Returns whether anything changed.
     pub fn gone(&mut self, slice: &Value) -> bool {
         let text = |field: &str| slice.pointer(field).and_then(Value::as_str).unwrap_or_default().to_owned();
         self.by_service.remove(&(text("/metadata/namespace"), text("/metadata/name"))).is_some()
     }
 
-    /// Only these slices of the namespace exist: what else was known of it is gone.
+    /// Removes the namespace's slices that are not in `listed`.
     pub fn retain(&mut self, namespace: &str, listed: &Self) {
         self.by_service.retain(|name, _| name.0 != namespace || listed.by_service.contains_key(name));
     }
 
-    /// The namespace matters no more.
+    /// Removes all slices of a namespace.
     pub fn forget(&mut self, namespace: &str) {
         self.retain(namespace, &Self::default());
     }
 
-    /// Who answers, by port, in order of address and each once.
+    /// Ready endpoints by port, sorted by address, without duplicates.
     pub fn endpoints(&self) -> BTreeMap<ServicePort, Vec<Endpoint>> {
         let mut all: BTreeMap<ServicePort, Vec<Endpoint>> = BTreeMap::new();
         for (port, endpoints) in self.by_service.values().flatten() {
@@ -82,7 +82,7 @@ impl Slices {
 
 type Named = ((String, String), BTreeMap<ServicePort, Vec<Endpoint>>);
 
-/// A slice by its name; nothing if it is none or belongs to no Service.
+/// Parses a slice with its key; `None` if invalid or without Service.
 fn read(slice: Value) -> Option<Named> {
     let slice: EndpointSlice = serde_json::from_value(slice).ok()?;
     let namespace = slice.metadata.namespace?;
@@ -94,7 +94,7 @@ fn read(slice: Value) -> Option<Named> {
         if !matches!(protocol.as_str(), "TCP" | "") {
             continue;
         }
-        // A slice of names (addressType FQDN) has no addresses to go to.
+        // Slices of type FQDN have no addresses.
         let ready = slice.endpoints.iter().flatten().filter(|endpoint| {
             let conditions = endpoint.conditions.as_ref();
             conditions.and_then(|conditions| conditions.ready).unwrap_or(true)

@@ -1,27 +1,27 @@
-//! Load balancing and outlier ejection: which endpoint of an upstream a request goes to.
+//! Load balancing and outlier ejection: selects the endpoint of an upstream for a request.
 //!
-//! Of two random endpoints the less busy one is chosen, those of the own zone first: nearly as even as comparing all, at the cost of two.
-//! A zone that is too small for its requests spills over: an endpoint elsewhere is chosen once it is [`SPILL`] requests less busy.
-//! An endpoint that cannot be reached is ejected for a time that doubles; a request tries it again, there are no active probes.
-//! Pure: time and random numbers are arguments.
+//! Power of two choices, endpoints of the own zone first: nearly as even as comparing all, at the cost of two. A zone that is too small for
+//! its requests spills over: an endpoint of another zone is chosen once it has [`SPILL`] fewer active requests. An unreachable endpoint is
+//! ejected for a time that doubles; afterwards a request tries it again, without active probes. Pure: time and random numbers are
+//! arguments.
 
 use std::time::Duration;
 
-/// How many more requests than an endpoint elsewhere one of the own zone may be answering and still come first.
+/// Lead in active requests that an endpoint of the own zone may have over one elsewhere and still be preferred.
 const SPILL: usize = 16;
-/// How long an endpoint is ejected after its first failure.
+/// Ejection time after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointCandidate {
     pub near: bool,
-    /// Requests that it is answering for us.
+    /// Number of our active requests to it.
     pub busy: usize,
     pub ejected: bool,
 }
 
-/// How an endpoint has done lately. Times are durations since any fixed moment.
+/// Recent health of an endpoint. Times are durations since any fixed moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointHealth {
     failures: u32,
@@ -33,7 +33,7 @@ impl EndpointHealth {
         *self = Self::default();
     }
 
-    /// It could not be reached. Failures while it is ejected are of requests that began before, and count once.
+    /// Records a connect failure. Failures during an ejection belong to earlier requests and do not count again.
     pub fn failed(&mut self, now: Duration) {
         if !self.is_ejected(now) {
             let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MAX_EJECTION);
@@ -47,7 +47,7 @@ impl EndpointHealth {
     }
 }
 
-/// The candidates to try, in this order: at most `tries`, none that is ejected. `random` gives numbers from 0 to 1.
+/// Candidates in the order to try: at most `tries`, no ejected ones. `random` returns numbers from 0 to 1.
 pub fn order(candidates: &[EndpointCandidate], tries: usize, mut random: impl FnMut() -> f64) -> Vec<usize> {
     let (mut near, mut far): (Vec<usize>, Vec<usize>) =
         (0..candidates.len()).filter(|index| !candidates[*index].ejected).partition(|index| candidates[*index].near);
@@ -55,7 +55,7 @@ pub fn order(candidates: &[EndpointCandidate], tries: usize, mut random: impl Fn
     while order.len() < tries {
         let here = less_busy(&near, candidates, &mut random);
         let busy = here.map_or(usize::MAX, |here| candidates[near[here]].busy);
-        // Endpoints elsewhere are looked at only where one may come first.
+        // Endpoints elsewhere are considered only if one may be preferred.
         let there = if busy > SPILL { less_busy(&far, candidates, &mut random) } else { None };
         let chosen = match (here, there) {
             (Some(here), there) if there.is_none_or(|there| busy <= candidates[far[there]].busy + SPILL) => near.swap_remove(here),
@@ -67,7 +67,7 @@ pub fn order(candidates: &[EndpointCandidate], tries: usize, mut random: impl Fn
     order
 }
 
-/// The place of the less busy of two random ones.
+/// Index of the less busy of two random candidates.
 fn less_busy(among: &[usize], candidates: &[EndpointCandidate], random: &mut impl FnMut() -> f64) -> Option<usize> {
     let first = pick(among.len(), random())?;
     let second = pick(among.len(), random())?;

@@ -1,18 +1,18 @@
-//! What stands in front of a forwarded connection: the header of the PROXY protocol, version 2.
+//! PROXY protocol, version 2: parsing and encoding of its header.
 //!
-//! Source: the specification of `HAProxy` (`proxy-protocol.txt`), section 2.2. Only what tailscaled writes matters here: TCP over
-//! IPv4 or IPv6. Whatever else a well-formed header says tells no address. Extensions are skipped. Reads no socket.
+//! Source: the specification of `HAProxy` (`proxy-protocol.txt`), section 2.2. Supports what tailscaled writes: TCP over IPv4 or IPv6. Any
+//! other well-formed header has no client address. Extensions are skipped. Does no I/O.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The length of the part whose length is fixed; it says how long the rest is.
+/// Length of the fixed part of the header, which contains the length of the rest.
 pub const FIXED: usize = 16;
-/// The longest rest that is read: two IPv6 addresses and some extensions. The format would allow 65535.
+/// Maximum accepted length of the rest: two IPv6 addresses and some extensions. The format would allow 65535.
 pub const MAX_BYTES: usize = 1024;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
-/// The part of the header whose length is fixed.
+/// The fixed part of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fixed {
     family: HeaderFamily,
@@ -26,22 +26,22 @@ enum HeaderFamily {
     Untold,
 }
 
-/// The bytes are no header that can be gone by.
+/// Error of an invalid header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PreambleError {
-    /// It does not begin like one.
+    /// Not a version 2 header.
     #[error("the connection does not begin with a PROXY header of version 2; only tailscaled may connect here")]
     Signature,
-    /// The version or the command is none that there is.
+    /// Unknown version or command.
     #[error("a PROXY header of version and command {0:#04x}; version 2, LOCAL or PROXY is expected")]
     Command(u8),
-    /// The rest is too short for the addresses that it announces, or longer than [`MAX_BYTES`].
+    /// The rest is too short for its addresses, or longer than [`MAX_BYTES`].
     #[error("a PROXY header with {0} bytes of addresses and extensions")]
     Length(usize),
 }
 
 impl PreambleError {
-    /// A closed set of words for metric labels.
+    /// Label value; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Signature => "Signature",
@@ -52,7 +52,7 @@ impl PreambleError {
 }
 
 impl Fixed {
-    /// Reads the first [`FIXED`] bytes. Fails if they are not the beginning of a header.
+    /// Parses the first [`FIXED`] bytes. Fails if they are not the start of a header.
     pub fn read(bytes: &[u8; FIXED]) -> Result<Self, PreambleError> {
         let [signature @ .., command, family, high, low] = bytes;
         if *signature != SIGNATURE {
@@ -73,7 +73,7 @@ impl Fixed {
         if rest < least || rest > MAX_BYTES { Err(PreambleError::Length(rest)) } else { Ok(Self { family, rest }) }
     }
 
-    /// The client's address, from the rest: [`Self::rest`] bytes. Nothing if the header tells none, as for a health check.
+    /// Client address from the rest of the header ([`Self::rest`] bytes); `None` if the header has none, as for health checks.
     pub fn client(self, rest: &[u8]) -> Option<SocketAddr> {
         let (ip, port): (IpAddr, _) = match self.family {
             HeaderFamily::Ipv4 => (Ipv4Addr::from(*rest.first_chunk::<4>()?).into(), rest.get(8..10)?),
@@ -84,8 +84,7 @@ impl Fixed {
     }
 }
 
-/// The header that says who a connection is from and where it went: the other side of [`Fixed`]. Addresses of different
-/// families are both written as IPv6.
+/// Encodes a header with client and server address: the counterpart of [`Fixed`]. Addresses of different families are both encoded as IPv6.
 pub fn header(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     let mut bytes = SIGNATURE.to_vec();
     if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), server.ip()) {

@@ -1,8 +1,8 @@
-//! What a replica serves over HTTP: sites, each of names, ports and routes, and what becomes of a request.
+//! Virtual hosts: host names, ports and routes of each Tailscale Service, and routing of requests.
 //!
-//! A site is what one Tailscale Service leads to. It is read from our own routes or from a serve config as the Tailscale operator
-//! writes it ([`read()`]), and decides by port, name and path ([`Vhost::decide`]). What is wrong with one site, or one route of it,
-//! is that one's fault alone. Never touches a socket, and never says who is behind a Service: that is told by its endpoints.
+//! A virtual host is read from our own routes or from a serve config in the Tailscale operator's format ([`read()`]), and routes requests
+//! by port, host name and path ([`Vhost::decide`]). A fault in one virtual host or route does not affect the others. Does no I/O, and does
+//! not select endpoints.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,88 +21,88 @@ pub mod shares;
 
 pub use read::{ReadVhosts, SitesError, read};
 
-/// The sites, by the name of the Tailscale Service.
+/// Virtual hosts, by Tailscale Service.
 pub type Vhosts = BTreeMap<String, Arc<Vhost>>;
 
-/// One site.
+/// A virtual host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vhost {
-    /// The names by which it is reached, in small letters, without a final dot.
+    /// Host names, in lower case without trailing dot.
     pub hosts: BTreeMap<String, Host>,
-    /// What is served, by port.
+    /// Listeners by port.
     pub listeners: BTreeMap<u16, Listener>,
-    /// The routes, the most particular first.
+    /// Routes, most specific first.
     pub routes: Vec<VhostRoute>,
-    /// Reached from the internet too.
+    /// Whether it is reachable from the internet (Funnel).
     pub funnel: bool,
 }
 
-/// What answers a path.
+/// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VhostRoute {
     pub host: Option<String>,
     pub port: Option<u16>,
-    /// The path, in the normal form of [`path::normal`]; without a final slash unless it is exact or all there is.
+    /// Path in the normal form of [`path::normal`]; without trailing slash unless the route is exact or the path is `/`.
     pub path: String,
-    /// That path alone, not those below it.
+    /// Matches only this path, not those below it.
     pub exact: bool,
     pub target: RouteTarget,
 }
 
-/// Who answers.
+/// Target of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteTarget {
-    /// A cluster service.
+    /// A Service of the cluster.
     Backend(Proxied),
-    /// Nobody here: the client is sent elsewhere.
+    /// HTTP redirect.
     Redirect {
         status: u16,
-        /// A URL with `${HOST}` and `${REQUEST_URI}`.
+        /// URL with the variables `${HOST}` and `${REQUEST_URI}`.
         to: String,
     },
     Text(String),
-    /// Nobody can: the route is wrong, and says how. Paths below it do not fall to a wider route.
+    /// Invalid route, with the reason. Paths below it do not fall through to a less specific route.
     Nowhere(String),
 }
 
-/// A backend and what it is told.
+/// A backend and the requests it receives.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxied {
     pub backend: Arc<Backend>,
-    /// How the path is rewritten; nothing leaves it as it came.
+    /// Path rewrite; `None` forwards the path unchanged.
     pub rewrite: Option<Rewrite>,
-    /// The application capabilities that are told to the backend.
+    /// Application capabilities that are forwarded to the backend.
     pub app_caps: Vec<String>,
 }
 
-/// The first segments of a path are replaced, however the client wrote them.
+/// Rewrite that replaces the first segments of a path, however the client encoded them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rewrite {
-    /// How many segments the route's path has.
+    /// Number of segments of the route's path.
     pub segments: usize,
-    /// The backend's own path, without a final slash.
+    /// Path of the backend, without trailing slash.
     pub base: String,
 }
 
-/// What becomes of a request.
+/// Routing decision for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteDecision<'a> {
-    /// It goes to this backend, with this path and query; borrowed if they are those that came.
+    /// Forward to this backend, with this path and query; borrowed if unchanged.
     Proxy(&'a Proxied, Cow<'a, str>),
-    /// The client is sent elsewhere.
+    /// Redirect with this status and location.
     Redirect(u16, String),
     Text(&'a str),
-    /// The site has no such name.
+    /// Unknown host name.
     Misdirected,
-    /// Servers resolve the path in different ways.
+    /// Path that servers resolve differently.
     Ambiguous,
     NotFound,
     Broken(&'a str),
 }
 
 impl Vhost {
-    /// The site's name that a `Host` header or a TLS client means. A name without a dot means the one that begins with it, as
-    /// people of a tailnet write it.
+    /// Host name that a `Host` header or TLS client refers to. A name without dot matches the host name that begins with it, as users of a
+    /// tailnet write it.
     pub fn host(&self, named: &str) -> Option<&str> {
         let named = bare(named);
         if let Some((host, _)) = self.hosts.get_key_value(named.as_str()) {
@@ -115,8 +115,8 @@ impl Vhost {
         self.hosts.keys().find(under).map(String::as_str)
     }
 
-    /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query; `*` is
-    /// the server as a whole.
+    /// Routes a request by the port of the listener, the host name (`Host` or `:authority`), and path and query; `*` refers to the server
+    /// as a whole.
     pub fn decide<'a>(&'a self, port: u16, named: &str, target: &'a str) -> RouteDecision<'a> {
         let Some(host) = self.host(named) else { return RouteDecision::Misdirected };
         let (raw, query) = match target.split_once('?') {
@@ -151,7 +151,7 @@ impl Vhost {
         }
     }
 
-    /// The backends that its routes lead to.
+    /// Backends of its routes.
     pub fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
         self.routes.iter().filter_map(|route| match &route.target {
             RouteTarget::Backend(proxied) => Some(&proxied.backend),
@@ -159,13 +159,12 @@ impl Vhost {
         })
     }
 
-    /// Whether anything of it needs a certificate.
+    /// Whether it needs a certificate.
     pub fn is_over_tls(&self) -> bool {
         self.listeners.values().any(|listener| *listener == Listener::Https)
     }
 
-    /// Puts the routes into the order in which they are tried: one name's before all names', the longest path first, an exact
-    /// one before a prefix.
+    /// Sorts routes by precedence: with host name before without, longest path first, exact before prefix.
     fn sort(&mut self) {
         self.routes.sort_by(|a, b| {
             let rank = |route: &VhostRoute| (route.host.is_some(), route.path.len(), route.exact, route.port.is_some());
@@ -180,7 +179,7 @@ impl Vhost {
 }
 
 impl Proxied {
-    /// The path and query to send; nothing if they are those that came, as the path is if it is `unchanged` and not rewritten.
+    /// Path and query to send; `None` if equal to the received ones, that is, if the path is `unchanged` and not rewritten.
     fn path(&self, sent: &str, unchanged: bool, query: Option<&str>) -> Option<String> {
         let mut path = match &self.rewrite {
             None if unchanged => return None,
@@ -198,12 +197,12 @@ impl Proxied {
     }
 }
 
-/// Whether that can be a label of a DNS name.
+/// Whether the text is a valid label of a DNS name.
 fn is_label(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
-/// A name as sites have it: without port and final dot, in small letters.
+/// Normalized host name: lower case, without port and trailing dot.
 fn bare(named: &str) -> String {
     let name = match named.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -212,7 +211,7 @@ fn bare(named: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
-/// The name under which a client finds the site again: a wildcard is what it was asked as.
+/// Host name for redirects: for a wildcard, the name that the client requested.
 fn full(host: &str, named: &str) -> String {
     if host.starts_with("*.") { bare(named) } else { host.to_owned() }
 }

@@ -1,4 +1,4 @@
-//! Reading what is tailscaled's: how it is started and how it logs in.
+//! Settings of tailscaled: start and login.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,20 +10,20 @@ use crate::model::base::go_values;
 use crate::model::config::digest;
 use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 
-/// What is known already when tailscaled's settings are read.
+/// Settings that are read before those of tailscaled.
 pub(super) struct DaemonContext<'a> {
-    /// Something is asked for that only works with a device of the kernel.
+    /// Whether a setting requires a kernel TUN device.
     pub(super) in_kernel: bool,
     pub(super) state: &'a StateOut,
     pub(super) cert_share: CertShare,
     pub(super) pod: &'a Pod,
-    /// Everything that comes to the Pod goes to the tailnet, but for the Pod's own ports.
+    /// Whether all traffic to the Pod goes to the tailnet, except to the Pod's own ports.
     pub(super) whole_pod: bool,
 }
 
-/// The ports that a Pod's own may be among: above those that Linux gives to clients.
+/// Range of ports for tailscaled: above Linux' ephemeral ports.
 const LASTING: std::ops::RangeInclusive<u16> = 61_000..=u16::MAX;
-/// WireGuard's usual port of tailscaled.
+/// Default WireGuard port of tailscaled.
 const WIREGUARD_PORT: u16 = 41641;
 
 const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
@@ -49,7 +49,7 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
         env.insert("TS_CERT_SHARE_MODE".to_owned(), mode.to_owned());
     }
     let chosen = source.text("PORT").and_then(|port| port.parse().ok()).filter(|port| *port != 0);
-    // One that is whole the tailnet's could not tell a port of tailscaled's own choice from those that are forwarded.
+    // A proxy that forwards all ports could not distinguish a port of tailscaled's own choice from forwarded ones.
     let port = chosen.unwrap_or_else(|| if context.whole_pod { WIREGUARD_PORT } else { lasting_port(context.pod) });
     env.insert("PORT".to_owned(), port.to_string());
     DaemonSettings {
@@ -71,17 +71,17 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
     }
 }
 
-/// A port that stays the same when tailscaled starts again: a peer goes on sending to where its predecessor was for some seconds.
-/// It differs from Pod to Pod, for two Pods of one machine that send from the same port to the same peer would be given others by
-/// the machine's source NAT. tailscaled takes another one if it cannot have it.
+/// Port that remains the same when tailscaled restarts: for some seconds a peer sends to the endpoint of the previous process. It differs
+/// between Pods: if two Pods of one machine send from the same port to the same peer, the machine's source NAT assigns other ports.
+/// tailscaled selects another port if it is taken.
 fn lasting_port(pod: &Pod) -> u16 {
     let who = format!("{:?} {:?}", pod.name, pod.ips);
     let spread = u64::from(LASTING.end() - LASTING.start()) + 1;
     u16::try_from(digest(who.as_bytes()) % spread).map_or(*LASTING.start(), |offset| LASTING.start() + offset)
 }
 
-/// Userspace networking is the default, but not where the kernel's forwarding is asked for: then only an explicit wish for
-/// both is a fault.
+/// Userspace networking is the default, except with settings that require kernel forwarding: then only an explicit `TS_USERSPACE` that
+/// contradicts them is a fault.
 fn userspace(source: &mut SettingSource<'_>, in_kernel: bool) -> bool {
     const NEED_THE_KERNEL: [&str; 9] = [
         "TS_DEST_IP",
@@ -136,7 +136,7 @@ fn login(source: &mut SettingSource<'_>) -> Login {
     Login::ConfigDir(dir)
 }
 
-/// Which of its two names the auth key has.
+/// Variable of the auth key: it has two names.
 fn auth_key_variable(source: &SettingSource<'_>) -> &'static str {
     if source.text("TS_AUTHKEY").is_some() { "TS_AUTHKEY" } else { "TS_AUTH_KEY" }
 }
@@ -158,7 +158,7 @@ fn two_step(source: &mut SettingSource<'_>) -> TwoStep {
     }
 }
 
-/// One kind of credential at a time, and each with what it needs.
+/// Validates that there is one kind of credential, with all of its parts.
 fn credentials(source: &mut SettingSource<'_>) {
     let client = source.text("TS_CLIENT_ID").is_some();
     source.needs("TS_ID_TOKEN", client, "TS_CLIENT_ID");
@@ -171,7 +171,7 @@ fn credentials(source: &mut SettingSource<'_>) {
     }
 }
 
-/// The API server as the kubelet names it to every container, where that is an address.
+/// Address of the API server from the kubelet's variable, if it is an IP address.
 pub(super) fn api_server(source: &SettingSource<'_>) -> Option<IpAddr> {
     source.text("KUBERNETES_SERVICE_HOST")?.parse().ok()
 }

@@ -1,14 +1,14 @@
-//! What can be wrong with settings.
+//! Faults of settings.
 
 use std::fmt;
 
-/// One thing that is wrong. Values of settings that hold secrets are never in it.
+/// One fault. Never contains values of settings that hold secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingFault {
-    /// A value is not of the expected form.
+    /// A value has an invalid form.
     #[error("{setting}={value:?} is not {want}")]
     Value {
-        /// The variable or flag.
+        /// Variable or flag.
         setting: String,
         value: String,
         want: &'static str,
@@ -20,7 +20,7 @@ pub enum SettingFault {
 }
 
 impl SettingFault {
-    /// A closed set of words for this fault.
+    /// Reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Value { .. } => "InvalidValue",
@@ -30,7 +30,7 @@ impl SettingFault {
     }
 }
 
-/// Everything that is wrong; never empty. Its text has one line for each fault.
+/// All faults; never empty. Displayed with one line per fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faults(pub Vec<SettingFault>);
 

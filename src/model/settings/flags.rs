@@ -1,35 +1,35 @@
-//! The flags of a command line, each of which stands for a variable.
+//! Command-line flags, each of which corresponds to a variable.
 
 use std::collections::BTreeMap;
 
 use super::table::{self, Setting};
 
-/// The settings of a command, and the flags that were given.
+/// Settings of a command, and the flags given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flags {
     /// In the order of `--help`.
     settings: Vec<Setting>,
-    /// By their variables.
+    /// By variable.
     given: BTreeMap<&'static str, String>,
 }
 
 impl Flags {
-    /// No flags of `tailyard proxy`.
+    /// Settings of `tailyard proxy`, without flags.
     pub fn proxy() -> Self {
         Self { settings: table::proxy().collect(), given: BTreeMap::new() }
     }
 
-    /// No flags of `tailyard reconciler`.
+    /// Settings of `tailyard reconciler`, without flags.
     pub fn reconciler() -> Self {
         Self { settings: table::reconciler().collect(), given: BTreeMap::new() }
     }
 
-    /// The settings of the command, in the order of `--help`.
+    /// Settings of the command, in the order of `--help`.
     pub fn settings(&self) -> &[Setting] {
         &self.settings
     }
 
-    /// Adds a flag if it was given. One that the command does not have changes nothing.
+    /// Adds a flag if it was given. Ignores flags that the command does not have.
     #[must_use]
     pub fn with(mut self, flag: &str, value: Option<String>) -> Self {
         let variable = self.settings.iter().find(|setting| setting.flag == flag).map(|setting| setting.variable);
@@ -37,7 +37,7 @@ impl Flags {
         self
     }
 
-    /// The flag that stands for a variable and its value, if it was given.
+    /// Flag of a variable and its value, if given.
     pub(super) fn get(&self, variable: &str) -> Option<(&'static str, &str)> {
         Some((self.setting(variable)?.flag, self.given.get(variable)?))
     }

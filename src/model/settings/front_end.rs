@@ -1,4 +1,4 @@
-//! Reading what the HTTP front end allows its clients.
+//! Settings of HTTP client limits.
 
 use super::{FrontEnd, source::SettingSource};
 use crate::model::ingress::vhosts::headers::Upgrades;

@@ -1,9 +1,9 @@
-//! Reading how certificates are ordered.
+//! Settings of certificate orders.
 
 use super::{Issuing, source::SettingSource};
 use crate::model::base::leader::LeaseTerms;
 
-/// Let's Encrypt.
+/// Production directory of Let's Encrypt.
 pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
 
 pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {

@@ -1,4 +1,4 @@
-//! Reading everything but what is tailscaled's: see [`super::daemon`].
+//! Settings other than those of tailscaled (see [`super::daemon`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::model::base::netmap::Fqdn;
 use crate::model::plan::targets::TargetPolicy;
 use crate::model::plan::world::Single;
 
-/// Variables that are set by operators and mean nothing here, and why.
+/// Variables that operators set but that have no effect here, with reasons.
 const WITHOUT_MEANING: [(&str, &str); 3] = [
     ("TS_EGRESS_SERVICES_CONFIG_PATH", "TS_EGRESS_PROXIES_CONFIG_PATH took its place"),
     ("TS_TEST_FAKE_NETFILTER", "there is no fake of the kernel here"),
@@ -31,7 +31,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let pod = pod(source);
     let single = single(source);
     let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
-    // Without a device of the kernel the sites of the ConfigMap are served, and nothing is forwarded.
+    // In userspace mode the virtual hosts of the ConfigMap are served, and nothing is forwarded.
     let sites_alone = source.text("TS_USERSPACE").and_then(go_values::boolean) == Some(true)
         && source.text("TS_SERVE_CONFIG").is_some()
         && source.text("TS_INGRESS_PROXIES_CONFIG_PATH").is_none();
@@ -88,7 +88,7 @@ fn init(text: &str) -> Option<Init> {
     Some(Init { restarts: restarts.parse().ok()?, why: why.to_owned() })
 }
 
-/// Whether the process is in a cluster: the kubelet sets this variable in every container.
+/// Whether the process runs in a cluster: the kubelet sets this variable in every container.
 fn in_cluster(source: &SettingSource<'_>) -> bool {
     source.text("KUBERNETES_SERVICE_HOST").is_some()
 }
@@ -97,7 +97,7 @@ fn pod(source: &mut SettingSource<'_>) -> Pod {
     let list = if source.text("POD_IPS").is_some() { "POD_IPS" } else { "POD_IP" };
     let one_of_each = |text: &str| -> Option<BTreeSet<IpAddr>> {
         let ips: Vec<IpAddr> = text.split(',').map(|ip| ip.trim().parse().ok()).collect::<Option<_>>()?;
-        // The last one of a family counts, as the operator's own reader has it.
+        // The last address of each family counts, as in the operator.
         let families: BTreeMap<_, _> = ips.iter().map(|ip| (Family::of(*ip), *ip)).collect();
         (ips.len() <= 2).then(|| families.into_values().collect())
     };
@@ -127,7 +127,7 @@ fn single(source: &mut SettingSource<'_>) -> Single {
     dest_ip.or(dest_dns).or(target_ip).or(target_fqdn).unwrap_or_default()
 }
 
-/// The API server is refused by its address, for the range of the cluster's Services is not told to a Pod.
+/// Denies the API server by its address, as a Pod does not know the cluster's Service range.
 fn targets(source: &mut SettingSource<'_>) -> TargetPolicy {
     let mut nets = |setting: &str| {
         let list = |text: &str| text.split(',').map(|net| net.trim().parse::<IpNet>().ok()).collect::<Option<Vec<_>>>();
@@ -198,7 +198,7 @@ fn tailnet(source: &mut SettingSource<'_>, context: &daemon::DaemonContext<'_>) 
     }
 }
 
-/// What a config of a group needs: a place where the operator learns that it is in force, or a tailnet without an operator.
+/// Validates what a group's config requires: a place to report its status to the operator, or a tailnet without operator.
 fn homes(source: &mut SettingSource<'_>, in_cluster: bool, state: &StateOut, tailnet: &TailnetMode) {
     let home = *state != StateOut::None || matches!(tailnet, TailnetMode::Static(_));
     let needs = "a place for this replica's state: TS_KUBE_SECRET in a cluster, or --state-file";
@@ -232,7 +232,7 @@ fn http(source: &mut SettingSource<'_>, egress: bool) -> Option<HttpListener> {
     (source.faults.len() == faults).then_some(HttpListener { address, metrics, preshutdown })
 }
 
-/// Whether the Pod has the preStop hook: one of the Tailscale operator's egress groups, not one of our reconciler's.
+/// Whether the Pod has the preStop hook: true in the Tailscale operator's egress groups, false in those of our reconciler.
 fn has_hook(source: &mut SettingSource<'_>) -> bool {
     source.text("TS_INTERNAL_APP") == Some("k8s-operator-proxygroup-egress") && !source.boolean("TAILYARD_CONFIG_FROM_API", false)
 }
@@ -255,7 +255,7 @@ pub(super) fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     source.address_port(SETTING, None)
 }
 
-/// A flag must be understood; a variable that is not counts as unset, since it is tailscaled's, which forgives as well.
+/// An invalid flag is a fault; an invalid variable counts as unset, since it is tailscaled's, which tolerates it as well.
 fn backend(source: &mut SettingSource<'_>) -> FirewallMode {
     const SETTING: &str = "TS_DEBUG_FIREWALL_MODE";
     let named = |text: &str| FirewallMode::NAMES.iter().find(|(name, _)| *name == text).map(|(_, backend)| *backend);

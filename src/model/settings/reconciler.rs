@@ -1,7 +1,7 @@
-//! What `tailyard reconciler` is told: the variables of the Tailscale operator's own Deployment, and some of ours.
+//! Settings of `tailyard reconciler`: the variables of the Tailscale operator's own Deployment, and some of ours.
 //!
-//! Read by the same rules as a replica's settings: whole, with every fault at once, a flag winning over its variable. What
-//! concerns only what we do not do (a node of its own) is noted and otherwise ignored.
+//! The rules of a replica's settings apply: all faults reported at once, flags before variables. Settings of features that we do not have
+//! (a node of its own) are noted and otherwise ignored.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
 use crate::model::controller::tenancy::DefaultTenancy;
 
-/// What the Tailscale operator's Deployment sets and nothing here needs.
+/// Variables of the Tailscale operator's Deployment without effect here.
 const WITHOUT_MEANING: [&str; 7] = [
     "APISERVER_PROXY",
     "AUTH_PROXY",
@@ -27,93 +27,93 @@ const WITHOUT_MEANING: [&str; 7] = [
     "K8S_PROXY_IMAGE",
 ];
 
-/// Everything that `tailyard reconciler` is told.
+/// All settings of `tailyard reconciler`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reconciler {
-    /// Where everything is made; that of the Pod, or of the kubeconfig, if nothing is said.
+    /// Namespace of all managed objects; default: that of the Pod, or of the kubeconfig.
     pub namespace: Option<String>,
-    /// Where users' Services are looked for; empty for everywhere.
+    /// Namespaces of watched user Services; empty for all.
     pub service_namespaces: Vec<String>,
-    /// Where the API is, if this is a Pod.
+    /// Kubernetes API, in a Pod.
     pub kube: Option<Kube>,
     pub kubeconfig: Option<PathBuf>,
-    /// Who this is, among those that would lead: the Pod's name.
+    /// Candidate name in leader election: the Pod's name.
     pub name: Option<String>,
-    /// The service account, for tokens that are exchanged for access to a control plane.
+    /// Service account of tokens that are exchanged for access to a control plane.
     pub service_account: String,
-    /// The cluster's domain; what the Pod's resolver says if nothing is said.
+    /// Cluster domain; default: from the Pod's resolver.
     pub cluster_domain: Option<String>,
     pub image: String,
-    /// Names of the pull Secrets of proxies whose class names none.
+    /// Names of the pull Secrets of proxies whose `ProxyClass` names none.
     pub image_pull_secrets: Vec<String>,
-    /// The tags of devices of groups that name none.
+    /// Tags of devices of groups that name none.
     pub tags: Vec<String>,
     pub default_class: Option<String>,
-    /// What holds the rules, for groups that do not say.
+    /// Firewall mode of groups that select none.
     pub firewall: Option<String>,
     pub ports: MatchPortRange,
-    /// How long a leaving replica forwards for the flows that it has.
+    /// Maximum time for a replica to drain connections on shutdown.
     pub drain_timeout: Duration,
-    /// The control plane of groups that name no Tailnet.
+    /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
     pub types: Vec<ProxyGroupType>,
-    /// What namespaces may have of groups that name no tenants.
+    /// Limits of namespaces in groups that name no tenants.
     pub tenancy: DefaultTenancy,
     pub ingress: Ingress,
-    /// How many groups are worked on at a time.
+    /// Number of concurrent reconciliations.
     pub workers: usize,
-    /// The listener of health and metrics; nothing if it is turned off.
+    /// Listener of health checks and metrics; `None` if disabled.
     pub admin_addr: Option<SocketAddr>,
     pub log: Log,
-    /// What was not understood or means nothing here: for the log at start.
+    /// Invalid values and settings without effect: logged at startup.
     pub notes: Vec<String>,
 }
 
-/// How objects of the cluster are published.
+/// Settings of ingress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ingress {
-    /// The class of the Ingresses that are ours.
+    /// Class of the Ingresses to advertise.
     pub class: String,
-    /// Who this cluster is among those that share names; the id is found out if it is empty.
+    /// Identity of this cluster among those that share names; the ID is discovered if empty.
     pub owner: ServiceOwner,
-    /// Whether replicas order certificates with one account for each tailnet; what is usual for their image if nothing is said.
+    /// Whether all groups of a tailnet share one ACME account; unset counts as false.
     pub shared_account: Option<bool>,
-    /// The URL of the ACME server's directory, for groups whose class says nothing; Let's Encrypt if it is not set.
+    /// URL of the ACME server's directory, for groups whose class selects none; `None` for Let's Encrypt.
     pub acme_directory: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultControlPlane {
     pub url: String,
-    /// Who asks; nothing if every group names a Tailnet.
+    /// Credentials; `None` if every group must name a Tailnet.
     pub credentials: Option<DefaultCredentials>,
-    /// More certificate authorities to believe.
+    /// Additional trusted CAs.
     pub ca: Option<PathBuf>,
 }
 
-/// Who asks the reconciler's own control plane.
+/// Credentials of the reconciler's own control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DefaultCredentials {
     OAuth {
         id: PathBuf,
         secret: PathBuf,
     },
-    /// A federated client, with the token that the kubelet projects.
+    /// Federated client, with the token that the kubelet projects.
     Identity {
         id: String,
         token: PathBuf,
     },
     Headscale {
-        /// The file of its API key.
+        /// File of its API key.
         key: PathBuf,
     },
 }
 
 impl Reconciler {
-    /// Where the kubelet projects the token of a federated client in the Tailscale operator's Deployment.
+    /// Path of the projected token of a federated client in the Tailscale operator's Deployment.
     pub const IDENTITY_TOKEN: &'static str = "/var/run/secrets/tailscale/serviceaccount/token";
 
-    /// Reads the environment and the flags. The error holds every fault.
+    /// Reads environment and flags. The error contains all faults.
     pub fn read(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Self, Faults> {
         let mut source = SettingSource::new(env, flags);
         let source = &mut source;
@@ -159,7 +159,7 @@ impl Reconciler {
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or_default(),
-            // The whole Pod network may scrape it: it serves nothing that changes anything, and no secret.
+            // The whole Pod network may scrape it: it serves no operations that change anything, and no secrets.
             admin_addr: read::admin_addr(source),
             log: read::log(source),
             notes: std::mem::take(&mut source.notes),
@@ -168,7 +168,7 @@ impl Reconciler {
     }
 }
 
-/// The domain of a cluster, of the search list of a Pod's `resolv.conf`: `<namespace>.svc.D`, `svc.D` and `D`.
+/// Cluster domain, from the search list of a Pod's `resolv.conf`: `<namespace>.svc.D`, `svc.D` and `D`.
 pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
     let search = resolv_conf.lines().rev().find_map(|line| line.trim().strip_prefix("search "))?;
     let domains: Vec<&str> = search.split_whitespace().map(|domain| domain.trim_end_matches('.')).collect();

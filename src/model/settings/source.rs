@@ -8,13 +8,13 @@ use std::time::Duration;
 use super::{Flags, SettingFault};
 use crate::model::base::go_values;
 
-/// The environment, the flags, and what was found wrong so far.
+/// Environment and flags, with the faults found so far.
 pub(super) struct SettingSource<'a> {
     env: &'a BTreeMap<String, String>,
     flags: &'a Flags,
     /// Faults, in the order found.
     pub(super) faults: Vec<SettingFault>,
-    /// What is tolerated but worth a line in the log.
+    /// Tolerated faults for the log.
     pub(super) notes: Vec<String>,
 }
 
@@ -23,42 +23,40 @@ impl<'a> SettingSource<'a> {
         Self { env, flags, faults: Vec::new(), notes: Vec::new() }
     }
 
-    /// How a person spelled the setting: the flag if it was given, else the variable.
+    /// Name of a setting as given by the user: the flag if used, else the variable.
     pub(super) fn spelled(&self, variable: &str) -> String {
         self.flags.get(variable).map_or(variable, |(flag, _)| flag).to_owned()
     }
 
-    /// Whether it was given by its flag.
+    /// Whether the setting was given by its flag.
     pub(super) fn by_flag(&self, variable: &str) -> bool {
         self.flags.get(variable).is_some()
     }
 
-    /// The value as it stands, an empty one included.
+    /// Raw value, even if empty.
     pub(super) fn raw(&self, variable: &str) -> Option<&'a str> {
         self.flags.get(variable).map(|(_, value)| value).or_else(|| self.env.get(variable).map(String::as_str))
     }
 
-    /// The value, an empty one counting as unset; else the default.
+    /// Value, or the default if it is empty or unset.
     pub(super) fn text(&self, variable: &str) -> Option<&'a str> {
         self.raw(variable).filter(|value| !value.is_empty()).or_else(|| self.flags.default(variable))
     }
 
-    /// The same, owned.
     pub(super) fn owned(&self, variable: &str) -> Option<String> {
         self.text(variable).map(str::to_owned)
     }
 
-    /// The value as a path.
     pub(super) fn path(&self, variable: &str) -> Option<PathBuf> {
         self.text(variable).map(PathBuf::from)
     }
 
-    /// The values between blanks.
+    /// Values separated by blanks.
     pub(super) fn words(&self, variable: &str) -> Vec<String> {
         self.text(variable).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// A boolean; one that is not understood counts as unset, as the writers of these variables rely on, and is noted.
+    /// A boolean; an invalid one counts as unset, as the authors of these variables expect, and is noted.
     pub(super) fn tristate(&mut self, variable: &str) -> Option<bool> {
         let text = self.text(variable)?;
         let read = go_values::boolean(text);
@@ -73,13 +71,13 @@ impl<'a> SettingSource<'a> {
         self.tristate(variable).unwrap_or(default)
     }
 
-    /// A length of time above zero, if there is one.
+    /// A duration above zero, if set.
     pub(super) fn optional_duration(&mut self, variable: &str) -> Option<Duration> {
         let read = |text: &str| go_values::duration(text).filter(|length| !length.is_zero());
         self.parsed(variable, "a length of time above zero such as 60s or 1m30s", read)
     }
 
-    /// A length of time above zero, of a variable with a default.
+    /// A duration above zero, of a variable with a default.
     pub(super) fn duration(&mut self, variable: &str) -> Duration {
         self.optional_duration(variable).unwrap_or_default()
     }
@@ -90,7 +88,7 @@ impl<'a> SettingSource<'a> {
         self.parsed(variable, "an address and port such as 127.0.0.1:9002 or [::]:9002", read)
     }
 
-    /// A value of any form; a fault if it is there and not of that form.
+    /// A value of any form; an invalid one is a fault.
     pub(super) fn parsed<T>(&mut self, variable: &str, want: &'static str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
         let text = self.text(variable)?;
         let value = read(text);
@@ -100,20 +98,20 @@ impl<'a> SettingSource<'a> {
         value
     }
 
-    /// Records that a value is not what it should be.
+    /// Records an invalid value.
     pub(super) fn bad(&mut self, variable: &str, want: &'static str) {
         let value = self.raw(variable).unwrap_or_default().to_owned();
         self.faults.push(SettingFault::Value { setting: self.spelled(variable), value, want });
     }
 
-    /// Records a fault if both settings are there.
+    /// Records a fault if both settings are set.
     pub(super) fn exclusive(&mut self, first: &str, second: &str) {
         if self.text(first).is_some() && self.text(second).is_some() {
             self.faults.push(SettingFault::Exclusive { first: self.spelled(first), second: self.spelled(second) });
         }
     }
 
-    /// Records a fault if the setting is there and what it needs is not.
+    /// Records a fault if the setting is set and its requirement is not met.
     pub(super) fn needs(&mut self, variable: &str, met: bool, needs: &'static str) {
         if self.text(variable).is_some() && !met {
             self.faults.push(SettingFault::Needs { setting: self.spelled(variable), needs });

@@ -1,32 +1,30 @@
-//! The settings of `tailyard proxy` and `tailyard reconciler` that are flags: each is declared once, with its variable, its default
-//! and its line of `--help`. The command line and [`super::source`] read these tables.
+//! Table of the settings of `tailyard proxy` and `tailyard reconciler` that have flags: each is declared once, with variable, default and
+//! help text. The command line and [`super::source`] read these tables.
 
-/// A setting that a flag and a variable stand for.
+/// A setting with its flag and variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
-    /// The section of `--help`.
+    /// Section of `--help`.
     pub heading: &'static str,
-    /// With its two dashes.
+    /// With its two leading dashes.
     pub flag: &'static str,
-    /// The environment variable; a flag wins over it.
+    /// Environment variable; the flag has precedence.
     pub variable: &'static str,
-    /// The form of its value in `--help`.
+    /// Form of the value in `--help`.
     pub form: &'static str,
-    /// The value if neither is set; empty for none, or for one that the help describes.
+    /// Default; empty for none, or for one that the help describes.
     pub default: &'static str,
-    /// One phrase.
+    /// Help text: one phrase.
     pub help: &'static str,
 }
 
 /// Flag, variable, form, default and help.
 type SettingRow = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
-/// The settings of `tailyard proxy`.
 pub fn proxy() -> impl Iterator<Item = Setting> {
     settings(&PROXY)
 }
 
-/// The settings of `tailyard reconciler`.
 pub fn reconciler() -> impl Iterator<Item = Setting> {
     settings(&RECONCILER)
 }

@@ -30,7 +30,7 @@ fn two_step(settings: &Settings) -> &crate::model::tailnet::supervise::TwoStep {
     }
 }
 
-/// What the operator sets in a Pod of an egress group.
+/// Variables that the operator sets in a Pod of an egress group.
 fn egress_pod() -> Vec<(&'static str, &'static str)> {
     vec![
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),

@@ -1,4 +1,4 @@
-//! Two candidates and one Lease.
+//! Tests of two candidates for one Lease.
 
 use proptest::prelude::*;
 
@@ -75,7 +75,7 @@ fn deleted_lease_ends_leadership() {
 }
 
 proptest! {
-    /// However requests are delayed or lost, two candidates never lead at one time.
+    /// Two candidates never lead at the same time, however requests are delayed or lost.
     #[test]
     fn two_candidates_never_lead_at_once(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
         let begin = Instant::now();
@@ -87,7 +87,7 @@ proptest! {
             now += Duration::from_millis(pause);
             both[who].observe(lease.clone(), now);
             let (sent, step) = (now, both[who].next(true, now));
-            // The request is applied after a delay, and its answer may be lost.
+            // The request is applied after a delay, and its response may be lost.
             now += Duration::from_millis(delay);
             if let LeaseStep::Wait(_) = step {
                 continue;

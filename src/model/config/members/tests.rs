@@ -6,13 +6,13 @@ fn read(text: &str) -> Members {
     Members::default().next(&Bytes::copy_from_slice(text.as_bytes())).expect("an object").0
 }
 
-/// The names that changed from one text to the next; those that are gone with a minus.
+/// Names that changed between two texts; removed ones with a minus.
 fn changes(before: &str, after: &str) -> Vec<String> {
     let changes = read(before).next(&Bytes::copy_from_slice(after.as_bytes())).expect("an object").1;
     changes.iter().map(|(name, place)| if place.is_some() { name.to_string() } else { format!("-{name}") }).collect()
 }
 
-/// Whether the text that follows is taken apart, and not read whole.
+/// Whether the next text is spliced rather than parsed whole.
 fn is_spliced(before: &str, after: &str) -> bool {
     let (before, after) = (read(before), Bytes::copy_from_slice(after.as_bytes()));
     before.ends(&after).and_then(|common| before.splice(&after, common)).is_some()
@@ -79,7 +79,7 @@ fn object() -> impl Strategy<Value = String> {
     })
 }
 
-/// Texts that follow one another: other objects, and the same with some bytes exchanged for others.
+/// Consecutive texts: different objects, and the same text with some bytes replaced.
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let exchange = (any::<prop::sample::Index>(), 0_usize..6, "[,:{}\\[\\]\"a-f 12\\\\]{0,6}");
     let step = prop_oneof![object().prop_map(Ok), exchange.prop_map(Err)];

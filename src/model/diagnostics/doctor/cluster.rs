@@ -12,10 +12,10 @@ use crate::model::diagnostics::overview::stuck;
 pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
 pub use super::facts::ClusterFacts;
 
-/// The definitions that are needed; without the first there is nothing to do.
+/// Required CRDs; the first is indispensable.
 pub const DEFINITIONS: [&str; 3] = ["proxygroups.tailscale.com", "proxyclasses.tailscale.com", "tailnets.tailscale.com"];
 const VERSION: &str = "v1alpha1";
-/// How definitions are installed.
+/// Command that installs the CRDs.
 const INSTALL: &str = "tailyard crd | kubectl apply --server-side --force-conflicts -f -";
 
 pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
@@ -86,7 +86,7 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
     checks
 }
 
-/// A variable of a Deployment's first container.
+/// Value of an environment variable of a Deployment's first container.
 pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
@@ -161,7 +161,7 @@ fn operators(facts: &ClusterFacts) -> Check {
     }
 }
 
-/// Both operators run, which is harmless only while no group is of a type that ours serves: the other one serves all types.
+/// Reports that both operators run. That is harmless only if no group has a type that ours manages: the other operator manages all types.
 fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
     const NAME: &str = "operators";
     let types = variable(ours, "TAILYARD_PROXY_GROUP_TYPES").unwrap_or("egress,ingress");
@@ -182,7 +182,7 @@ fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
     Check::bad(NAME, what, format!("scale one of them to 0 (in the order of {})", page("upgrade.md")))
 }
 
-/// The kinds of which there are objects that nothing reconciles without the Tailscale operator, each with their names.
+/// Kinds with objects that only the Tailscale operator reconciles, each with the objects' names.
 fn unreconciled(facts: &ClusterFacts) -> Vec<String> {
     let there = facts.unreconciled.iter().filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
     let named = there.filter(|(_, objects)| !objects.is_empty()).map(|(kind, objects)| {

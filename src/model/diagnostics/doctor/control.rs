@@ -1,4 +1,4 @@
-//! Checks of the credentials of control planes: where they are, what they must hold, what came of trying them.
+//! Checks of control plane credentials: location, content, and result of a test.
 
 use std::collections::BTreeMap;
 
@@ -21,16 +21,16 @@ pub struct CredentialLocation {
     keys: CredentialKeys,
 }
 
-/// Under which keys.
+/// Keys of the Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CredentialKeys {
     Tailnet,
-    /// An OAuth client: id and secret.
+    /// OAuth client: keys of ID and secret.
     OAuth(String, String),
     Headscale(String),
 }
 
-/// What came of credentials.
+/// Result of a credentials check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialCheck {
     pub whose: String,
@@ -38,23 +38,22 @@ pub struct CredentialCheck {
     pub outcome: CredentialOutcome,
 }
 
-/// What came of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialOutcome {
     Works,
     /// The Secret could not be read.
     Unread(Gap),
-    /// The Secret does not hold them: what is missing.
+    /// The Secret is incomplete: the missing part.
     Missing(String),
-    /// The control plane refuses them: its words.
+    /// Rejected by the control plane: its message.
     Refused(String),
-    /// The control plane did not answer here; where the reconciler is it may.
+    /// The control plane is unreachable from here; it may be reachable from the reconciler.
     Unreachable(String),
-    /// They are there, and only the reconciler itself can use them.
+    /// Present, but only the reconciler itself can test them.
     Unasked,
 }
 
-/// Where the reconciler and the Tailnets have their credentials.
+/// Locations of the credentials of the reconciler and the Tailnets.
 pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<CredentialLocation> {
     let own = deployments.iter().find(|deployment| is_reconciler(deployment)).and_then(own);
     let tailnets = tailnets.iter().filter_map(|tailnet| {
@@ -69,7 +68,7 @@ pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<CredentialLocati
     own.into_iter().chain(tailnets).collect()
 }
 
-/// Where a reconciler's Deployment mounts its own from.
+/// Location of the reconciler's own credentials, from the mounts of its Deployment.
 fn own(deployment: &Value) -> Option<CredentialLocation> {
     let pod = &deployment["spec"]["template"]["spec"];
     let container = pod["containers"].as_array()?.first()?;
@@ -85,7 +84,7 @@ fn own(deployment: &Value) -> Option<CredentialLocation> {
     Some(CredentialLocation { whose: "the reconciler".to_owned(), secret, url, keys })
 }
 
-/// The Secret and the key of it that a file of a container is.
+/// Secret and key that are mounted as this file of a container.
 fn mounted(pod: &Value, container: &Value, file: &str) -> Option<(String, String)> {
     let under = |mount: &Value| file.strip_prefix(mount["mountPath"].as_str()?)?.strip_prefix('/').map(str::to_owned);
     let (mount, path) = container["volumeMounts"].as_array()?.iter().find_map(|mount| Some((mount, under(mount)?)))?;
@@ -95,7 +94,7 @@ fn mounted(pod: &Value, container: &Value, file: &str) -> Option<(String, String
     Some((volume["secret"]["secretName"].as_str()?.to_owned(), key.unwrap_or(path)))
 }
 
-/// The credentials that a Secret holds. The error says what is missing.
+/// Credentials in a Secret. The error names the missing part.
 pub fn credentials(place: &CredentialLocation, secret: &Value) -> Result<Credentials<String>, String> {
     let data = secret.get("data").map(BTreeMap::<String, ByteString>::deserialize).and_then(Result::ok).unwrap_or_default();
     let text = |key: &String| {

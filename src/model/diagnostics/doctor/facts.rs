@@ -1,4 +1,4 @@
-//! What the doctor reads of a cluster.
+//! Facts about a cluster for the doctor.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,31 @@ use super::ReadResult;
 use super::control::CredentialCheck;
 use super::rights::Right;
 
-/// What was read of a cluster. Objects are as the API server has them.
+/// Facts read from a cluster. Objects are unmodified API objects.
 #[derive(Debug, Clone)]
 pub struct ClusterFacts {
-    /// The namespace of the reconciler and the proxies.
+    /// Namespace of the reconciler and the proxies.
     pub namespace: String,
-    /// The version of the API server.
+    /// API server version.
     pub server: String,
-    /// The definitions of our kinds, by name; none if one is not installed.
+    /// Our CRDs by name; `None` if not installed.
     pub definitions: BTreeMap<&'static str, ReadResult<Option<Value>>>,
-    /// What an account is not allowed and should be, by whose account it is.
+    /// Missing permissions, by account.
     pub denied: BTreeMap<String, ReadResult<Vec<Right>>>,
     pub deployments: ReadResult<Vec<Value>>,
     pub groups: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.
     pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
     pub lease: ReadResult<Option<Value>>,
-    /// Whether that was renewed while we looked: clocks differ, so its time alone tells nothing.
+    /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
     pub nodes: ReadResult<Vec<Value>>,
-    /// The ranges that Services have their addresses from.
+    /// Address ranges of Services.
     pub ranges: ReadResult<Vec<Value>>,
     pub dns: ReadResult<Option<Value>>,
     pub kube_proxy: ReadResult<Option<Value>>,
     pub cilium: ReadResult<Option<Value>>,
-    /// The credentials of control planes.
+    /// Control plane credentials.
     pub credentials: ReadResult<Vec<CredentialCheck>>,
 }

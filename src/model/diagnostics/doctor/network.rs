@@ -1,4 +1,4 @@
-//! Checks of what a cluster's network does to proxies: addresses that are the tailnet's, kube-proxy, Cilium, nodes.
+//! Checks of the cluster network: addresses that overlap the tailnet's, kube-proxy, Cilium, nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,25 +11,25 @@ use super::{Check, ReadResult};
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
 
-/// What tailnets have their addresses from.
+/// Address ranges of tailnets.
 const TAILNET: [&str; 2] = [tailnet_range(Family::V4), tailnet_range(Family::V6)];
-/// The first kernel whose nftables refuse a connection where it is decided, before routing.
+/// First kernel whose nftables can reject connections before routing.
 const REFUSES: KernelVersion = KernelVersion(5, 9, 0);
-/// Kernels that send joined UDP packets wrongly: the first, and the first that does not.
+/// Kernels that send UDP GSO packets incorrectly: the first affected and the first fixed.
 const GSO: (KernelVersion, KernelVersion) = (KernelVersion(7, 0, 0), KernelVersion(7, 1, 5));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KernelVersion(u32, u32, u32);
 
 impl KernelVersion {
-    /// Reads what `uname -r` says, such as `6.8.0-45-generic`.
+    /// Parses the output of `uname -r`, such as `6.8.0-45-generic`.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut numbers = text.split(|character: char| !character.is_ascii_digit()).map(str::parse::<u32>);
         let mut next = || numbers.next().and_then(Result::ok);
         Some(Self(next()?, next()?, next().unwrap_or(0)))
     }
 
-    /// What is to be known of it: the finding and what to do.
+    /// Known fault of this kernel and its remedy.
     pub(super) fn remark(self) -> Option<(&'static str, &'static str)> {
         if self < REFUSES {
             return Some((
@@ -114,7 +114,7 @@ fn kube_proxy(facts: &ClusterFacts) -> Check {
     }
 }
 
-/// Whether Cilium stands in for kube-proxy.
+/// Whether Cilium replaces kube-proxy.
 fn replaces(cilium: &ReadResult<Option<Value>>) -> bool {
     let config = cilium.as_ref().ok().and_then(Option::as_ref).map(|config| &config["data"]["kube-proxy-replacement"]);
     config.and_then(Value::as_str).is_some_and(|mode| matches!(mode, "true" | "strict"))

@@ -1,39 +1,38 @@
-//! Checks of a machine or Pod that proxies run on.
+//! Checks of a machine or Pod that runs proxies.
 
 use super::network::KernelVersion;
 use super::{Check, page};
 
-/// tailscaled's interface carries so many bytes; what comes to it over a smaller one is cut in two.
+/// MTU of tailscaled's interface, in bytes; tunnel packets on links below this plus [`TUNNEL`] are fragmented.
 const MTU: u32 = 1280;
-/// What the tunnel adds to a packet: an outer header of IPv6 and UDP, and WireGuard's own.
+/// Tunnel overhead per packet, in bytes: outer IPv6 and UDP headers, and those of WireGuard.
 const TUNNEL: u32 = 80;
-/// A table of connections that is fuller than this part may be full soon.
+/// Fill level of the conntrack table that counts as nearly full.
 const FULL: f64 = 0.8;
-/// A table that is smaller is small for a proxy.
+/// Conntrack table size below which the table is small for a proxy.
 const SMALL: u32 = 32_768;
 
-/// A firewall by name, and why it does not work if it does not.
+/// Firewall by name, and the error if it does not work.
 pub type NamedFirewall = (&'static str, Result<(), String>);
 
-/// What was tried and read.
+/// Facts read or tested on the machine.
 #[derive(Debug, Clone)]
 pub struct NodeFacts {
-    /// What `uname -r` says.
+    /// Output of `uname -r`.
     pub kernel: Option<String>,
-    /// Whether the firewalls could be tried in a namespace of their own.
+    /// Whether the firewalls could be tested in a separate network namespace.
     pub namespace: Result<(), String>,
-    /// The firewalls in the order of preference, and why each does not work, if it does not.
+    /// Firewalls by preference, each with its error if it does not work.
     pub firewalls: Vec<NamedFirewall>,
-    /// Why there is no TUN device, if there is none.
+    /// Error if there is no TUN device.
     pub tun: Result<(), String>,
     pub links: Vec<(String, u32)>,
-    /// Entries of the table of connections, and the most there may be.
+    /// Number of conntrack entries, and the limit.
     pub connections: Result<(u32, u32), String>,
-    /// What tailscaled says of joined UDP packets, if there is one: nothing if all is well.
+    /// tailscaled's warning about UDP offloads; `None` without tailscaled, `Some(Ok(None))` without a warning.
     pub offloads: Option<Result<Option<String>, String>>,
 }
 
-/// Every check of a machine or Pod.
 pub fn checks(facts: &NodeFacts) -> Vec<Check> {
     vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)]
 }

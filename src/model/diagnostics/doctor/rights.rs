@@ -1,4 +1,4 @@
-//! The rights that the reconciler and the replicas need, as questions to the API server: the rules of config/rbac.
+//! Permissions that the reconciler and the replicas need, for access reviews: the rules of config/rbac.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use serde::Deserialize;
 const CLUSTER: &str = include_str!("../../../../config/rbac/cluster.yaml");
 const NAMESPACE: &str = include_str!("../../../../config/rbac/namespace.yaml");
 const WATCHED: &str = include_str!("../../../../config/rbac/watched.yaml");
-/// The role that is also bound in watched namespaces.
+/// Role that is also bound in watched namespaces.
 const SERVICES: &str = "tailyard-reconciler-services";
-/// The `ClusterRole` of replicas.
+/// `ClusterRole` of replicas.
 const ENDPOINTS: &str = "tailyard-endpoints";
 
 /// A document of config/rbac; bindings have no rules.
@@ -26,30 +26,30 @@ struct RoleMetadata {
     name: String,
 }
 
-/// One thing that somebody is to be allowed.
+/// One required permission.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
-    /// The API group; the core group's is empty.
+    /// API group; empty for the core group.
     pub group: String,
     pub resource: String,
     pub subresource: String,
     pub verb: String,
-    /// With which object; empty for any.
+    /// Name of the object; empty for any.
     pub name: String,
     pub namespace: String,
 }
 
 impl Right {
-    /// Whether the rest works without it: static endpoints, scrapes and workload identity do not.
+    /// Whether only a part depends on it: static endpoints, scrapes or workload identity.
     pub fn optional(&self) -> bool {
         matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token"
     }
 }
 
-/// So many kinds of objects are named; who lacks more lacks the whole Role.
+/// Maximum kinds of objects listed; an account that lacks more lacks the whole Role.
 const NAMED: usize = 6;
 
-/// Rights in words: the verbs of each kind of object together.
+/// Permissions as text, verbs grouped by kind of object.
 pub fn text_of(rights: &[Right]) -> String {
     let mut verbs: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for right in rights {
@@ -69,7 +69,7 @@ impl Right {
     }
 }
 
-/// The rights of a reconciler in `namespace` that watches Services in these namespaces, or everywhere.
+/// Permissions of a reconciler in `namespace` that watches Services in these namespaces, or in all if empty.
 pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
     let mut rights = granted(CLUSTER, "", |role| role != ENDPOINTS && (watched.is_empty() || role != SERVICES));
     rights.extend(watched.iter().flat_map(|namespace| granted(WATCHED, namespace, |_| true)));
@@ -77,7 +77,7 @@ pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
     rights
 }
 
-/// What the replicas of a group need: their own state, and the config of their group.
+/// Permissions of the replicas of a group: their own state and the group's config.
 pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
     let (state, config) = (crate::api::names::replica(group, 0), crate::api::names::egress_config(group));
     let right = |resource: &str, verb: &str, name: &str| Right {
@@ -92,7 +92,7 @@ pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
     secrets.into_iter().chain(["get", "list", "watch"].map(|verb| right("configmaps", verb, &config))).collect()
 }
 
-/// The rights that the roles of a file grant in a namespace.
+/// Permissions granted in a namespace by the roles of a file.
 fn granted(file: &str, namespace: &str, includes: impl Fn(&str) -> bool) -> Vec<Right> {
     let documents = file.split("\n---\n").filter_map(|text| serde_saphyr::from_str::<RoleDocument>(text).ok());
     let rules = documents.filter(|document| includes(&document.metadata.name)).flat_map(|document| document.rules);
@@ -123,7 +123,7 @@ fn rights_of(rule: &PolicyRule, namespace: &str) -> Vec<Right> {
 mod tests {
     use super::*;
 
-    /// How many rights there are of a resource, with these names.
+    /// Number of permissions for a resource in a namespace.
     fn count(rights: &[Right], resource: &str, namespace: &str) -> usize {
         rights.iter().filter(|right| right.resource == resource && right.namespace == namespace).count()
     }

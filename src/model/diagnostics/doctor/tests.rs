@@ -50,7 +50,7 @@ fn well() -> cluster::ClusterFacts {
     }
 }
 
-/// One where everything is wrong that can be.
+/// A cluster with every detectable fault.
 fn ill() -> cluster::ClusterFacts {
     let mut definitions: BTreeMap<_, _> = DEFINITIONS.map(|name| (name, Ok(None))).into();
     definitions.insert(DEFINITIONS[0], Ok(Some(definition(false))));
@@ -86,7 +86,7 @@ fn ill() -> cluster::ClusterFacts {
     }
 }
 
-/// One of which nothing may be read.
+/// A cluster where nothing may be read.
 fn closed() -> cluster::ClusterFacts {
     cluster::ClusterFacts {
         namespace: "ts".into(),
@@ -165,7 +165,7 @@ fn every_check_is_documented_and_has_a_fix() {
     }
 }
 
-/// One fact is another one, and the check of this name finds that.
+/// Asserts that the check of this name has this finding, with this word in its text.
 fn finds(facts: &cluster::ClusterFacts, name: &str, finding: Finding, word: &str) {
     let checks = cluster::checks(facts);
     assert!(

@@ -1,84 +1,84 @@
-//! Which answers are right at which moment.
+//! Ledger of expected answers at each moment.
 //!
-//! While a change is under way both sides of it are right; once its new side was seen in force, only that one is, for
-//! everything begun from then on. No tolerance is needed, except for what the reader of a verdict grants on purpose.
+//! During a change both the old and the new target are valid; once the new one was observed in force, only that one is valid for attempts
+//! begun from then on. No tolerance is needed, except where the reader of a verdict grants one deliberately.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Lane, TargetIdentity};
 
-/// What the ledger says of an answer.
+/// Verdict on an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerVerdict {
-    /// The right target at that moment.
+    /// From a valid target.
     Right,
-    /// The lane's target of before, though the change was already in force when the attempt began.
+    /// From the lane's previous target, although the change was already in force when the attempt began.
     Stale {
-        /// How long it had been in force.
+        /// Time that the change had been in force.
         by: Duration,
     },
-    /// A target that this lane never had.
+    /// From a target that this lane never had.
     Wrong,
 }
 
-/// What a lane leads to from some moment on.
+/// A lane's target from some moment on.
 #[derive(Debug, Clone, Copy)]
 struct ExpectedSpan {
-    /// Who is to answer; nobody if the service is removed.
+    /// Expected target; `None` if the service is removed.
     target: Option<TargetIdentity>,
-    /// When the change was asked for.
+    /// Time of the change request.
     written: Duration,
-    /// When it was first seen in force.
+    /// Time when it was first observed in force.
     settled: Option<Duration>,
 }
 
-/// The history of every lane.
+/// History of every lane.
 #[derive(Debug, Clone, Default)]
 pub struct Expectations {
     lanes: BTreeMap<Lane, Vec<ExpectedSpan>>,
 }
 
 impl Expectations {
-    /// A change was asked for: from now on this target may answer, and the one before still may.
+    /// Records a change request: from now on both this target and the previous one are valid.
     pub fn write(&mut self, lane: Lane, target: Option<TargetIdentity>, at: Duration) {
         self.lanes.entry(lane).or_default().push(ExpectedSpan { target, written: at, settled: None });
     }
 
-    /// The lane's last change was seen in force: what begins from now on may only be answered by its target.
+    /// Records that the lane's last change is in force: attempts that begin from now on may only be answered by its target.
     pub fn settle(&mut self, lane: Lane, at: Duration) {
         for era in self.lanes.get_mut(&lane).into_iter().flatten() {
             era.settled.get_or_insert(at);
         }
     }
 
-    /// The lane's changes that were asked for up to `written` are in force: what begins from `at` on is judged by that.
+    /// Records that the lane's changes requested up to `written` are in force for attempts that begin from `at` on.
     pub fn settle_until(&mut self, lane: Lane, written: Duration, at: Duration) {
         for era in self.lanes.get_mut(&lane).into_iter().flatten().filter(|era| era.written <= written) {
             era.settled.get_or_insert(at);
         }
     }
 
-    /// Who the lane's last change leads to.
+    /// Target after the lane's last change.
     pub fn target(&self, lane: Lane) -> Option<TargetIdentity> {
         self.lanes.get(&lane)?.last()?.target
     }
 
-    /// Whether the lane's last change was seen in force.
+    /// Whether the lane's last change was observed in force.
     pub fn is_settled(&self, lane: Lane) -> bool {
         self.lanes.get(&lane).and_then(|eras| eras.last()).is_none_or(|era| era.settled.is_some())
     }
 
-    /// Whether the lane was ever seen to lead anywhere: what was added lately may not have reached its replica yet.
+    /// Whether the lane was ever observed in force with a target: a recent addition may not have reached its replica yet.
     pub fn has_served(&self, lane: Lane) -> bool {
         self.lanes.get(&lane).into_iter().flatten().any(|era| era.target.is_some() && era.settled.is_some())
     }
 
-    /// Judges an answer to something begun and ended at these moments.
+    /// Verdict on an answer to an attempt with these start and end times.
     pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: TargetIdentity) -> AnswerVerdict {
         let eras = self.lanes.get(&lane).map_or(&[][..], Vec::as_slice);
         let mut verdict = AnswerVerdict::Wrong;
-        // When an era was superseded in force; the latest era never is.
+        // Time at which an era's successor was in force; the latest era has none.
         let ends = eras.iter().skip(1).map(|next| next.settled).chain([None]);
         for (era, end) in eras.iter().zip(ends).filter(|(era, _)| era.target == Some(answer) && era.written <= ended) {
             match end {

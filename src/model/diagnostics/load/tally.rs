@@ -1,4 +1,4 @@
-//! Counts, latencies and every single failure of a load.
+//! Tally of a load: counts, latencies and individual failures.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +9,15 @@ use serde::Serialize;
 use super::{AttemptFailure, AttemptReport, Lane};
 use crate::model::base::net::Proto;
 
-/// How many failures are kept one by one; beyond, they are only counted.
+/// Maximum number of individually recorded failures; further ones are only counted.
 const KEPT: usize = 1_000;
 
-/// The longest latency that is told apart, in nanoseconds.
+/// Maximum of the latency histograms, in nanoseconds.
 const HOUR: u64 = 3_600 * 1_000_000_000;
 
-/// One failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FailedAttempt {
-    /// When its attempt was due, in seconds since the start.
+    /// Due time of the attempt, in seconds since the start.
     #[serde(serialize_with = "seconds")]
     pub at: Duration,
     #[serde(serialize_with = "seconds")]
@@ -29,26 +28,22 @@ pub struct FailedAttempt {
     pub lane: Lane,
     pub proto: Proto,
     pub failure: AttemptFailure,
-    /// Whether it fell into a window in which failures are documented.
+    /// Whether it is within a window of documented failures.
     pub excused: bool,
 }
 
-/// Some points of a distribution, in milliseconds.
+/// Percentiles of a distribution, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
-    /// Half of the values are at most this.
     pub p50_ms: f64,
-    /// 99 of 100 values are at most this.
     pub p99_ms: f64,
-    /// 999 of 1,000 values are at most this.
     pub p999_ms: f64,
-    /// The largest value.
     pub max_ms: f64,
 }
 
-/// What came of a load.
+/// Results of a load.
 #[derive(Debug, Clone)]
 pub struct Tally {
     answered: BTreeMap<Proto, u64>,
@@ -75,7 +70,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts one attempt. `excused`: it fell into a window in which failures are documented.
+    /// Counts one attempt. `excused`: it is within a window of documented failures.
     pub fn record(&mut self, report: &AttemptReport, excused: bool) {
         let latency = |at: Duration| at.saturating_sub(report.due);
         if report.attempt.proto == Proto::Tcp
@@ -100,22 +95,22 @@ impl Tally {
         }
     }
 
-    /// How many attempts were answered by the right target.
+    /// Number of attempts answered by the expected target.
     pub fn answered(&self) -> u64 {
         self.answered.values().sum()
     }
 
-    /// How many of them over this protocol.
+    /// Number of those over this protocol.
     pub fn answered_over(&self, proto: Proto) -> u64 {
         self.answered.get(&proto).copied().unwrap_or_default()
     }
 
-    /// How many datagrams had to be sent again.
+    /// Number of retransmitted datagrams.
     pub fn resent(&self) -> u64 {
         self.resent
     }
 
-    /// Failures outside every documented window, by kind.
+    /// Failures outside of all documented windows, by kind.
     pub fn failed(&self) -> &BTreeMap<AttemptFailure, u64> {
         &self.failed
     }
@@ -125,30 +120,29 @@ impl Tally {
         &self.excused
     }
 
-    /// The first failures one by one, in the order in which they ended.
+    /// The first failures individually, in the order of their ends.
     pub fn faults(&self) -> &[FailedAttempt] {
         &self.faults
     }
 
-    /// How long a TCP connection took to stand, from the moment it was due.
+    /// Time from due to established TCP connection.
     pub fn connect(&self) -> Percentiles {
         Percentiles::of(&self.connect)
     }
 
-    /// How long the answer took, from the moment its attempt was due.
+    /// Time from due to answer.
     pub fn answer(&self) -> Percentiles {
         Percentiles::of(&self.answer)
     }
 }
 
 impl Percentiles {
-    /// The points of a histogram of nanoseconds.
+    /// Percentiles of a histogram of nanoseconds.
     pub fn of(nanoseconds: &Histogram<u64>) -> Self {
         let at = |quantile| milliseconds(nanoseconds.value_at_quantile(quantile).min(nanoseconds.max()));
         Self { count: nanoseconds.len(), p50_ms: at(0.5), p99_ms: at(0.99), p999_ms: at(0.999), max_ms: milliseconds(nanoseconds.max()) }
     }
 
-    /// The points of some durations.
     pub fn of_all(durations: impl IntoIterator<Item = Duration>) -> Self {
         let mut histogram = latencies();
         for duration in durations {
@@ -158,17 +152,17 @@ impl Percentiles {
     }
 }
 
-/// A histogram of nanoseconds up to an hour, three digits exact.
+/// A histogram of nanoseconds up to one hour, with three significant digits.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_max(HOUR, 3).unwrap_or_else(|_| unreachable!("an hour and three digits are within the type's bounds"))
 }
 
-/// Values beyond an hour count as an hour.
+/// Values above one hour count as one hour.
 fn note(histogram: &mut Histogram<u64>, latency: Duration) {
     histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// Exact enough: 2^52 nanoseconds are 52 days.
+/// Precise enough: 2^52 nanoseconds are 52 days.
 #[allow(clippy::cast_precision_loss)]
 fn milliseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e6

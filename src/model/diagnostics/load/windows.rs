@@ -1,37 +1,37 @@
-//! In which spans of time attempts failed: what an outage looks like to those who connect.
+//! Failure windows: time spans in which attempts failed, that is, outages as seen by clients.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Failures further apart than this belong to two spans.
+/// Maximum gap between failures of one window.
 const APART: Duration = Duration::from_secs(1);
 
-/// A span in which attempts failed.
+/// A time span with failed attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FailureWindow {
-    /// When the first attempt that failed was due, in seconds since the start.
+    /// Due time of the first failed attempt, in seconds since the start.
     pub from: f64,
-    /// When the last one was due.
+    /// Due time of the last one.
     pub to: f64,
     pub failed: u64,
 }
 
-/// When the attempts were due that failed, by whole seconds: as much memory as the run is long, whatever fails.
+/// Failed attempts by the second of their due time. Memory grows with the length of the run, not with the number of failures.
 #[derive(Debug, Clone, Default)]
 pub struct Windows {
     seconds: BTreeMap<u64, (Duration, Duration, u64)>,
 }
 
 impl Windows {
-    /// An attempt that was due then has failed. They may come in any order.
+    /// Records a failed attempt by its due time, in any order.
     pub fn note(&mut self, due: Duration) {
         let second = self.seconds.entry(due.as_secs()).or_insert((due, due, 0));
         *second = (second.0.min(due), second.1.max(due), second.2 + 1);
     }
 
-    /// The spans, in the order of time.
+    /// The windows, in chronological order.
     pub fn all(&self) -> Vec<FailureWindow> {
         let mut spans: Vec<(Duration, Duration, u64)> = Vec::new();
         for (from, to, failed) in self.seconds.values().copied() {

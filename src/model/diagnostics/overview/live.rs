@@ -1,12 +1,12 @@
-//! What changed between two overviews, one line for each row: what a watch writes where there is no terminal to draw on.
+//! Differences between two overviews, one line per row: output of a watch without a terminal.
 
 use std::collections::BTreeMap;
 
 use super::Overview;
 use super::text::{Width, group_row, replica_row, service_row};
 
-/// The lines that are new or differ, and those whose row is gone. All of them after nothing. A count of flows is no news: it never
-/// stands still.
+/// Lines that are new or changed, and removed rows; all lines if `before` is empty. Changed flow counts alone are ignored: they change all
+/// the time.
 pub fn changes(before: &Overview, after: &Overview, width: Width) -> Vec<String> {
     let (before, after, shown) = (lines(&quiet(before), width), lines(&quiet(after), width), lines(after, width));
     let new = after.iter().filter(|(key, line)| before.get(*key) != Some(line)).filter_map(|(key, _)| shown.get(key).cloned());
@@ -14,7 +14,7 @@ pub fn changes(before: &Overview, after: &Overview, width: Width) -> Vec<String>
     new.chain(gone).collect()
 }
 
-/// Without what changes all the time.
+/// The overview without fields that change all the time.
 fn quiet(overview: &Overview) -> Overview {
     let mut overview = overview.clone();
     for replica in &mut overview.replicas {
@@ -23,7 +23,7 @@ fn quiet(overview: &Overview) -> Overview {
     overview
 }
 
-/// Each row, by its kind and name.
+/// Rows by kind and name.
 fn lines(overview: &Overview, width: Width) -> BTreeMap<(&'static str, String), String> {
     let groups = overview.groups.iter().map(|group| ("group", group_row(group)));
     let replicas = overview.replicas.iter().map(|replica| ("replica", replica_row(replica, width)));

@@ -1,4 +1,4 @@
-//! Replicas: where they are, what they are in the tailnet, what they hold, and what failed last.
+//! Replicas: location, tailnet identity, config status and last error.
 
 use std::collections::BTreeSet;
 
@@ -17,35 +17,33 @@ use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_
 pub struct ReplicaOverview {
     pub name: String,
     pub group: String,
-    /// Whether it gets traffic.
+    /// Whether the replica receives traffic.
     pub ready: bool,
-    /// How its Pod is, in a word; none if nobody knows.
+    /// Pod state in one word; `None` if unknown.
     pub state: Option<String>,
     pub node: Option<String>,
     pub addresses: Vec<String>,
     pub tailnet_name: Option<String>,
-    /// The ways to the peers that it talks to; none if nobody knows.
+    /// Paths to active peers; `None` if unknown.
     pub peers: Option<PeerCounts>,
     pub config: Holding,
-    /// Entries of its table of connections; none if nobody knows.
+    /// Number of conntrack entries; `None` if unknown.
     pub flows: Option<u32>,
     pub image: Option<String>,
     pub version: ProgramVersion,
-    /// What failed last.
     pub last_error: Option<String>,
 }
 
-/// What a replica holds of its group's config.
+/// Status of the group's config at a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "state")]
 pub enum Holding {
-    /// Nobody knows.
     #[default]
     Unknown,
     Acknowledged,
     #[serde(rename_all = "camelCase")]
     Behind {
-        /// Services that it holds as they are configured.
+        /// Number of services that the replica has applied as configured.
         up_to_date: usize,
         configured: usize,
     },
@@ -54,16 +52,15 @@ pub enum Holding {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProgramVersion {
-    /// Nobody knows.
     #[default]
     Unknown,
-    /// The Tailscale operator's proxy image, which has no page that says.
+    /// The Tailscale operator's proxy image, which does not report its version.
     Stock,
     #[serde(untagged)]
     Of(String),
 }
 
-/// The replicas of a group that are wanted, and those that are still there.
+/// Desired replicas of a group, and those that still exist.
 pub(super) fn replicas(view: &ClusterView, group: &ProxyGroup, config: Option<&GroupConfig>) -> Vec<ReplicaOverview> {
     let ordinal = |pod: &String| pod.strip_prefix(name(group))?.strip_prefix('-')?.parse::<u32>().ok();
     let of_group =
@@ -120,7 +117,7 @@ fn holding(view: &ClusterView, pod: Option<&Pod>, state: Option<&ReplicaState>, 
     if named || (status.is_some() && up_to_date == configured) { Holding::Acknowledged } else { Holding::Behind { up_to_date, configured } }
 }
 
-/// How a Pod is, in the word that kubectl has for it.
+/// Pod state in kubectl's terms.
 fn phase(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
@@ -136,7 +133,7 @@ fn phase(pod: &Pod) -> String {
     }
 }
 
-/// What failed last: what it says itself, else what the kubelet or the scheduler says of its Pod.
+/// Last error: from the replica's own status, else from the kubelet or the scheduler.
 fn last_error(
     pod: Option<&Pod>,
     state: Option<&ReplicaState>,
@@ -152,7 +149,7 @@ fn last_error(
     own.or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
 }
 
-/// What keeps a Pod from running.
+/// Reason why a Pod does not run.
 pub fn stuck(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let unscheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
@@ -168,7 +165,7 @@ pub fn stuck(pod: &Pod) -> Option<String> {
     waiting.find(|reason| !reason.contains("ContainerCreating") && !reason.contains("PodInitializing"))
 }
 
-/// How its container ended last, if it was started again.
+/// Last exit of a restarted container.
 fn ended(pod: &Pod) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
     containers.iter().find_map(|container| {

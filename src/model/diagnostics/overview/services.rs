@@ -1,4 +1,4 @@
-//! Users' Services: where they lead, and how many replicas forward them.
+//! Users' Services: their targets, and the number of replicas that forward them.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,18 @@ use crate::api::names;
 use crate::model::controller::objects::child_name;
 use crate::model::controller::proxygroup::{concerns, holds, is_from_pod, is_ready};
 
-/// A Service of a user.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceOverview {
     pub namespace: String,
     pub name: String,
     pub group: String,
-    /// The tailnet name or address that it leads to.
+    /// Tailnet name or address of the target.
     pub target: String,
-    /// Replicas that forward it and get traffic; none if nobody knows.
+    /// Replicas that forward it and receive traffic; `None` if unknown.
     pub ready: Option<usize>,
     pub desired: u32,
-    /// What is wrong: what replicas say of it, else its conditions that are not true.
+    /// Error reported by a replica, else the first condition that is not true.
     pub error: Option<String>,
 }
 
@@ -71,7 +70,7 @@ fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Obje
     })
 }
 
-/// A Service in the config: under the key of its own where its name runs together with another's.
+/// Config entry of a Service: under its unambiguous key if its plain name collides with another's.
 fn entry<'a>(config: &'a GroupConfig, namespace: &str, name: &str) -> Option<(&'a String, &'a crate::api::egress::EgressService)> {
     let own = config.services.get_key_value(&child_name(namespace, name, ""));
     own.or_else(|| config.services.get_key_value(&format!("{namespace}-{name}")))

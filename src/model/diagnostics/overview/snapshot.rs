@@ -1,4 +1,4 @@
-//! What was read of a cluster, and what could not be.
+//! Snapshot of a cluster: data read, and gaps.
 
 use std::collections::BTreeMap;
 
@@ -13,65 +13,64 @@ use crate::model::config::fingerprint;
 use crate::model::controller::objects::{egress_config, egress_text, image_path};
 use crate::model::controller::proxygroup::{ReplicaState, concerns};
 
-/// The port of a replica's pages, unless its Pod says otherwise.
+/// Default port of a replica's HTTP endpoints.
 const HEALTH: u16 = 9002;
 
-/// What is read, one after another.
+/// Parts of the snapshot, in the order in which they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StatusPart {
     Groups,
     Pods,
-    /// The state Secrets of their replicas.
+    /// State Secrets of the replicas.
     States,
     Configs,
     Services,
-    /// What replicas say themselves, by the API server's way to their Pods.
+    /// Status reported by the replicas themselves, through the API server's Pod proxy.
     Pages,
 }
 
-/// Why a part could not be read.
+/// Reason why a part could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gap {
     Forbidden,
-    /// The cluster has no such kind.
+    /// The cluster does not have this kind.
     Unknown,
-    /// Anything else, in words.
+    /// Any other error.
     Failed(String),
 }
 
-/// What a replica said itself, or why it did not.
+/// A replica's own status, or the reason why it is missing.
 pub type LiveStatus = Result<replica::ReplicaStatus, Gap>;
 
-/// A group's egress config.
+/// Egress config of a group.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GroupConfig {
     pub(super) services: BTreeMap<String, egress::EgressService>,
     pub(super) fingerprint: String,
 }
 
-/// What was read.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterView {
     pub namespace: String,
     pub groups: Vec<ProxyGroup>,
     pub pods: BTreeMap<String, Pod>,
-    /// What replicas keep in their state Secrets, by name.
+    /// Contents of state Secrets, by replica.
     pub states: BTreeMap<String, ReplicaState>,
     pub configs: BTreeMap<String, Value>,
-    /// Services that concern a group.
+    /// Services that belong to a group.
     pub services: Vec<Service>,
-    /// What replicas say, by Pod.
+    /// Replicas' own status, by Pod.
     pub live: BTreeMap<String, LiveStatus>,
-    /// What could not be read.
+    /// Parts that could not be read.
     pub gaps: BTreeMap<StatusPart, Gap>,
 }
 
 impl StatusPart {
-    /// All of them that are read as objects.
+    /// Parts that are API objects.
     pub const OBJECTS: [Self; 5] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services];
 
-    /// What it is, for a sentence.
+    /// Name of the part in messages.
     fn what(self) -> &'static str {
         match self {
             Self::Groups => "ProxyGroups",
@@ -83,7 +82,7 @@ impl StatusPart {
         }
     }
 
-    /// What follows if it cannot be read.
+    /// Consequence if the part cannot be read.
     fn without(self) -> &'static str {
         match self {
             Self::Groups => "there is nothing to show",
@@ -95,7 +94,7 @@ impl StatusPart {
         }
     }
 
-    /// The RBAC rule that is needed, and where.
+    /// Required RBAC rule, and its scope.
     pub fn rule(self, namespace: &str) -> String {
         let (group, resource, verbs, own) = match self {
             Self::Groups => ("tailscale.com", "proxygroups", r#""list", "watch""#, false),
@@ -111,7 +110,7 @@ impl StatusPart {
 }
 
 impl Gap {
-    /// What could not be read, what is not shown for that, and what is needed.
+    /// Message with the unreadable part, the consequence, and the requirement.
     pub fn sentence(&self, part: StatusPart, namespace: &str) -> String {
         let (what, without) = (part.what(), part.without());
         let why = match self {
@@ -124,13 +123,13 @@ impl Gap {
 }
 
 impl ClusterView {
-    /// Nothing read yet, of replicas in this namespace.
+    /// An empty snapshot; `namespace` is that of the replicas.
     pub fn new(namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..Self::default() }
     }
 
-    /// Takes in the objects of a part, as the API server has them. One that cannot be understood is left out: the server that
-    /// took it has checked it, so that is a kind of a later version.
+    /// Adds API objects of a part. Objects that cannot be parsed are skipped: the API server has validated them, so they belong to a later
+    /// version.
     pub fn take<'a>(&mut self, part: StatusPart, objects: impl Iterator<Item = &'a Value>) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -151,7 +150,7 @@ impl ClusterView {
         }
     }
 
-    /// The Pods that can be asked how they are, and by which port. The Tailscale operator's image has no such page.
+    /// Pods with a status endpoint, and its port. The Tailscale operator's image has none.
     pub fn askable(&self) -> Vec<(String, u16)> {
         let running =
             |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some() && status.phase.as_deref() == Some("Running"));
@@ -159,7 +158,7 @@ impl ClusterView {
         self.pods.iter().filter(|(_, pod)| running(pod) && own(pod)).map(|(name, pod)| (name.clone(), health_port(pod))).collect()
     }
 
-    /// The egress config of a group, if it could be read.
+    /// Egress config of a group, if readable.
     pub(super) fn config(&self, group: &str) -> Option<GroupConfig> {
         if self.gaps.contains_key(&StatusPart::Configs) {
             return None;
@@ -170,7 +169,7 @@ impl ClusterView {
     }
 }
 
-/// The image of the proxy's container.
+/// Image of the proxy container.
 pub(super) fn image(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers.first()?.image.as_deref()
 }
@@ -181,7 +180,7 @@ pub(super) fn stock(pod: &Pod) -> bool {
     path == "tailscale" || path.ends_with("/tailscale")
 }
 
-/// The port at which a replica says how it is: that of its readiness probe.
+/// Port of a replica's status endpoint: that of its readiness probe.
 pub fn health_port(pod: &Pod) -> u16 {
     let probe = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.readiness_probe.as_ref()?.http_get.as_ref());
     match probe.map(|probe| &probe.port) {

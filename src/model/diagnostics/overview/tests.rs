@@ -27,7 +27,7 @@ fn pod(ordinal: u8, image: &str, ready: bool) -> Value {
             "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}})
 }
 
-/// The state Secret of a replica that holds these services.
+/// State Secret of a replica with these services.
 fn state(ordinal: u8, services: &Value, rejected: &Value) -> Value {
     let status = json!({"podIPv4": format!("10.1.0.{ordinal}"), "services": services, "rejected": rejected});
     json!({"metadata": {"name": format!("eg-{ordinal}"), "namespace": "ts"}, "data": {
@@ -69,7 +69,7 @@ fn group(replicas: u32, conditions: &[Value]) -> Value {
         "status": {"conditions": conditions, "devices": [{"hostname": "eg-0", "tailnetIPs": ["100.64.0.40"]}]}})
 }
 
-/// Two replicas, all well; a Service that nobody needs to hear of is left out.
+/// Two healthy replicas; a Service that belongs to no group is omitted.
 fn well() -> ClusterView {
     let image = "localhost/tailyard:0.1.0";
     let ready = condition("TailscaleEgressSvcReady", "True", "ReadyToRouteTraffic", "");
@@ -93,7 +93,7 @@ fn well() -> ClusterView {
     view
 }
 
-/// A replica that is behind, one that does not get a node, a group that nobody looks at, a Service of no group.
+/// A replica that is behind, one that is not scheduled, a group without reconciler, a Service of no group.
 fn troubled() -> ClusterView {
     let message = "1/3 ProxyGroup pods running";
     let rejected = json!({"default-db": ["TCP 10001: nobody in the tailnet is named db.tail1234.ts.net"]});
@@ -146,7 +146,7 @@ fn troubled() -> ClusterView {
     view
 }
 
-/// As a user sees it who may list groups and Services and nothing else.
+/// View of a user who may list only groups and Services.
 fn unread() -> ClusterView {
     let mut view =
         ClusterView { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };

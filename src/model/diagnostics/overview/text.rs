@@ -1,18 +1,18 @@
-//! An overview as text: three tables, and below them what could not be read.
+//! Text form of an overview: three tables, followed by the parts that could not be read.
 
 use super::{Group, Holding, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StatusPart, UnhealthyCondition};
 use crate::model::base::text_table::table;
 
-/// How much is shown.
+/// Level of detail.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Width {
-    /// What fits most terminals.
+    /// Fits most terminals.
     #[default]
     Narrow,
     Wide,
 }
 
-/// What is not known.
+/// Placeholder for unknown values.
 const UNKNOWN: &str = "?";
 
 const GROUPS: [&str; 4] = ["GROUP", "TYPE", "READY", "NOT WELL"];
@@ -21,7 +21,7 @@ const REPLICAS_WIDE: [&str; 11] =
     ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST ERROR"];
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
 
-/// The whole as text.
+/// Formats the whole overview.
 pub fn text(overview: &Overview, width: Width) -> String {
     let columns: &[&str] = if width == Width::Wide { &REPLICAS_WIDE } else { &REPLICAS };
     let replicas: Vec<_> = overview.replicas.iter().map(|replica| replica_row(replica, width)).collect();

@@ -18,12 +18,12 @@ pub struct RulesetHistory {
     /// Each key with all its targets.
     pub(super) rules: Ruleset,
     pub(super) own: BTreeSet<IpAddr>,
-    /// Peers at that time: routes only.
+    /// Routes of peers at that time.
     tailnet: NetMap,
 }
 
 impl RulesetHistory {
-    /// What is in force alone, and the tailnet that it was planned for.
+    /// A history of only the ruleset in force, with the netmap it was planned for.
     pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
         let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), tailnet: NetMap::default() };
         past.add(rules, netmap);
@@ -45,12 +45,12 @@ impl RulesetHistory {
         }
     }
 
-    /// What differs in the rules in force.
+    /// Difference to the rules in force.
     pub fn until(&self, now: &Ruleset) -> Delta {
         diff(&self.rules, now)
     }
 
-    /// Whether an address is, or was, one of the tailnet.
+    /// Whether an address is or was part of the tailnet.
     pub fn knows(&self, ip: IpAddr) -> bool {
         in_tailscale_range(ip) || self.tailnet.routes_to(ip)
     }

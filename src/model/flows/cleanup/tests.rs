@@ -47,7 +47,7 @@ fn verdict(before: &Ruleset, after: &Ruleset, flow: &Flow, reachable: bool) -> F
     since(&[before], after, flow, reachable)
 }
 
-/// The same where these were in force since, one after the other.
+/// As above, with these rulesets in force one after the other.
 fn since(before: &[&Ruleset], after: &Ruleset, flow: &Flow, reachable: bool) -> FlowAction {
     let past = past(before.iter().copied().chain([after]));
     FlowChanges::new(&past, &past.until(after), after, &|_| reachable).verdict(flow)
@@ -204,8 +204,8 @@ fn any_ruleset() -> impl Strategy<Value = Ruleset> {
 }
 
 proptest! {
-    /// A flow that the new ruleset would make as it is is never touched, nor is any by a change of nothing; what the new ruleset
-    /// would not make ends unless it is TCP with a living target; and what ends is in the listing asked for.
+    /// A flow that matches the new ruleset never ends, nor does any flow after an empty change. Other flows end unless they are TCP with a
+    /// reachable target, and the filtered listing includes each flow that ends.
     #[test]
     fn only_flows_of_changed_rules_end(
         before in any_ruleset(), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
@@ -247,7 +247,7 @@ proptest! {
         prop_assert!(FlowChanges::new(&past, &nothing, &before, &alive).is_empty());
     }
 
-    /// Rules that were in force one after the other end together what each of them would have.
+    /// Consecutive rulesets together end the flows that each of them alone would end.
     #[test]
     fn transient_rules_leave_no_flow(
         rules in prop::collection::vec(any_ruleset(), 1..5), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,

@@ -100,7 +100,7 @@ fn probe_that_cannot_be_sent_is_not_awaited() {
 }
 
 proptest! {
-    /// Whatever is heard, every flow is counted once, no foreign segment draws a reset, and the agenda ends.
+    /// For any received segments, every flow is counted once, no unrelated segment triggers a reset, and the schedule ends.
     #[test]
     fn every_flow_is_counted_once_and_the_reset_ends(
         ports in prop::collection::btree_set(1_u16..50, 1..20),

@@ -1,4 +1,4 @@
-//! When a certificate is to be replaced, and whether it serves.
+//! Renewal times and validity of certificates.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use crate::model::base::hash::sha256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// What the ACME server knows it by (RFC 9773), which no other certificate has.
+    /// Unique ID at the ACME server (RFC 9773).
     pub id: String,
     pub from: Timestamp,
     pub until: Timestamp,
 }
 
-/// When an ACME server suggests that a certificate be replaced.
+/// Renewal window suggested by the ACME server (ARI).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenewalWindow {
     pub start: Timestamp,
     pub end: Timestamp,
 }
 
-/// Longest time before a new certificate is replaced, whatever the clock and the server's window say; at most one 24th of its lifetime, as
-/// a replica counts it from when it sees the certificate, which may be late.
+/// Upper limit of the minimum time between renewals, whatever the clock and the server's window say. The minimum is a 24th of the lifetime:
+/// a replica counts it from when it observes the certificate, which may be late.
 const MIN_RENEWAL_PAUSE: SignedDuration = SignedDuration::from_hours(24);
 
-/// How long a new certificate is not replaced.
+/// Minimum time between the observation of a new certificate and its renewal.
 pub(super) fn min_pause(certificate: &Certificate) -> Duration {
     let part = certificate.until.duration_since(certificate.from) / 24;
     Duration::try_from(part.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
@@ -35,23 +35,23 @@ pub fn usable(certificate: &Certificate, wall: Timestamp) -> bool {
     certificate.from <= wall && wall < certificate.until
 }
 
-/// How a certificate stands that somebody else renews.
+/// Validity of a certificate that is renewed outside of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
-    /// It is not valid before this time.
+    /// Not valid before this time.
     Early(Timestamp),
     Valid,
-    /// It is valid until this time, and should have been renewed by now.
+    /// Valid until this time, but overdue for renewal.
     Ending(Timestamp),
-    /// It was valid until this time.
+    /// Expired at this time.
     Ended(Timestamp),
 }
 
-/// Before its end somebody should have renewed a certificate by this long, however long it is valid.
+/// Time before expiry at which a renewal is overdue, whatever the lifetime.
 const NOTICE: SignedDuration = SignedDuration::from_hours(14 * 24);
 
 impl Validity {
-    /// How it stands, and when that changes by itself.
+    /// Current validity, and the time of its next change.
     pub fn of(certificate: &Certificate, wall: Timestamp) -> (Self, Option<Timestamp>) {
         let Certificate { from, until, .. } = *certificate;
         let notice = until.checked_sub(NOTICE).unwrap_or(from).max(latest(certificate));
@@ -67,13 +67,13 @@ impl Validity {
     }
 }
 
-/// When a certificate is to be replaced at the latest, whatever is suggested: at five sixths of its lifetime.
+/// Latest renewal time, regardless of suggestions: five sixths of the lifetime.
 fn latest(certificate: &Certificate) -> Timestamp {
     part(certificate.from, certificate.until.duration_since(certificate.from), 5.0 / 6.0)
 }
 
-/// When a certificate is to be replaced: at its own point of the window that is suggested, else between three fifths and two
-/// thirds of its lifetime. Never later than that, whatever is suggested.
+/// Renewal time: a fixed random point of the suggested window, else between three fifths and two thirds of the lifetime. Never after five
+/// sixths of the lifetime, regardless of suggestions.
 pub fn renew_at(certificate: &Certificate, window: Option<RenewalWindow>) -> Timestamp {
     let lifetime = certificate.until.duration_since(certificate.from);
     let own = chance(&certificate.id);
@@ -88,7 +88,7 @@ fn part(from: Timestamp, span: SignedDuration, share: f64) -> Timestamp {
     from.checked_add(span.max(SignedDuration::ZERO).mul_f64(share)).unwrap_or(from)
 }
 
-/// From 0 to 1, the same for a certificate at every replica and after every start.
+/// Number from 0 to 1 derived from the ID: equal at every replica and after every restart.
 fn chance(id: &str) -> f64 {
     let number = u32::from_str_radix(&sha256(id.as_bytes())[..8], 16).unwrap_or_default();
     f64::from(number) / f64::from(u32::MAX)
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn expiry_warning_scales_with_certificate_lifetime() {
         let hour = |hour: i64| Timestamp::from_second(hour * 60 * 60).expect("a time");
-        // Of a year, of ninety days, of six days and of six hours: from when on it should have been renewed.
+        // Lifetimes of a year, ninety days, six days and six hours, each with the start of the warning.
         for (lifetime, announced) in [(365 * 24, 351 * 24), (90 * 24, 76 * 24), (6 * 24, 5 * 24), (6, 5)] {
             let certificate = Certificate { id: String::new(), from: hour(0), until: hour(lifetime) };
             let of = |at| Validity::of(&certificate, hour(at));

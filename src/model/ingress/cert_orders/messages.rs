@@ -1,4 +1,4 @@
-//! What a replica is told, and what it says is to be done.
+//! Events and actions of certificate orders.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,51 +8,50 @@ use crate::api::issuance::OrderNote;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteResult {
-    /// It was made; the record as it is now.
+    /// Written; the new record.
     Done(NameRecord),
-    /// The record is another version by now, which will be seen.
+    /// The record has another version, which will be observed.
     Conflict,
     Failed,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OrderFailure {
-    /// How long the server wants not to be asked.
+    /// Minimum delay requested by the server.
     pub retry_after: Option<Duration>,
-    /// Somebody was away: it cost nothing of what a server allows, and is tried again soon however often it was.
+    /// Whether a service was unreachable: rate limits are not affected, so retries remain frequent.
     pub outage: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum OrderEvent {
-    /// A time that was asked for has come.
+    /// The time of `Issuer::wake` has come.
     Tick,
-    /// These names are to have certificates, and no others.
+    /// Replaces the set of names that need certificates.
     Wanted(BTreeSet<String>),
     Seen(String, Option<NameRecord>),
     Leads(bool),
-    /// The note of [`OrderAction::Claim`] was to be written.
+    /// Result of [`OrderAction::Claim`].
     Claimed(String, WriteResult),
     Ended(String, Result<Certificate, OrderFailure>),
-    /// A write of [`OrderAction::Store`] or [`OrderAction::Release`] was to be made.
+    /// Result of [`OrderAction::Store`] or [`OrderAction::Release`].
     Stored(String, WriteResult),
-    /// What the server suggests, and when it wants to be asked again.
+    /// Renewal window suggested by the server, and the delay until the next request.
     Suggested(String, Option<RenewalWindow>, Option<Duration>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderAction {
-    /// Write this note, if the record is still of this version; answer with [`OrderEvent::Claimed`].
+    /// Write this note if the record still has this version; the result is [`OrderEvent::Claimed`].
     Claim { name: String, version: String, note: OrderNote },
-    /// Order a certificate; answer with [`OrderEvent::Ended`].
+    /// Order a certificate; the result is [`OrderEvent::Ended`].
     Order { name: String, replaces: Option<String> },
-    /// Give the order up: its end is not waited for.
+    /// Abandon the order; its result is ignored.
     Abandon(String),
-    /// Write the certificate that was issued, and an empty note, if the record is still of this version; answer with
-    /// [`OrderEvent::Stored`].
+    /// Write the issued certificate and an empty note if the record still has this version; the result is [`OrderEvent::Stored`].
     Store { name: String, version: String },
-    /// Write this note of a failure; answer with [`OrderEvent::Stored`].
+    /// Write this note of a failure; the result is [`OrderEvent::Stored`].
     Release { name: String, version: String, note: OrderNote },
-    /// Ask the server when this certificate should be replaced; answer with [`OrderEvent::Suggested`].
+    /// Request the renewal window of this certificate; the result is [`OrderEvent::Suggested`].
     Suggest { name: String, certificate: String },
 }

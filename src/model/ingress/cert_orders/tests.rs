@@ -1,4 +1,4 @@
-//! A group of replicas, the API server and an ACME server, with crashes, delays and partitions: what must never happen.
+//! Invariant tests: a group of replicas, the API server and an ACME server under crashes, delays and partitions.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn at(seconds: i64) -> Moment {
     Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(seconds) }
 }
 
-/// The leader of a group that wants a certificate for `a`.
+/// Leader of a group that needs a certificate for `a`.
 fn leader() -> Issuer {
     let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
     issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
@@ -147,12 +147,12 @@ fn outage_backoff_is_short_and_keeps_a_longer_pause() {
     assert_eq!(pause(5, false), (6, 32));
 }
 
-/// `seconds` after the start, by a wall clock that is `ahead` seconds ahead.
+/// Moment `seconds` after the start, with a wall clock that is `ahead` seconds fast.
 fn after(seconds: i64, ahead: i64) -> Moment {
     Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(ahead + seconds) }
 }
 
-/// The leader of a group whose certificate of `a` was renewed at second 10.
+/// Leader of a group whose certificate of `a` was renewed at second 10.
 fn renewed() -> Issuer {
     let mut issuer = leader();
     let record = |version: &str, id: &str| NameRecord {
@@ -232,8 +232,8 @@ fn renewal_is_due_at_two_thirds_or_in_the_suggested_window() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// With certificates of some hours, and whatever crashes, is away, slow or cut off: while a replica and the ACME server live,
-    /// none is renewed later than it is due, or a pause is over, by more than the bound.
+    /// With certificates of a few hours, under crashes, outages, delays and partitions: while a replica and the ACME server work, no
+    /// renewal exceeds its due time, or the end of a retry delay, by more than the bound.
     #[test]
     fn renewals_meet_their_deadline_under_faults(faults in prop::collection::vec((0..3_usize, 0..9_u8, 1..1200_i64), 1..20)) {
         let mut world = World::new(3, 3);
@@ -258,7 +258,7 @@ proptest! {
         }
     }
 
-    /// Whatever crashes, is slow or cut off: one order of a name at a time; and once all is well again, all names serve.
+    /// Under crashes, delays and partitions there is at most one order per name; after recovery all names have valid certificates.
     #[test]
     fn at_most_one_order_per_name_is_in_progress(faults in prop::collection::vec((0..3_usize, 0..8_u8, 1..900_i64), 1..40)) {
         let mut world = World::new(3, 3);
@@ -271,7 +271,7 @@ proptest! {
                 3 => world.link(replica),
                 4 => world.acme = !world.acme,
                 5 => world.slow = pause,
-                // Two may believe that they lead.
+                // Two replicas may consider themselves leader.
                 6 => world.lead(replica, true),
                 _ => world.lead(replica, false),
             }

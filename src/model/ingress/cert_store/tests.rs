@@ -1,11 +1,11 @@
 use super::*;
 
-/// Within the validity of what [`rcgen`] makes.
+/// Time within the default validity of [`rcgen`] certificates.
 fn now() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().expect("a time")
 }
 
-/// A certificate for this name, signed by its own key, and the key.
+/// A self-signed certificate for this name, and its key.
 fn made(name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
     (made.cert.pem(), made.signing_key.serialize_pem())

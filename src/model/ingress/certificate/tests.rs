@@ -1,10 +1,10 @@
-//! What a pair says, and what is wrong with one.
+//! Tests of certificate parsing and checks.
 
 use rcgen::{CertificateParams, KeyPair};
 
 use super::*;
 
-/// A certificate for these names, signed by its own key.
+/// A self-signed certificate for these names.
 fn pair(names: &[&str]) -> Pair {
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).expect("names");
@@ -21,7 +21,7 @@ fn leaf_has_validity_names_and_ari_id() {
     assert_eq!(leaf.names, ["web.tail1234.ts.net", "*.example.com"]);
     assert_eq!(leaf.certificate.from.to_string(), "2026-01-01T00:00:00Z");
     assert_eq!(leaf.certificate.until.to_string(), "2026-04-01T00:00:00Z");
-    // The serial number as it is encoded: with the zero that keeps it positive (RFC 9773, 4.1).
+    // Encoded serial number, with the zero byte that keeps it positive (RFC 9773, 4.1).
     assert_eq!(leaf.certificate.id.split_once('.').map(|(signer, serial)| (signer.is_empty(), serial)), Some((false, "AIdl")));
 }
 

@@ -1,7 +1,7 @@
-//! The headers of a request as they are sent on, and of an answer as they come back.
+//! Header rewriting of forwarded requests and responses.
 //!
-//! What concerns one connection alone ends here (RFC 9110, 7.6.1), and only configured protocols are upgraded to. What a client says
-//! of itself where a proxy should say it is never believed: it is taken away, whoever it is from, from headers and trailers.
+//! Hop-by-hop headers are removed (RFC 9110, 7.6.1), and only configured protocols are upgraded to. Client-supplied values of headers that
+//! a proxy sets are never trusted: they are removed from headers and trailers, for every client.
 
 use std::net::IpAddr;
 
@@ -26,9 +26,9 @@ const PICTURE: HeaderName = HeaderName::from_static("tailscale-user-profile-pic"
 const INFO: HeaderName = HeaderName::from_static("tailscale-headers-info");
 const CAPS: HeaderName = HeaderName::from_static("tailscale-app-capabilities");
 
-/// Beginnings of names that only this proxy may send.
+/// Prefixes of header names that only this proxy may send.
 const CLAIMS: [&str; 2] = ["tailscale-", "x-forwarded"];
-/// Other names under which servers look for a client's address, or for the host, scheme or path that it asked for.
+/// Other headers from which servers read a client's address, or the requested host, scheme or path.
 const OTHER_CLAIMS: [&str; 36] = [
     "cf-connecting-ip",
     "cf-connecting-ipv6",
@@ -68,20 +68,20 @@ const OTHER_CLAIMS: [&str; 36] = [
     "x-rewrite-url",
 ];
 
-/// The protocols to which a connection may be upgraded.
+/// Protocols to which a connection may be upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upgrades(Vec<HeaderValue>);
 
-/// What is known of a request besides its headers.
+/// Facts about a request besides its headers.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestInfo<'a> {
     pub client: Option<IpAddr>,
-    /// The name that it is for, as the client wrote it.
+    /// Requested host name, as written by the client.
     pub host: &'a str,
     pub over_tls: bool,
-    /// Who that is, if the tailnet knows.
+    /// Client identity, if the tailnet has one.
     pub identity: Option<&'a ClientIdentity>,
-    /// The application capabilities that the backend wants to be told.
+    /// Application capabilities that the backend requests.
     pub app_caps: &'a [String],
 }
 
@@ -92,8 +92,8 @@ impl Default for Upgrades {
 }
 
 impl Upgrades {
-    /// Protocols separated by commas; nothing if one is no name of a protocol, or is HTTP or TLS: inside of those a client would send
-    /// requests that nobody routes and whose headers nobody looks at.
+    /// Parses a comma-separated list of protocols; `None` if one is not a protocol name, or is HTTP or TLS: these would carry requests past
+    /// routing and header checks.
     pub fn read(text: &str) -> Option<Self> {
         let is_name =
             |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte));
@@ -105,8 +105,7 @@ impl Upgrades {
         text.split(',').map(name).collect::<Option<_>>().map(Self)
     }
 
-    /// The protocol to which the connection is to be upgraded: the first of those that the client names that may be; nothing for a
-    /// plain request.
+    /// Protocol to upgrade to: the first one of the client's list that is allowed; `None` for a plain request.
     pub fn wanted(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let first = || tokens(headers, &UPGRADE).find_map(|token| self.0.iter().find(|expected| is_same(expected, token)));
         let listed = || tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
@@ -114,7 +113,7 @@ impl Upgrades {
     }
 }
 
-/// Whether an answer upgrades the connection to this protocol and no other.
+/// Whether a response upgrades the connection to this protocol and no other.
 pub fn upgrades_to(protocol: &HeaderValue, headers: &HeaderMap) -> bool {
     let mut named = tokens(headers, &UPGRADE);
     named.next().is_some_and(|token| is_same(protocol, token)) && named.next().is_none()
@@ -124,7 +123,7 @@ fn is_same(expected: &HeaderValue, token: &str) -> bool {
     expected.as_bytes().eq_ignore_ascii_case(token.as_bytes())
 }
 
-/// Takes away what concerns one connection alone; `te: trailers`, by which gRPC is told, stays.
+/// Removes hop-by-hop headers; `te: trailers`, which gRPC requires, remains.
 pub fn end_to_end(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).collect();
     let trailers = tokens(headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
@@ -137,7 +136,8 @@ pub fn end_to_end(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of a request's trailers what a header of the client's could not say either, and what is no trailer (RFC 9110, 6.5.1).
+/// Removes forbidden fields from a request's trailers: those that a client's header may not have either, and those that must not be
+/// trailers (RFC 9110, 6.5.1).
 pub fn trailers(headers: &mut HeaderMap) {
     end_to_end(headers);
     for name in [AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, TE, TRAILER] {
@@ -146,7 +146,7 @@ pub fn trailers(headers: &mut HeaderMap) {
     without_claims(headers);
 }
 
-/// Makes of a request's headers those that the backend gets.
+/// Converts a request's headers into those for the backend.
 pub fn forward(headers: &mut HeaderMap, about: RequestInfo<'_>) {
     end_to_end(headers);
     without_claims(headers);
@@ -164,7 +164,7 @@ pub fn forward(headers: &mut HeaderMap, about: RequestInfo<'_>) {
     put(headers, CAPS, identity.caps(about.app_caps).map(|caps| encoded(&caps)).as_deref());
 }
 
-/// Cookies, which HTTP/2 may split, as the one line that HTTP/1.1 allows (RFC 9113, 8.2.3).
+/// Joins cookie headers, which HTTP/2 may split, into the single line that HTTP/1.1 requires (RFC 9113, 8.2.3).
 pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
     if from == Version::HTTP_2 && headers.get_all(COOKIE).iter().nth(1).is_some() {
         let parts: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
@@ -174,8 +174,8 @@ pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
     }
 }
 
-/// Whether only this proxy may send the header. Servers take other characters for `-`, so all that are neither letter nor digit count
-/// as one.
+/// Whether only this proxy may send the header. Some servers treat other characters like `-`, so all characters that are neither letters
+/// nor digits are equal.
 fn is_claim(name: &str) -> bool {
     let begins = |expected: &str| {
         let spelled = name.bytes().map(|byte| if byte.is_ascii_alphanumeric() { byte } else { b'-' });

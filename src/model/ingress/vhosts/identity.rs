@@ -1,6 +1,6 @@
-//! Who a request is from, as backends are told it.
+//! Client identity of a request, as forwarded to backends.
 //!
-//! Source of the headers: `serve` of tailscale 1.102. People are told by login, name and picture; tagged nodes are nobody.
+//! Source of the headers: `serve` of tailscale 1.102. Users have login, name and picture; tagged nodes have no user.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,29 @@ use serde_json::Value;
 
 use crate::api::whois::WhoIs;
 
-/// The longest word of an encoded header, as RFC 2047 has it.
+/// Maximum length of an encoded word (RFC 2047).
 const WORD: usize = 75;
 
-/// Who asks.
+/// Identity of a client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The person; nothing if the node is tagged.
+    /// User; `None` if the node is tagged.
     pub user: Option<User>,
-    /// The application capabilities that the tailnet's policy grants.
+    /// Application capabilities granted by the tailnet policy.
     pub caps: BTreeMap<String, Vec<Value>>,
 }
 
-/// A person.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// Such as `alice@example.com`.
     pub login: String,
     pub name: String,
-    /// The URL of a picture; may be empty.
+    /// URL of a picture; may be empty.
     pub picture: String,
 }
 
 impl ClientIdentity {
-    /// What tailscaled says.
+    /// Identity from tailscaled's WhoIs response.
     pub fn of(whois: WhoIs) -> Self {
         let tagged = !whois.node.tags.is_empty();
         let profile = whois.user_profile;
@@ -39,14 +38,14 @@ impl ClientIdentity {
         Self { user: (!tagged && !user.login.is_empty()).then_some(user), caps: whois.cap_map }
     }
 
-    /// Those of its capabilities that a backend wants, as JSON; nothing if there are none.
+    /// Granted capabilities that a backend requests, as JSON; `None` if there are none.
     pub fn caps(&self, wanted: &[String]) -> Option<String> {
         let granted: BTreeMap<_, _> = self.caps.iter().filter(|(name, _)| wanted.contains(name)).collect();
         if granted.is_empty() { None } else { serde_json::to_string(&granted).ok() }
     }
 }
 
-/// A text as a header's value: as it is if it is plain ASCII, else in encoded words (RFC 2047, Q).
+/// Encodes a text as a header value: unchanged if plain ASCII, else as encoded words (RFC 2047, Q).
 pub fn encoded(text: &str) -> String {
     if text.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte)) {
         return text.to_owned();
@@ -55,7 +54,7 @@ pub fn encoded(text: &str) -> String {
     for character in text.chars() {
         let mut bytes = [0; 4];
         let coded: String = character.encode_utf8(&mut bytes).bytes().map(quoted).collect();
-        // A word's frame takes 12 bytes.
+        // Prefix and suffix of an encoded word take 12 bytes.
         if words.last().is_some_and(|word| word.len() + coded.len() > WORD - 12) {
             words.push(String::new());
         }

@@ -1,17 +1,17 @@
-//! Where the listeners of sites are: an address of the loopback network for each Tailscale Service.
+//! Listener addresses of virtual hosts: one loopback address per Tailscale Service.
 //!
-//! Who may reach one service of a tailnet may not reach another, so each has listeners of its own: no header that a client sends
-//! leads from one to the other. The address follows from the service's name, so that it is the same after a restart.
+//! Access to one Service of a tailnet does not imply access to another, so each has its own listeners: no client header can select another
+//! Service. The address derives from the Service's name, so that it is stable across restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 /// 127.84.0.0/16.
 const NETWORK: [u8; 2] = [127, 84];
-/// What is added to ports below it, which a process may need a right to listen on.
+/// Offset that is added to lower ports, which may require a privilege to listen on.
 const HIGH: u16 = 20_000;
 
-/// Keeps the addresses of the names that stay, and gives each new name one that is free. What is over (65,534 are) gets none.
+/// Retains the addresses of existing names and assigns a free one to each new name. Names beyond the 65,534 available addresses get none.
 pub fn assign(addresses: &mut BTreeMap<String, Ipv4Addr>, names: &BTreeSet<&str>) {
     addresses.retain(|name, _| names.contains(name.as_str()));
     let mut taken: BTreeSet<Ipv4Addr> = addresses.values().copied().collect();
@@ -29,7 +29,7 @@ pub fn assign(addresses: &mut BTreeMap<String, Ipv4Addr>, names: &BTreeSet<&str>
     }
 }
 
-/// Where the listener of a port is.
+/// Listener address of a port.
 pub fn at(address: Ipv4Addr, port: u16) -> SocketAddr {
     let port = if port < HIGH { port + HIGH } else { port };
     SocketAddrV4::new(address, port).into()

@@ -1,14 +1,14 @@
-//! The minimum rate of a body: how long one side of a transfer is waited for.
+//! Minimum transfer rate of a body: limits how long one side of a transfer may stall.
 //!
-//! A limit on the time without progress alone lets a client that sends a byte a minute hold a connection for ever. So the waits add up,
-//! and bytes pay them off: a transfer of [`MIN_RATE`] is never too slow, and one below it ends.
+//! With only an idle timeout, a client that sends one byte a minute could hold a connection forever. So waiting times add up and bytes
+//! reduce them: a transfer at [`MIN_RATE`] never times out, a slower one ends.
 
 use std::time::Duration;
 
-/// Bytes a second.
+/// Bytes per second.
 pub const MIN_RATE: u32 = 64;
 
-/// What remains of a wait, earlier remainders included, after so many bytes.
+/// Remaining waiting time, with earlier remainders, after this number of bytes.
 pub fn unpaid(waited: Duration, bytes: usize) -> Duration {
     waited.saturating_sub(Duration::from_secs(u64::try_from(bytes).unwrap_or(u64::MAX)) / MIN_RATE)
 }
@@ -21,7 +21,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_mins(1);
 
-    /// When a transfer that passes so many bytes after each pause is ended; nothing if it never is.
+    /// Time at which a transfer with this number of bytes after each pause times out; `None` if it never does.
     fn ended_after(pause: Duration, bytes: usize, steps: u32) -> Option<Duration> {
         let mut remains = Duration::ZERO;
         for step in 0..steps {

@@ -1,12 +1,12 @@
-//! Paths of requests: one form for all ways to write the same path, and the path that is sent on.
+//! Request paths: the normal form for routing, and the path to forward.
 //!
-//! A route is chosen by the normal form ([`normal`]). What is sent on ([`resolved`]) is what came, but for `.` and `..`: the backend
-//! resolves it to the path that was matched. A path that servers resolve in different ways is refused, so that no way of writing
-//! leads from one route to another.
+//! Routes are selected by the normal form ([`normal`]). The forwarded path ([`resolved`]) is the received one with `.` and `..` resolved:
+//! the backend resolves it to the path that was matched. Paths that servers resolve differently are rejected, so that no encoding reaches
+//! another route.
 
 use std::borrow::Cow;
 
-/// The path to send on: as it came, `.` and `..` resolved. Nothing if servers disagree on it: a `.` or `..` beside a parameter
+/// Path to forward: as received, with `.` and `..` resolved. `None` if servers resolve it differently: a `.` or `..` next to a parameter
 /// (`..;`), a backslash or an escaped slash.
 pub fn resolved(path: &str) -> Option<Cow<'_, str>> {
     if is_plain(path) {
@@ -30,8 +30,8 @@ pub fn resolved(path: &str) -> Option<Cow<'_, str>> {
     Some(if dots { Cow::Owned(joined(&parts, is_open(path))) } else { Cow::Borrowed(path) })
 }
 
-/// The form in which paths are compared: `.` and `..` resolved, doubled slashes joined and what needs no escape unescaped. Begins
-/// with a slash; a final slash stays. An escaped slash is no separator and stays escaped.
+/// Normal form for comparisons: `.` and `..` resolved, duplicate slashes merged, unnecessary escapes decoded. Begins with a slash; a
+/// trailing slash remains. An escaped slash is not a separator and remains escaped.
 pub fn normal(path: &str) -> Cow<'_, str> {
     if is_plain(path) && !path.contains("//") {
         return Cow::Borrowed(path);
@@ -47,7 +47,7 @@ pub fn normal(path: &str) -> Cow<'_, str> {
     Cow::Owned(joined(&parts, is_open(path)))
 }
 
-/// The rest of a path ([`resolved`]) after so many segments, with its slash.
+/// Remainder of a [`resolved`] path after this number of segments, with its leading slash.
 pub fn after(path: &str, segments: usize) -> &str {
     (0..segments).fold(path, |path, _| {
         let path = path.trim_start_matches('/');
@@ -55,17 +55,17 @@ pub fn after(path: &str, segments: usize) -> &str {
     })
 }
 
-/// How many segments a path in normal form has.
+/// Number of segments of a path in normal form.
 pub fn segments(path: &str) -> usize {
     path.split('/').filter(|part| !part.is_empty()).count()
 }
 
-/// Whether a path is this one or below it, by whole segments. `above` has no final slash, unless it is all there is.
+/// Whether a path equals `above` or is below it, by whole segments. `above` has no trailing slash, unless it is `/`.
 pub fn is_below(path: &str, above: &str) -> bool {
     above == "/" || path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether there is nothing to resolve, unescape or refuse.
+/// Whether the path needs no resolving, decoding or rejection.
 fn is_plain(path: &str) -> bool {
     path.starts_with('/') && !path.contains("/.") && !path.bytes().any(|byte| matches!(byte, b'%' | b'\\' | b';'))
 }
@@ -83,13 +83,13 @@ fn joined<S: std::borrow::Borrow<str>>(parts: &[S], open: bool) -> String {
     path
 }
 
-/// Whether a segment holds a `.` or `..` for servers that cut parameters off, or take other separators.
+/// Whether a segment contains a `.` or `..` for servers that strip parameters or accept other separators.
 fn is_ambiguous(part: &str) -> bool {
     let bare = |part: &str| part.split([';', '\0']).next().map(str::trim_end).is_some_and(|bare| matches!(bare, "." | ".."));
     part.replace("%2F", "/").replace("%2f", "/").split(['/', '\\']).any(bare)
 }
 
-/// With escapes resolved, but for those of a slash and of what is no text.
+/// Decodes escapes, except those of slashes and of invalid UTF-8.
 fn unescaped(part: &str) -> Cow<'_, str> {
     if !part.contains('%') {
         return Cow::Borrowed(part);

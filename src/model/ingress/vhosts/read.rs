@@ -1,4 +1,4 @@
-//! The texts that sites are read from.
+//! Parsing of virtual hosts from our own routes or from a serve config.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::api::serve::{HttpHandler, ServeConfig, ServiceConfig};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadVhosts {
     pub sites: Vhosts,
-    /// What is wrong, by the name of the Tailscale Service; a site may be served all the same, but for what is wrong.
+    /// Faults by Tailscale Service; a virtual host with faults is still served, except for the faulty parts.
     pub faults: BTreeMap<String, Vec<String>>,
 }
 
-/// A text cannot be read at all.
+/// Error of an unreadable text.
 #[derive(Debug, thiserror::Error)]
 #[error("{key} is not readable: {source}")]
 pub struct SitesError {
@@ -30,8 +30,8 @@ impl From<SitesError> for serde_json::Error {
     }
 }
 
-/// Reads the sites: those of our own routes where there is such a text, else those of the serve config; no text is no sites.
-/// Fails if the text that counts is no JSON of its kind.
+/// Reads the virtual hosts from our own routes if present, else from the serve config; without either there are none. Fails if the selected
+/// text is not valid JSON of its type.
 pub fn read(routes: Option<&[u8]>, serve: Option<&[u8]>) -> Result<ReadVhosts, SitesError> {
     match (routes, serve) {
         (Some(text), _) => {
@@ -140,7 +140,7 @@ fn of_handler(path: &str, handler: HttpHandler) -> Result<RouteTarget, String> {
     if handler.text.is_empty() { Err(format!("{path}: no handler")) } else { Ok(RouteTarget::Text(handler.text)) }
 }
 
-/// A backend's URL.
+/// Parses the URL of a backend.
 fn of_proxy(path: &str, url: &str, app_caps: Vec<String>) -> Result<Proxied, String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     let (protocol, default) = match scheme {
@@ -157,7 +157,7 @@ fn of_proxy(path: &str, url: &str, app_caps: Vec<String>) -> Result<Proxied, Str
     if !has_port(&address) {
         return Err(format!("{path}: the backend {url:?} has no address that can be asked"));
     }
-    // The mount is taken off the path and the backend's own put in front: mostly that is the same.
+    // The mount point is replaced by the backend's own path: mostly they are equal.
     let (mount, base) = (mount(path, false), base.trim_end_matches('/'));
     let rewrite = (mount.trim_end_matches('/') != base).then(|| Rewrite { segments: path::segments(&mount), base: base.to_owned() });
     Ok(Proxied { backend: Arc::new(Backend { address, protocol, ..Backend::default() }), rewrite, app_caps })

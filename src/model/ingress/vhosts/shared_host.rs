@@ -1,17 +1,17 @@
-//! The one site of a node whose control plane has no Tailscale Services: all sites share its addresses and ports.
+//! Shared virtual host of a node whose control plane has no Tailscale Services: all virtual hosts share its addresses and ports.
 //!
-//! Names tell them apart, so each route is of its site's names alone. What cannot be shared, a name or a port of two sites that
-//! want it otherwise, the first by name has.
+//! Host names distinguish them, so each route is limited to the host names of its own virtual host. On conflicting ports or host names, the
+//! first virtual host by name has precedence.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Vhost, VhostRoute, Vhosts};
 
-/// The name of that site.
+/// Name of the shared virtual host.
 pub const NAME: &str = "node";
 
-/// The node's site, and what of which sites is not in it and why.
+/// Merges virtual hosts. Also returns the omitted parts with reasons, by virtual host.
 pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
     let mut node = Vhost::default();
     let mut faults: BTreeMap<String, Vec<String>> = BTreeMap::new();

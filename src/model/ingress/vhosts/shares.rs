@@ -1,33 +1,33 @@
-//! How many connections and requests there may be: of the process, of a site, of a client.
+//! Connection and request limits: per process, per virtual host, per client.
 //!
-//! A connection costs a file descriptor and memory. Some of both is kept for what else the process does: without descriptors
-//! tailscaled is not heard and every site is taken back, and without memory the container ends.
+//! A connection takes a file descriptor and memory. A part of both is reserved for the rest of the process: without descriptors
+//! tailscaled's notifications are lost and every virtual host is withdrawn; without memory the container is killed.
 
 use std::net::IpAddr;
 
-/// Connections of clients at the most, where there are descriptors enough.
+/// Maximum number of client connections, if there are enough file descriptors.
 pub const MOST_CONNECTIONS: usize = 16_384;
-/// Descriptors kept for `LocalAPI`, watches, netlink, probes and listeners; a quarter of all, if that is less.
+/// File descriptors reserved for LocalAPI, watches, netlink, probes and listeners; at most a quarter of all.
 const RESERVE: usize = 1024;
-/// Bytes that a connection takes with its request and the connection to its backend, as a rule. Half of the memory is for them.
+/// Typical memory of a connection in bytes, with its request and backend connection. Half of the memory is available to connections.
 const CONNECTION: usize = 128 << 10;
 
-/// How much there may be at a time.
+/// Maximum concurrent resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
     pub connections: usize,
-    /// Connections of clients of one site.
+    /// Client connections per virtual host.
     pub site: usize,
-    /// Connections of one client ([`source`]).
+    /// Connections per client ([`source`]).
     pub source: usize,
-    /// Requests that are being answered.
+    /// Requests in progress.
     pub requests: usize,
     /// Connections to backends.
     pub upstream: usize,
 }
 
 impl Shares {
-    /// For a process that may have so many descriptors and bytes of memory, and takes so many connections at the most.
+    /// Limits for this number of file descriptors and bytes of memory, with at most `most` client connections.
     pub fn of(descriptors: usize, memory: usize, most: usize) -> Self {
         let free = descriptors - RESERVE.min(descriptors / 4);
         let connections = most.min(free / 2).min(memory / 2 / CONNECTION).max(1);
@@ -47,7 +47,7 @@ impl Default for Shares {
     }
 }
 
-/// What counts as one client: an address; of IPv6 the network of 64 bits, but for the tailnet's own addresses.
+/// Client key for limits: the address; for IPv6 its /64 network, except for tailnet addresses.
 pub fn source(client: IpAddr) -> IpAddr {
     match client {
         IpAddr::V6(address) if address.segments()[..3] != [0xfd7a, 0x115c, 0xa1e0] => {

@@ -1,4 +1,4 @@
-//! Sites from both texts, and what becomes of requests.
+//! Tests of parsing and routing.
 
 use super::*;
 use crate::api::routes::BackendProtocol;
@@ -24,7 +24,7 @@ fn of(routes: Option<&str>, serve: Option<&str>) -> ReadVhosts {
     read(routes.map(str::as_bytes), serve.map(str::as_bytes)).expect("readable")
 }
 
-/// Where a request goes: the backend's address and path.
+/// Backend address and path of a routed request.
 fn goes(site: &Vhost, port: u16, host: &str, target: &str) -> String {
     match site.decide(port, host, target) {
         RouteDecision::Proxy(proxied, path) => format!("{} {path}", proxied.backend.address),

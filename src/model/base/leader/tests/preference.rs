@@ -1,11 +1,11 @@
-//! Replicas and one Lease: which one leads, with and without the first.
+//! Tests of replicas with one Lease: the leader with and without ordinal 0.
 
 use super::super::*;
 
 const TERMS: LeaseTerms = LeaseTerms::CERT_LEADER;
 const EVERY: Duration = TERMS.every;
 
-/// Replicas that look at a Lease by turns.
+/// Replicas that process a Lease in turn.
 struct World {
     now: Instant,
     lease: Option<LeaseRecord>,
@@ -22,7 +22,7 @@ impl World {
         Self { now, lease: None, renewed: now, versions: 0, replicas: all, able: vec![true; replicas as usize] }
     }
 
-    /// Everybody who is there has one look, and does what is to be done.
+    /// Each running replica reads the Lease once and takes its next step.
     fn turn(&mut self) {
         self.now += EVERY;
         for (ordinal, able) in self.able.clone().into_iter().enumerate() {

@@ -1,36 +1,36 @@
-//! The group that the tests play with, second by second, and what must hold at each of them.
+//! Simulated group, second by second, with the invariants of each second.
 
 use super::super::*;
 
 pub(super) const DAY: i64 = 86_400;
-/// How much later than it could be a certificate is renewed at the most: another replica's order is waited for until it must be dead,
-/// then one's own has its time; a certificate that was seen late is left alone for a 24th of its three hours; and some seconds for writes.
+/// Maximum delay of a renewal: the wait until another replica's order is stale, one order, the minimum pause after a late observation (a
+/// 24th of three hours), and some seconds for writes.
 const BOUND: i64 = 7 * 60 + 5 * 60 + 3 * 60 * 60 / 24 + 30;
 
-/// Whether a name may be advertised: its certificate serves now.
+/// Whether a name may be advertised: its certificate is valid now.
 pub(super) fn serves(issuer: &Issuer, name: &str, wall: Timestamp) -> bool {
     issuer.certificate(name).is_some_and(|certificate| usable(certificate, wall))
 }
 
-/// Who does what, and what of it arrives when.
+/// Simulation of replicas, API server and ACME server, with delayed results.
 pub(super) struct World {
     pub(super) now: i64,
     pub(super) records: BTreeMap<String, NameRecord>,
     versions: u64,
     pub(super) replicas: Vec<Replica>,
     pub(super) orders: u64,
-    /// The ACME server takes orders; else it refuses them.
+    /// Whether the ACME server accepts orders; else it rejects them.
     pub(super) acme: bool,
-    /// The ACME server cannot be reached.
+    /// Whether the ACME server is unreachable.
     pub(super) away: bool,
     pub(super) slow: i64,
     pub(super) lifetime: i64,
     random: u64,
-    /// The ids of all certificates that were ever in a Secret.
+    /// IDs of all certificates that were ever stored in a Secret.
     stored: BTreeSet<String>,
-    /// Since when the ACME server has taken orders.
+    /// Time since which the ACME server accepts orders.
     served_since: i64,
-    /// When each record was last changed, and by whom.
+    /// Time and author of each record's last change.
     changed: BTreeMap<String, (i64, usize)>,
 }
 
@@ -38,14 +38,14 @@ pub(super) struct Replica {
     pub(super) issuer: Issuer,
     begun: i64,
     pub(super) alive: bool,
-    /// It can reach the API server.
+    /// Whether it can reach the API server.
     pub(super) linked: bool,
-    /// What is under way: when it ends, and what it is.
+    /// Actions in flight, with their end times.
     pub(super) under_way: Vec<(i64, OrderAction)>,
     issued: BTreeMap<String, Certificate>,
     wanted: BTreeSet<String>,
     leads: bool,
-    /// Since when it has lived, led and reached the API server.
+    /// Time since which it has been alive, leading, and connected to the API server.
     well_since: i64,
 }
 
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// The replica can reach the API server again, and its watch brings what there is.
+    /// Reconnects the replica to the API server; its watch delivers the current records.
     pub(super) fn link(&mut self, ordinal: usize) {
         self.replicas[ordinal].linked = true;
         self.show(ordinal);
@@ -179,8 +179,8 @@ impl World {
         }
     }
 
-    /// The names whose certificates should have been renewed by now, and are not: they are due, nobody wants a pause, the ACME server
-    /// has taken orders and some replica has been well for longer than [`BOUND`], since others last did something about it.
+    /// Overdue names: they are due, no retry delay applies, and the ACME server and some replica have worked for longer than [`BOUND`]
+    /// since another replica's last change.
     pub(super) fn late(&self) -> Vec<&String> {
         let well = |replica: &Replica| replica.alive && replica.linked && replica.leads;
         let late = |(name, record): &(&String, &NameRecord)| {
@@ -195,7 +195,7 @@ impl World {
         self.records.iter().filter(late).map(|(name, _)| name).collect()
     }
 
-    /// A second passes.
+    /// Advances the simulation by one second.
     fn second(&mut self) {
         self.now += 1;
         if self.away || !self.acme {
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    /// Something that a replica did comes to its end.
+    /// Completes an action of a replica.
     fn end(&mut self, ordinal: usize, action: OrderAction) {
         let event = match action {
             OrderAction::Claim { name, version, note } => {
