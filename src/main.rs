@@ -1,4 +1,4 @@
-//! The one binary: hands over to [`tailyard::cli`] and turns its answer into an exit code.
+//! The binary: calls [`tailyard::cli`] and converts its result to an exit code.
 
 use std::process::ExitCode;
 

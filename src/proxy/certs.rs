@@ -1,9 +1,9 @@
 //! Certificates of a group: orders those that the group manages, and loads all of them.
 //!
-//! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its
-//! actions. Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or
-//! unreadable, and repairs that Secret: nothing is ordered twice because it was lost. In a Pod of ours a file has a copy of what
-//! is served, so that a restarted container serves it without the API server.
+//! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its actions.
+//! Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or unreadable, and
+//! repairs that Secret: nothing is ordered twice because it was lost. In Pods created by our reconciler a file has a copy of the
+//! certificates in use, so that a restarted container serves them without the API server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -47,14 +47,14 @@ pub struct Settings {
     pub account: AccountAt,
     /// Timeouts of orders.
     pub terms: OrderTerms,
-    /// How long it takes until another replica orders.
+    /// Terms of the cert leader's Lease: time until another replica orders.
     pub lead: LeaseTerms,
-    /// Where the next container of this Pod finds what serves; nothing where nothing outlives a container.
+    /// File of certificates in use for the next container of this Pod; `None` if no file outlives a container.
     pub copy: Option<PathBuf>,
 }
 
 impl Settings {
-    /// As a replica is told; nothing for one that has no place for an account's key.
+    /// From the settings; `None` without a place for an account's key.
     pub fn of(settings: &settings::Settings) -> Option<Self> {
         let state = match &settings.state {
             StateOut::Secret(name) => Some(name),
@@ -100,7 +100,7 @@ pub struct CertOutputs {
 
 /// Loads the certificates of the requested names; while this replica is the cert leader, orders those of the group.
 pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutputs {
-    // A Pod without group has no siblings.
+    // A Pod without group has no other replicas.
     let (group, ordinal) = settings.pod.rsplit_once('-').unwrap_or((&settings.pod, "0"));
     let ordinal = ordinal.parse().unwrap_or_default();
     let (pairs, pairs_seen) = watch::channel(Arc::default());

@@ -38,7 +38,7 @@ pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>
 /// Timeout of tailscaled's metrics, so that a hung daemon does not block a scrape.
 const USERMETRICS: Duration = Duration::from_secs(2);
 
-/// What is in force, as `/debug/plan` shows it.
+/// Plan and ruleset in force, as `/debug/plan` shows them.
 #[derive(Serialize)]
 struct AppliedState<'a> {
     /// Whether it is the newest plan.

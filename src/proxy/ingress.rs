@@ -1,4 +1,4 @@
-//! Ingress tasks: the HTTP front end, what tailscaled advertises and serves, and their start.
+//! Ingress tasks: the HTTP front end, tailscaled's advertised services and serve config, and their start.
 
 pub mod advertise;
 pub mod drain;

@@ -148,7 +148,7 @@ impl Metrics {
         Ok(Self { registry, services, kernel, inputs, sites, certs, last_errors: Mutex::default() })
     }
 
-    /// The page of a scrape; tailscaled's own metrics follow it as they came.
+    /// The page of a scrape, followed by tailscaled's own metrics, unchanged.
     pub fn page(&self, snapshot: &Snapshot, usermetrics: Option<&str>) -> String {
         let mut page = self.registry.page();
         self.services.write(&mut page, snapshot, &self.last_errors.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,4 @@
-//! The replica's state Secret: what is written, what is reported in it, and what a start reads of it.
+//! The replica's state Secret: its writer, the statuses reported in it, and the values read from it at start.
 
 pub mod start;
 pub mod writer;

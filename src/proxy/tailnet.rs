@@ -1,4 +1,4 @@
-//! The tailnet of this replica: told by a supervised tailscaled, or by a file.
+//! The replica's tailnet: netmaps from a supervised tailscaled or from a file.
 
 pub mod auth_key_watch;
 pub mod daemon;
@@ -15,7 +15,7 @@ use crate::api::netmap::File;
 use crate::edge::files::watch::{FilesView, file};
 use crate::model::base::netmap::NetMap;
 
-/// Follows a static netmap until nobody listens. A file that cannot be read, or not be understood, changes nothing.
+/// Watches a static netmap file until all receivers are dropped. An unreadable or invalid file changes nothing.
 pub fn follow_file(path: &Path) -> (watch::Receiver<Option<Arc<NetMap>>>, impl Future<Output = ()> + Send + 'static) {
     let (sender, netmap) = watch::channel(None);
     let (watcher, mut views, name) = file(path);

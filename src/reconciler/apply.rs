@@ -50,7 +50,7 @@ pub enum ActError {
 }
 
 impl ActError {
-    /// Label value and Event reason; closed set.
+    /// Metric label and Event reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Write(error) | Self::Service(error) => error.reason(),
@@ -84,7 +84,7 @@ impl ActError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyResult {
     Done,
-    /// An object was in the way that the cache lacked; it has it now.
+    /// An existing object that the cache lacked was in the way; the cache has it now.
     Conflict,
 }
 
@@ -106,7 +106,6 @@ impl Applier {
         Self { writes, events, stores, controls, settled: Mutex::default() }
     }
 
-    /// Its client.
     pub fn writes(&self) -> &LeaderClient {
         &self.writes
     }
@@ -155,7 +154,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Tells an Event about an object. A failure is logged.
+    /// Writes an Event about an object. A failure is logged.
     pub async fn notice(&self, about: &ObjectReference, notice: &Notice) {
         if let Err(error) = self.events.write_event(about, notice.warning, notice.reason, &notice.message).await {
             tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
@@ -207,7 +206,7 @@ impl Applier {
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
         let stored = self.stores.cache().version(object);
         match stored {
-            // What exists and carries no label of ours is shown by no watch: it must be seen before it is overwritten.
+            // An existing object without our labels is in no watch: read it before overwriting.
             None => {
                 if let Some(found) = self.writes.look(object).await? {
                     self.stores.cache().found(group, object.clone(), found, Instant::now());
@@ -299,7 +298,7 @@ async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), K
     outcome
 }
 
-/// A status as a merge patch that also drops what is not in it.
+/// A status as a merge patch that also removes absent fields.
 pub fn whole(status: &impl serde::Serialize) -> Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();
     let fields = ["conditions", "devices", "url"].map(|key| (key.to_owned(), Value::Null));

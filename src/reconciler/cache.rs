@@ -1,8 +1,8 @@
-//! The informer cache: every object that concerns the reconciler, and which work each change of one asks for.
+//! The informer cache: every object that the reconciler needs, and the work keys of each change.
 //!
-//! Fed by the watches and by what our own writes returned, whichever is newer, so that a pass sees what earlier passes did.
-//! A list drops what it does not name, and only when it is complete. An object is pruned to what passes read as it enters
-//! (`object`), and the indices (`index`) follow each change. Nothing is fetched here and nothing decided.
+//! Fed by the watches and by the responses to our own writes, whichever is newer, so that a pass sees the changes of earlier passes. Only a
+//! complete list removes objects that it does not contain. An object is pruned on entry (`object`), and the indices (`index`) follow each
+//! change. The cache fetches nothing and decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -93,22 +93,22 @@ pub enum WatchRole {
 #[derive(Debug)]
 pub struct ClusterCache {
     default_class: Option<String>,
-    /// The name of the class of the Ingresses that are ours.
+    /// Name of our `IngressClass`.
     ingress_class: String,
-    /// The types of the groups that are ours.
+    /// Types of the groups that we serve.
     types: Vec<ProxyGroupType>,
     stores: BTreeMap<WatchRole, ObjectStore>,
     indices: Indices,
-    /// What was read of users' certificates, by the name of the Secret: of which version, and what it came to.
+    /// Parsed user certificates by Secret name, with the Secret's version.
     certificates: BTreeMap<String, (u64, UserCertificate)>,
-    /// Objects that have the name of one that a group would make, and are not ours.
+    /// Foreign objects that have the name of an object of a group.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
 }
 
 impl ClusterCache {
-    /// Empty stores, each filled by its number of watches.
+    /// Creates empty stores, each with its number of watches.
     pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
         let mut stores: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
         for role in watches {
@@ -126,34 +126,34 @@ impl ClusterCache {
         }
     }
 
-    /// Says which groups and which Ingresses are ours.
+    /// Sets the group types and the `IngressClass` that we serve.
     #[must_use]
     pub fn serving(self, types: &[ProxyGroupType], class: &str) -> Self {
         Self { types: types.to_vec(), ingress_class: class.to_owned(), ..self }
     }
 
-    /// The API has no such kind.
+    /// Marks a kind as not installed.
     pub fn lacks(&mut self, role: WatchRole) {
         self.store(role).lacking = true;
     }
 
-    /// Whether the API has a kind, as far as known.
+    /// Whether the API server has a kind, as far as known.
     pub fn has(&self, role: WatchRole) -> bool {
         self.stores.get(&role).is_some_and(|store| !store.lacking)
     }
 
-    /// A list begins.
+    /// Begins a list.
     pub fn begin(&mut self, role: WatchRole, namespace: Option<&str>) {
         self.store(role).begin(namespace);
     }
 
-    /// An object of a list.
+    /// Adds an object of a list.
     pub fn listed(&mut self, role: WatchRole, namespace: Option<&str>, value: Value) -> BTreeSet<WorkKey> {
         self.store(role).named(namespace, id(&value));
         self.put(role, value)
     }
 
-    /// A list is complete; what it did not name is gone.
+    /// Completes a list; removes objects that it does not contain.
     pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let missing = self.store(role).complete(namespace);
         let gone: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
@@ -161,7 +161,7 @@ impl ClusterCache {
         if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(gone).collect() } else { gone }
     }
 
-    /// An object was made or changed. What is stored already, or is older, counts for nothing.
+    /// Stores a new or changed object. Ignored if the stored version is the same or newer.
     pub fn put(&mut self, role: WatchRole, value: Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(&value), version(&value));
         if self.store(role).holds(&id, version) {
@@ -184,7 +184,7 @@ impl ClusterCache {
         keys
     }
 
-    /// An object is gone; `value` is what it was last.
+    /// Removes an object; `value` is its last state.
     pub fn gone(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(value), version(value));
         if self.store(role).newer_than(&id, version) {
@@ -194,44 +194,43 @@ impl ClusterCache {
         self.drop_stored(role, &id)
     }
 
-    /// We deleted an object that had this UID.
+    /// Removes an object that we deleted, if it has this UID.
     pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<WorkKey> {
         let Some(metadata) = self.owned_object(object).map(|value| &value["metadata"]) else { return BTreeSet::new() };
-        // One with finalizers stays until they are dropped; its watch says when.
+        // An object with finalizers stays until they are removed; its watch reports that.
         if uid.is_some_and(|uid| metadata["uid"] != uid) || metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
             return BTreeSet::new();
         }
         self.drop_stored(WatchRole::Owned(object.kind), &id_of(object))
     }
 
-    /// The user's Service for which an object that is stored is an egress child.
+    /// User's Service of a stored egress child.
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
         parent(object.kind, self.owned_object(object)?)
     }
 
-    /// The version of an object, if it is stored.
+    /// Version of an object, if stored.
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
         self.stores.get(&WatchRole::Owned(object.kind))?.objects.get(&id_of(object)).map(|stored| stored.version)
     }
 
-    /// The watches whose first list is not complete. Before it is empty nothing may be written. Nodes are listed only for a class that
-    /// asks for them.
+    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them.
     pub fn missing(&self) -> Vec<WatchRole> {
         let needed = |role: WatchRole| role != WatchRole::Node || self.wants_nodes();
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 
-    /// Every role that a watch fills.
+    /// All roles that have a watch.
     pub fn roles(&self) -> impl Iterator<Item = WatchRole> {
         self.stores.keys().copied()
     }
 
-    /// How many objects of a role are in memory, those included of which a digest is kept because they concern nobody yet.
+    /// Number of stored objects of a role, including Services that concern no group.
     pub fn stored(&self, role: WatchRole) -> usize {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
     }
 
-    /// How many objects of a role concern a group.
+    /// Number of objects of a role that concern a group.
     pub fn count(&self, role: WatchRole) -> usize {
         self.objects(role).filter(|(_, object)| !matches!(object, CachedObject::Backend(_))).count()
     }
@@ -269,7 +268,8 @@ fn id_of(object: &ObjectRef) -> Id {
     (object.namespace.clone(), object.name.clone())
 }
 
-/// The number that grows with each write. The API promises only that it is a text; one that is no number counts as the newest.
+/// Version as a number that increases with each write. The API defines it as an opaque string; one that is not a number counts as the
+/// newest.
 fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
 }

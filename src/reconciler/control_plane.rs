@@ -1,7 +1,7 @@
-//! The control planes that groups belong to: one client for each Tailnet, and one of the reconciler's own.
+//! Control planes of groups: one client per Tailnet, and the default one of the reconciler.
 //!
-//! A client lives as long as its credentials: so its rate, the pause that a server asked for and its token are kept from one
-//! pass to the next. Which key or device is made or goes is decided in passes, never here.
+//! A client lives as long as its credentials, so its rate limit, pauses requested by the server, and its token are kept between passes.
+//! Passes decide which keys and devices are created or deleted, never this module.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,40 +19,40 @@ use crate::model::controller::tailnet::ControlPlaneVerdict;
 mod routes;
 mod services;
 
-/// A group whose replicas ask for new auth keys gets one for each replica at once, and one in this time after that.
+/// Interval of replacement auth keys of a group, after a burst of one per replica.
 const REISSUE: Duration = Duration::from_secs(30);
 
-/// What control planes can do; headscale has no Tailscale Services.
+/// Capabilities of control planes; headscale has no Tailscale Services.
 const CAPABLE: GroupCapabilities = GroupCapabilities { keys: true, devices: true, services: true };
 
-/// The control plane was not asked, or said no.
+/// A request that was not sent, or was rejected by the control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
     #[error("{0}")]
     Unavailable(String),
     #[error(transparent)]
     Refused(#[from] ControlError),
-    /// A replica claims another device than the recorded one, which is still there.
+    /// A replica claims another device than the recorded one, which still exists.
     #[error(
         "the replica claims device {claimed}, but its recorded device {recorded} still exists; inspect the Pod, then delete {recorded} if the claim is genuine"
     )]
     Claim { claimed: DeviceId, recorded: DeviceId },
-    /// A replica claims a device that the control plane does not know.
+    /// A replica claims a device that does not exist in the control plane.
     #[error("the replica claims device {0}, which the control plane does not know")]
     UnknownDevice(DeviceId),
-    /// The group's replicas ask for new keys faster than they can have failed.
+    /// The group's replicas request new keys faster than they can have failed.
     #[error(
         "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
     )]
     TooOften {
         group: String,
-        /// When it may ask again.
+        /// Time until the next permitted request.
         wait: Duration,
     },
 }
 
 impl Denied {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Metric label and Event reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unavailable(_) => "TailnetUnavailable",
@@ -63,7 +63,7 @@ impl Denied {
         }
     }
 
-    /// The same in words that do not change from one time to the next: for conditions.
+    /// Message without changing values, for conditions.
     pub fn lasting(&self) -> String {
         match self {
             Self::Refused(error) => format!("{}.", error.lasting()),
@@ -75,7 +75,7 @@ impl Denied {
         }
     }
 
-    /// When a retry makes sense at the earliest.
+    /// Minimum retry delay, if a retry makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
@@ -85,22 +85,22 @@ impl Denied {
     }
 }
 
-/// A control plane as a group sees it.
+/// A control plane and its state for groups.
 #[derive(Debug, Clone)]
 struct GroupControlPlane {
     client: Option<ControlClient>,
     state: TailnetState,
-    /// Tells whether the credentials are still those that the client has.
+    /// Fingerprint of the client's credentials.
     mark: String,
 }
 
-/// All control planes, by the name of their Tailnet; the reconciler's own has none.
+/// All control planes by Tailnet name; the default one has no name.
 #[derive(Debug, Default)]
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
     reissues: Mutex<HashMap<String, Bucket>>,
-    /// What was denied to groups and is asked for again: how long it is waited for begins anew with the process.
+    /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<String, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
     listed: services::Lists,
@@ -108,12 +108,12 @@ pub struct ControlPlanes {
 }
 
 impl ControlPlanes {
-    /// No control plane yet; whether there is to be one of the reconciler's own.
+    /// No control planes yet; `own`: whether there will be a default one.
     pub fn new(own: bool) -> Self {
         Self { own, ..Self::default() }
     }
 
-    /// Tries credentials. What came of it is what groups are told from now on; the second value tells whether it is news.
+    /// Tests credentials. The result is the state for groups from now on; the second value: whether it has changed.
     pub async fn examine(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> (ControlPlaneVerdict, bool) {
         let url = settings.url.clone();
         let client = match self.client(tailnet, mark, settings) {
@@ -123,7 +123,7 @@ impl ControlPlanes {
         let works = ControlPlaneVerdict::Valid(client.capabilities());
         match client.probe().await {
             Ok(()) => (works, self.ready(tailnet, mark, url, client)),
-            // What worked and is not known to be wrong goes on being used: a control plane that is away comes back.
+            // A client that worked and is not known to be invalid stays in use: an unavailable control plane comes back.
             Err(error) if self.works(tailnet) && error.passes() => {
                 tracing::warn!(reason = error.reason(), tailnet, "{error}");
                 (works, false)
@@ -132,14 +132,14 @@ impl ControlPlanes {
         }
     }
 
-    /// A control plane cannot be asked.
+    /// Marks a control plane as unusable.
     pub fn refused(&self, tailnet: Option<&str>, why: String) -> (ControlPlaneVerdict, bool) {
         let plane = tailnet.map_or_else(|| "The reconciler's own control plane".to_owned(), |name| format!("Tailnet {name}"));
         let news = self.unavailable(tailnet, format!("{plane}: {why}."));
         (ControlPlaneVerdict::Refused(why), news)
     }
 
-    /// The client for these settings: the one that there is if `mark` is the same.
+    /// Client for these settings: the existing one if `mark` is the same.
     fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<ControlClient, ControlError> {
         if let Some(client) =
             self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone())
@@ -149,12 +149,12 @@ impl ControlPlanes {
         ControlClient::new(settings)
     }
 
-    /// Whether there is a client that worked.
+    /// Whether a working client exists.
     fn works(&self, tailnet: Option<&str>) -> bool {
         self.planes().get(&tailnet.map(str::to_owned)).is_some_and(|plane| matches!(plane.state, TailnetState::Ready { .. }))
     }
 
-    /// A control plane can be asked by this client. Whether that is news.
+    /// Sets the working client of a control plane; returns whether its state has changed.
     fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: ControlClient) -> bool {
         if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
             self.listed.forget(tailnet);
@@ -165,34 +165,34 @@ impl ControlPlanes {
         self.set(tailnet, GroupControlPlane { client: Some(client), state, mark: mark.to_owned() })
     }
 
-    /// A control plane cannot be asked, and why. Whether that is news.
+    /// Marks a control plane as unavailable, with the reason; returns whether its state has changed.
     pub fn unavailable(&self, tailnet: Option<&str>, why: String) -> bool {
         self.set(tailnet, GroupControlPlane { client: None, state: TailnetState::Unavailable(why), mark: String::new() })
     }
 
-    /// A Tailnet is gone.
+    /// Removes a Tailnet.
     pub fn forget(&self, tailnet: &str) -> bool {
         self.planes().remove(&Some(tailnet.to_owned())).is_some()
     }
 
-    /// What a group of this Tailnet can count on. `there` tells whether the Tailnet exists.
+    /// State of a Tailnet for its groups. `there`: whether the Tailnet exists.
     pub fn state(&self, tailnet: Option<&str>, there: bool) -> TailnetState {
         let state = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
         let to_come = if tailnet.is_some() { there } else { self.own };
         state.unwrap_or_else(|| if to_come { TailnetState::Asking } else { TailnetState::Unavailable(unknown(tailnet)) })
     }
 
-    /// Every control plane that was asked, by the name of its Tailnet, and whether it can be.
+    /// Every tested control plane, by Tailnet name, and whether it is usable.
     pub fn tailnets(&self) -> Vec<(Option<String>, bool)> {
         self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
     }
 
-    /// What is denied to a group.
+    /// Current denials of a group.
     pub fn denials(&self, group: &str) -> BTreeMap<String, ControlPlaneError> {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
     }
 
-    /// What a group asked for in one pass: each with why it was denied, if it was. Other denials are of no interest any more.
+    /// Records the requests of a pass, each with its denial, if any. Drops other denials of the group.
     pub fn answered(&self, group: &str, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
         let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.remove(group).unwrap_or_default();
@@ -205,8 +205,8 @@ impl ControlPlanes {
         }
     }
 
-    /// Makes an auth key, after the device that the new one replaces is deleted. With a limit (a group and its replicas) both count
-    /// against the group's rate.
+    /// Creates an auth key, after deleting the device that it replaces. With `limit` (a group and its number of replicas) the request
+    /// counts against the group's rate limit.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
@@ -227,7 +227,7 @@ impl ControlPlanes {
         Ok(client.mint_key(tags, note).await?)
     }
 
-    /// Makes an auth key useless.
+    /// Revokes an auth key.
     pub async fn revoke_key(&self, tailnet: Option<&str>, id: &KeyId) -> Result<(), Denied> {
         Ok(self.plane(tailnet)?.revoke_key(id).await?)
     }
@@ -239,8 +239,8 @@ impl ControlPlanes {
         Ok(())
     }
 
-    /// Checks the device that a replica claims, and returns the record of it. A record of another device gives way only if that
-    /// device is gone. `domain` is used where the control plane reports none.
+    /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
+    /// longer exists. `domain` is used if the control plane reports none.
     pub async fn check_device(
         &self,
         tailnet: Option<&str>,

@@ -1,7 +1,7 @@
-//! The reconciler's own control plane, that of groups which name no Tailnet: its credentials are read, tried and watched.
+//! Default control plane of groups that name no Tailnet: reads, tests and watches its credentials.
 //!
-//! There is no object of it, so what is wrong is told by each group that would use it, and by a metric. Files of credentials
-//! that are missing keep nobody from starting: they are read when they come, and anew when they change.
+//! It has no Kubernetes object, so each affected group and a metric report its faults. Missing credential files do not block the start:
+//! they are read when they appear, and again after changes.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::model::settings::reconciler::{DefaultControlPlane, DefaultCredentials
 use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
 
-/// Looks at it.
+/// Tests the credentials.
 pub async fn reconcile(worker: &Worker) -> WorkOutcome {
     let Some(files) = &worker.control.credentials else { return WorkOutcome::Done };
     let DefaultControlPlane { url, ca, .. } = &worker.control;
@@ -43,12 +43,12 @@ pub async fn reconcile(worker: &Worker) -> WorkOutcome {
     WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY })
 }
 
-/// Has it looked at whenever one of its files changes.
+/// Enqueues a test after each change of a credential file.
 pub async fn follow(control: DefaultControlPlane, stores: Stores) {
     let paths = match control.credentials {
         Some(Files::OAuth { id, secret }) => vec![id, secret],
         Some(Files::Headscale { key }) => vec![key],
-        // A token is read anew each time that it is exchanged.
+        // A token is read at each exchange.
         Some(Files::Identity { .. }) | None => Vec::new(),
     };
     let followed = paths.into_iter().map(|path| {
@@ -64,11 +64,11 @@ pub async fn follow(control: DefaultControlPlane, stores: Stores) {
         }
     });
     futures_util::future::join_all(followed).await;
-    // Nothing to follow is no reason to end.
+    // The end of this task would end the process.
     std::future::pending::<()>().await;
 }
 
-/// The credentials that are in the files, and what tells them from others. The error says what to do.
+/// Reads the credentials from files, with values that identify them. The error says how to fix it.
 fn read(files: &Files) -> Result<(ClientCredentials, Vec<String>), String> {
     let text = |path: &Path| {
         let bytes = files::read_one(path).map_err(|error| error.to_string())?;

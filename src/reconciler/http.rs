@@ -1,4 +1,4 @@
-//! What the reconciler says over HTTP: `/healthz`, `/readyz`, `/metrics`. No request changes anything.
+//! HTTP server of the reconciler: `/healthz`, `/readyz`, `/metrics`. No request changes anything.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::runtime::admin::{AdminServer, Limits, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop};
 
-/// What stands for the reconciler's own control plane, which no Tailnet can be called.
+/// Metric label of the default control plane; not a valid name of a Tailnet.
 const OWN: &str = "_default";
 
-/// What answers are made from.
+/// Sources of responses.
 #[derive(Debug)]
 pub struct AdminSources {
     pub stores: Stores,
     pub writes: LeaderClient,
     pub metrics: Arc<Metrics>,
-    /// Whom groups belong to.
+    /// Control planes of groups.
     pub controls: Arc<ControlPlanes>,
     pub heartbeats: Heartbeats,
 }
@@ -36,7 +36,7 @@ impl AdminSources {
         let (depth, oldest) = (queue.depth(), queue.oldest());
         let cache = self.stores.cache();
         let (groups, services) = (cache.count(WatchRole::Group), cache.count(WatchRole::Service));
-        // Only the leader asks them; what others once knew is of no interest.
+        // Only the leader tests them; results of an earlier leadership are outdated.
         let planes = if leader { self.controls.tailnets() } else { Vec::new() };
         let planes = planes.into_iter().map(|(name, works)| (name.unwrap_or_else(|| OWN.to_owned()), works));
         Snapshot {
@@ -52,8 +52,7 @@ impl AdminSources {
         }
     }
 
-    /// What is in the way of readiness, one to a line; nothing if it is ready. A process that does not lead is ready: it is
-    /// there to lead when the other is not.
+    /// Reasons against readiness, one per line; empty if ready. A process that does not lead is ready: it is the standby.
     fn missing(&self) -> String {
         let missing = self.stores.cache().missing();
         let lines: Vec<_> = missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect();
@@ -61,7 +60,7 @@ impl AdminSources {
     }
 }
 
-/// Listens on an address until the stop is requested; tries again for ever while it cannot be had.
+/// Serves an address until the stop is requested; retries a failed bind forever.
 pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) {
     let routes = routes(&sources);
     let mut retry = Backoff::DAEMON;
@@ -98,7 +97,7 @@ fn objects(cache: &ClusterCache) -> Vec<(&'static str, usize)> {
     cache.roles().map(|role| (name(role), cache.stored(role))).collect()
 }
 
-/// A role in a word.
+/// Metric label of a role.
 fn name(role: WatchRole) -> &'static str {
     match role {
         WatchRole::Group => "ProxyGroup",

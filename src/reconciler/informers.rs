@@ -1,6 +1,6 @@
-//! The informer cache as the tasks share it: watches fill them, and what changes asks for work.
+//! Informers: watches fill the shared cache and enqueue the keys of changes.
 //!
-//! One task for each watch. A watch that is lost keeps what is known; a kind that the cluster does not have is an empty store.
+//! One task per watch. A lost watch leaves the cache unchanged; a kind that is not installed is an empty store.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,47 +16,47 @@ use crate::model::base::backoff::Backoff;
 use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
-/// Changes that come together are looked at together.
+/// Changes within this time are reconciled together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Changes of what takes long to look at gather for so many times as long, so that looks take a fifth of a processor at most.
+/// Debounce time as a multiple of the duration of the last pass, so that passes use at most a fifth of a processor.
 const SHARE: u32 = 4;
-/// But no longer than this.
+/// Maximum debounce time.
 const LONGEST: Duration = Duration::from_millis(250);
-/// What the reconciler made carries this label.
+/// Label of objects that the reconciler creates.
 const MANAGED: &str = "tailscale.com/managed=true";
-/// What somebody else made does not.
+/// Selector of objects that others create.
 const NOT_OURS: &str = "!tailscale.com/managed";
-/// What belongs to a group itself carries these.
+/// Labels of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InformerWatch {
-    /// What its objects are to us.
+    /// Role of its objects.
     pub role: WatchRole,
     pub follow: Follow,
 }
 
-/// The stores. Clones are the same.
+/// The informer cache and its queue. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Stores {
     cache: Arc<Mutex<ClusterCache>>,
     queue: Queue<WorkKey>,
-    /// How long changes of a key gather, where it is longer than usual.
+    /// Debounce time of a key, if longer than usual.
     paces: Arc<Mutex<HashMap<WorkKey, Duration>>>,
-    /// Whether every watch that is needed has had its first complete list.
+    /// Whether every required watch has had its first complete list.
     synced: watch::Sender<bool>,
     /// Whether a class needs nodes.
     wants_nodes: watch::Sender<bool>,
 }
 
 impl InformerWatch {
-    /// The same in another namespace, or in all.
+    /// The same watch in another namespace, or in all.
     fn within(&self, namespace: Option<String>) -> Self {
         Self { role: self.role, follow: Follow { namespace, ..self.follow.clone() } }
     }
 }
 
-/// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
+/// Every watch: of the objects in `namespace`, and of users' Services, Ingresses and EndpointSlices in these namespaces or in all.
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
     let everywhere = |role, resource| InformerWatch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
     let here = |role, resource, labels| {
@@ -72,13 +72,13 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     ];
     for kind in Kind::ALL {
         let labels = match kind {
-            // Children of users' Services, and what Kubernetes derives from them; metrics Services name no parent.
-            // Certificates are an Ingress's, and so are the rights that the Tailscale operator makes for each.
+            // Children of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent. Certificates
+            // belong to an Ingress, as do the roles that the Tailscale operator creates for each.
             Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
             _ => OF_A_GROUP,
         };
         let watch = here(WatchRole::Owned(kind), kind.into(), labels);
-        // By some of them groups read in users' namespaces where backends are.
+        // Some of them permit groups to read users' namespaces with backends.
         let elsewhere = if kind == Kind::RoleBinding { Some(service_namespaces) } else { None };
         let namespaces: BTreeSet<_> = match elsewhere {
             Some([]) => [None].into(),
@@ -111,13 +111,13 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
 }
 
 impl Stores {
-    /// Stores whose news go to this queue.
+    /// Creates stores that enqueue changes to this queue.
     pub fn new(cache: ClusterCache, queue: Queue<WorkKey>) -> Self {
         let [synced, wants_nodes] = [watch::channel(false).0, watch::channel(false).0];
         Self { cache: Arc::new(Mutex::new(cache)), queue, paces: Arc::default(), synced, wants_nodes }
     }
 
-    /// Follows one kind for ever; nodes from when a class needs them.
+    /// Watches one kind forever; nodes only once a class needs them.
     pub async fn feed(self, cluster: Cluster, watch: InformerWatch, lost: impl Fn(&'static str, &'static str) + Send) {
         let InformerWatch { role, follow } = watch;
         if role == WatchRole::Node {
@@ -142,7 +142,7 @@ impl Stores {
                         unknown(follow.resource);
                     }
                     self.cache().lacks(role);
-                    // Without groups there is nothing to do; without any other kind, what needs it is off.
+                    // Without groups there is nothing to do; without another kind, its features are off.
                     if role == WatchRole::Group { BTreeSet::new() } else { self.complete(role, namespace) }
                 }
                 WatchChange::Lost(error) => {
@@ -160,34 +160,33 @@ impl Stores {
         }
     }
 
-    /// Waits until every watch that is needed has had its first complete list.
+    /// Waits until every required watch has had its first complete list.
     pub async fn synced(&self) {
         wait(&self.synced).await;
     }
 
-    /// Whether it has.
+    /// Whether every required watch has had its first complete list.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
 
-    /// What a write of ours returned.
+    /// Stores the response to a write.
     pub fn assume(&self, role: WatchRole, value: Value) {
         let keys = self.cache().put(role, value);
         self.ask(keys);
     }
 
-    /// What a delete of ours took away.
+    /// Removes an object that was deleted by us.
     pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
         let keys = self.cache().deleted(object, uid);
         self.ask(keys);
     }
 
-    /// The queue that is fed.
     pub fn queue(&self) -> &Queue<WorkKey> {
         &self.queue
     }
 
-    /// The stores themselves, for a moment.
+    /// Locks the cache.
     pub fn cache(&self) -> MutexGuard<'_, ClusterCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,7 +202,7 @@ impl Stores {
         keys
     }
 
-    /// To look at a key took so long, without what was written.
+    /// Sets a key's debounce time by the duration of its last pass, without writes.
     pub fn paced(&self, key: WorkKey, took: Duration) {
         let pace = (took * SHARE).min(LONGEST);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,12 +221,12 @@ impl Stores {
     }
 }
 
-/// Waits until this is so. The sender is ours, so it cannot be gone.
+/// Waits until the value is true. The sender is our own, so it cannot be dropped.
 async fn wait(is: &watch::Sender<bool>) {
     let _ = is.subscribe().wait_for(|is| *is).await;
 }
 
-/// Says that a kind is not installed.
+/// Logs a kind that is not installed.
 fn unknown(resource: Resource) {
     let Resource { kind, api_version, .. } = resource;
     if kind == "ServiceMonitor" {

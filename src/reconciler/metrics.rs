@@ -1,4 +1,4 @@
-//! Every metric of the reconciler: what it did is counted as it happens, what it has is sampled at each scrape.
+//! Metrics of the reconciler: events are counted, state is sampled at each scrape.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,10 +9,10 @@ use crate::model::controller::proxygroup::{Certified, IngressSummary, PublishSta
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
-/// From a store that has it all to a control plane that takes its time.
+/// From a cache hit to a slow control plane, in seconds.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
 
-/// All families of the reconciler.
+/// All metric families of the reconciler.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -33,33 +33,33 @@ pub struct Metrics {
     planes: Sampled<1>,
     names: Sampled<2>,
     certificates: Sampled<2>,
-    /// What became of what groups are asked to publish, by the newest pass over each.
+    /// Publication summary of each group, from its newest pass.
     published: Mutex<BTreeMap<String, IngressSummary>>,
 }
 
-/// What a scrape samples.
+/// Sampled values of a scrape.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub leader: bool,
     /// Whether every watch has had its first complete list.
     pub synced: bool,
-    /// How the queue stands.
+    /// Depth of the queue.
     pub depth: Depth,
-    /// How long the key that is ready longest has waited.
+    /// Age of the oldest ready key.
     pub oldest: Option<Duration>,
     pub groups: usize,
-    /// Those of them of a type that is not served.
+    /// Of these, groups of types that we do not serve.
     pub unserved: usize,
     /// Users' Services that concern a group.
     pub services: usize,
-    /// Objects that the stores hold, by kind.
+    /// Cached objects by kind.
     pub objects: Vec<(&'static str, usize)>,
-    /// Control planes that were asked, by the name of their Tailnet, and whether they can be.
+    /// Tested control planes by Tailnet name, and whether they are usable.
     pub planes: Vec<(String, bool)>,
 }
 
 impl Metrics {
-    /// Creates every family. Fails if two have one name or a name is malformed; that is a fault of this program.
+    /// Creates every family. Fails on duplicate or malformed names: a bug.
     pub fn new() -> Result<Self, MetricsError> {
         let mut registry = Registry::new();
         let r = &mut registry;
@@ -122,7 +122,7 @@ impl Metrics {
         })
     }
 
-    /// A look is over.
+    /// Counts a reconciliation.
     pub fn reconciled(&self, kind: &str, took: Duration, error: Option<&str>) {
         self.reconciles.inc([kind, if error.is_some() { "error" } else { "ok" }]);
         self.seconds.observe([kind], took.as_secs_f64());
@@ -131,7 +131,7 @@ impl Metrics {
         }
     }
 
-    /// A request is over.
+    /// Counts an API request.
     pub fn requested(&self, verb: Verb, kind: &str, fault: Option<&str>) {
         self.requests.inc([verb.name(), kind, fault.unwrap_or("ok")]);
         let changes = matches!(verb, Verb::Patch | Verb::Create | Verb::Update | Verb::Delete);
@@ -140,7 +140,7 @@ impl Metrics {
         }
     }
 
-    /// What became of what a group is asked to publish; nothing if it publishes nothing.
+    /// Sets the publication summary of a group; `None` if it publishes nothing.
     pub fn publishes(&self, group: &str, summary: Option<&IngressSummary>) {
         let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         match summary {
@@ -149,12 +149,12 @@ impl Metrics {
         }
     }
 
-    /// A watch broke.
+    /// Counts a lost watch.
     pub fn watch_lost(&self, kind: &str, error: &str) {
         self.watch_faults.inc([kind, error]);
     }
 
-    /// The page of a scrape.
+    /// Page of a scrape.
     pub fn page(&self, now: &Snapshot) -> String {
         let flag = |on: bool| if on { 1.0 } else { 0.0 };
         let mut page = self.registry.page();
@@ -169,7 +169,7 @@ impl Metrics {
         page.write(&self.planes, now.planes.iter().map(|(tailnet, works)| ([tailnet.as_str()], flag(*works))));
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
-        // Only who leads looks at groups; what others once saw is of no interest.
+        // Only the leader reconciles groups; summaries of an earlier leadership are outdated.
         let published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         let groups = || published.iter().filter(|_| now.leader);
         let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
@@ -184,7 +184,6 @@ impl Metrics {
         page.finish()
     }
 
-    /// The families.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }

@@ -1,4 +1,4 @@
-//! One `ProxyClass`: its finalizer and its condition. Groups that use it are looked at when those change.
+//! `ProxyClass` reconciliation: finalizer and condition. A change of these enqueues the groups that use the class.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::model::controller::proxyclass::validate;
 use crate::model::controller::proxygroup::{Notice, Subject};
 use crate::runtime::queue::WorkOutcome;
 
-/// Looks at a class.
+/// Reconciles a class.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, validation) = {
         let cache = worker.stores.cache();
@@ -25,7 +25,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
         write(worker, Resource::PROXY_CLASS, WatchRole::Class, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
     if let Some(finalizers) = validation.finalizers {
-        // Without the version that was read a finalizer of somebody else's could be lost.
+        // With the version as precondition, so that no foreign finalizer is lost.
         finalize(worker, Resource::PROXY_CLASS, WatchRole::Class, name, &finalizers).await?;
     }
     for (reason, message) in validation.warnings {
@@ -35,7 +35,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     Ok(WorkOutcome::Done)
 }
 
-/// Replaces the finalizers of a cluster-wide object that is as it was observed, or as our own write left it.
+/// Replaces the finalizers of a cluster-scoped object that is unchanged since it was observed or written by us.
 pub(super) async fn finalize(
     worker: &Worker,
     resource: Resource,
@@ -48,7 +48,7 @@ pub(super) async fn finalize(
     write(worker, resource, role, name, ObjectPart::Object, &patch).await
 }
 
-/// Changes a cluster-wide object. One that is gone needs nothing any more.
+/// Patches a cluster-scoped object. A deleted one needs no change.
 pub(super) async fn write(
     worker: &Worker,
     resource: Resource,

@@ -1,7 +1,7 @@
-//! One `Tailnet`: its credentials are read, tried and watched, and the client for it kept.
+//! `Tailnet` reconciliation: reads, tests and watches its credentials, and keeps its client.
 //!
-//! Looked at when its Secret comes, changes or goes, and again once a minute: so credentials that stopped working are noticed.
-//! Credentials that cannot be tried now, but worked, go on being used.
+//! Reconciled after each change of its Secret, and once a minute to detect credentials that stopped working. Credentials that worked stay
+//! in use while they cannot be tested.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -28,16 +28,16 @@ use crate::model::controller::tailnet::{self, ControlPlaneVerdict, validate};
 use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
 
-/// How often a Tailnet is looked at.
+/// Interval of tests.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_mins(1);
-/// How often one is that does not work.
+/// Interval of tests while they fail.
 pub(super) const RETRY: Duration = Duration::from_secs(30);
-/// A token is asked for again when it has been held for so long; it holds twice as long.
+/// Age at which a token is renewed; its lifetime is twice as long.
 const TOKEN: Duration = Duration::from_mins(30);
-/// How long a call of a control plane may take.
+/// Timeout of a control plane request.
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What is kept of Tailnets beside their objects.
+/// Tokens for Tailnets.
 #[derive(Debug)]
 pub struct Tailnets {
     cluster: Cluster,
@@ -49,7 +49,7 @@ pub struct Tailnets {
 #[derive(Debug)]
 struct TailnetToken {
     sender: watch::Sender<Option<Secret>>,
-    /// For which audience the one that is held was made out, and when.
+    /// Audience and time of the current token.
     made: Option<(String, Instant)>,
 }
 
@@ -60,17 +60,17 @@ impl Default for TailnetToken {
 }
 
 impl Tailnets {
-    /// Nothing known yet. Tokens are made out for this service account of the cluster's namespace.
+    /// No tokens yet. Tokens are requested for this service account of the cluster's namespace.
     pub fn new(cluster: Cluster, service_account: String, ca: Option<PathBuf>) -> Self {
         Self { cluster, service_account, ca, tokens: Mutex::default() }
     }
 
-    /// Where the token of our own service account is that is made out for a Tailnet's control plane.
+    /// The token of our service account for a Tailnet's control plane.
     fn token(&self, name: &str) -> watch::Receiver<Option<Secret>> {
         self.tokens().entry(name.to_owned()).or_default().sender.subscribe()
     }
 
-    /// Has a token be there that holds for long enough.
+    /// Requests a new token unless the current one is fresh.
     async fn renew(&self, name: &str, audience: &str) -> Result<(), KubeError> {
         let fresh = |made: &(String, Instant)| made.0 == audience && made.1.elapsed() < TOKEN;
         if self.tokens().get(name).and_then(|token| token.made.as_ref()).is_some_and(fresh) {
@@ -89,7 +89,7 @@ impl Tailnets {
     }
 }
 
-/// Looks at a Tailnet.
+/// Reconciles a Tailnet.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
         let cache = worker.stores.cache();
@@ -120,11 +120,11 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     Ok(WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY }))
 }
 
-/// Reads the credentials and tries them.
+/// Reads the credentials and tests them.
 async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<ControlPlaneVerdict, ActError> {
     let (verdict, news) = match tried(worker, name, tailnet).await {
         Ok(done) => done,
-        // What the API refuses here it will refuse again: whoever made the Tailnet has to know.
+        // The API server would reject a retry as well: report it to the Tailnet's owner.
         Err(error) if error.refused() => worker.controls.refused(Some(name), error.to_string()),
         Err(error) => return Err(error.into()),
     };
@@ -162,7 +162,7 @@ async fn settings(worker: &Worker, name: &str, tailnet: &Tailnet, credentials: t
     Ok(ControlSettings { url, credentials, ca, rate: Rate::DEFAULT, deadline: DEADLINE })
 }
 
-/// Tells credentials apart without keeping them.
+/// Fingerprint of credentials.
 fn mark(tailnet: &Tailnet, data: &std::collections::BTreeMap<String, k8s_openapi::ByteString>) -> String {
     digest(json!([tailnet::url(tailnet), data]).to_string().as_bytes())
 }
@@ -174,7 +174,7 @@ fn forget(worker: &Worker, name: &str) {
     }
 }
 
-/// Has the groups of a Tailnet looked at.
+/// Enqueues the groups of a Tailnet.
 fn wake(worker: &Worker, name: &str) {
     let users = worker.stores.cache().users_of_tailnet(Some(name));
     for group in users {

@@ -1,6 +1,6 @@
-//! A worker: takes a key, looks at what there is, has it decided what to do, and does it.
+//! Worker: takes a key from the queue, observes the cache, plans and applies.
 //!
-//! Works only while this process leads and the stores are complete; what it leaves then is looked at by whoever leads next.
+//! Works only while this process leads and the cache is synced; the next leader reconciles everything else.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,31 +24,31 @@ use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memor
 use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
-/// How soon a group is looked at again when something was found that the stores did not show.
+/// Requeue delay after a write found an object that the cache lacked.
 const CONFLICT_REQUEUE: Duration = Duration::from_millis(10);
-/// How often it is looked whether somebody else's object still has the name of one of ours.
+/// Interval of checks whether a foreign object still has the name of one of ours.
 const IN_THE_WAY: Duration = Duration::from_secs(31);
-/// How soon a write that may not be made is thought of again: when the next leader is known.
+/// Requeue delay while this process does not lead: by then the next leader is known.
 const NOT_LEADING: Duration = Duration::from_secs(2);
 
-/// What every worker shares.
+/// State shared by all workers.
 #[derive(Debug)]
 pub struct Worker {
     pub stores: Stores,
     pub actor: Applier,
-    /// Whom groups belong to.
+    /// Control planes of groups.
     pub controls: Arc<ControlPlanes>,
-    /// What is known of Tailnets beside their objects.
+    /// Tokens for Tailnets.
     pub tailnets: Tailnets,
-    /// The control plane of groups that name no Tailnet.
+    /// Settings of the default control plane.
     pub control: DefaultControlPlane,
-    /// Groups of a type that is not served, of which that was said.
+    /// Groups of types that we do not serve and that were logged.
     pub unserved: Mutex<BTreeSet<String>>,
     pub settings: Arc<GroupSettings>,
-    /// What passes over a group take over from the one before.
+    /// State kept between the passes over a group.
     pub memories: Mutex<HashMap<String, Memory>>,
     pub metrics: Arc<Metrics>,
-    /// Where things are looked up that no watch shows.
+    /// Client for objects in no watch.
     pub cluster: Cluster,
     pub cluster_id: tokio::sync::OnceCell<String>,
 }
@@ -56,7 +56,7 @@ pub struct Worker {
 impl Worker {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.is_synced() {
-            // Whoever leads next looks at everything.
+            // The next leader reconciles everything.
             return WorkOutcome::Done;
         }
         let begin = Instant::now();
@@ -77,7 +77,7 @@ impl Worker {
         }
     }
 
-    /// Who this cluster is among those that share Tailscale Services: the same for as long as the cluster lives.
+    /// Identity of this cluster among those that share Tailscale Services: constant for the lifetime of the cluster.
     async fn owner(&self) -> Result<ServiceOwner, KubeError> {
         let usual = &self.settings.cluster;
         if !usual.id.is_empty() {
@@ -92,8 +92,8 @@ impl Worker {
         Ok(ServiceOwner { id: found.await?.clone(), ..usual.clone() })
     }
 
-    /// Looks at the certificates of users' own that a group is to show, where that was not done since they changed. What cannot be read
-    /// now is read for a later pass: nothing waits for it.
+    /// Reads user certificates of a group that have changed since the last read. A failed read is repeated in a later pass and blocks
+    /// nothing.
     async fn read_certificates(&self, group: &str) {
         let unread = self.stores.cache().unread_certificates(group);
         for name in unread {
@@ -105,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// Says once that a group is of a type that is not served: it may be somebody else's, so it is not told itself.
+    /// Logs once that a group's type is not served. Another operator may own the group, so its status is not written.
     fn say_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
         let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
         match group.filter(|group| !self.settings.types.contains(&group.spec.type_)) {
@@ -118,7 +118,7 @@ impl Worker {
         }
     }
 
-    /// Has it decided what to do. Nobody else works on this group meanwhile.
+    /// Plans a pass. No other worker has this group meanwhile.
     fn pass(&self, name: &str, observed: &Observed) -> GroupPlan {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(name).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Worker {
             let group = cache.group(name);
             self.say_unserved(name, group.as_deref());
             if group.as_ref().is_some_and(|group| cache.awaits_nodes(group)) {
-                // Their list asks for the group again.
+                // The list of nodes enqueues the group again.
                 return Ok(WorkOutcome::Done);
             }
             let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
@@ -162,7 +162,7 @@ impl Worker {
             Ok(ApplyResult::Done) => {}
             Ok(ApplyResult::Conflict) => return Ok(WorkOutcome::RequeueAfter(CONFLICT_REQUEUE)),
             Err(error) => {
-                // What the API refuses it will refuse again: somebody has to be told.
+                // The API server would reject a retry as well: report it.
                 if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden)) {
                     self.actor.refused(&observed, &error.to_string()).await?;
                 }

@@ -1,4 +1,4 @@
-//! Accepting connections, with or without a limit on how many are open at a time.
+//! Accepts connections, with or without a limit on concurrent ones.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
-/// The next connection, once there is room for it. Nothing if accepting failed.
+/// Accepts a connection once a slot is free; `None` if accepting failed.
 pub async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots).acquire_owned().await.ok()?;
     next(listener).await.map(|(stream, _)| (stream, slot))
 }
 
-/// The next connection and the address it comes from. Nothing if accepting failed: then a moment has passed, for the usual reason (no
-/// file descriptors left) does not go away at once.
+/// Accepts a connection, with its source address; `None` if accepting failed, after a pause: the usual cause (no file descriptors left)
+/// lasts.
 pub async fn next(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     match listener.accept().await {
         Ok(accepted) => Some(accepted),

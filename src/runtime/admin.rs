@@ -1,8 +1,8 @@
-//! A small HTTP/1 server for health, metrics and debugging: a table of paths, and limits on everything a client can do.
+//! HTTP/1 server for health, metrics and debugging: a table of paths, with limits on all resources of a client.
 //!
-//! It answers GET and HEAD without a body. A client that is slow to send a request or to read, or that opens too many connections, loses
-//! its own connections and delays no other client: new connections are always taken ([`open`]). It knows nothing of what it serves, and
-//! never retries: binding again is the caller's decision.
+//! Serves GET and HEAD without a request body. A client that is slow or opens too many connections loses its own connections and delays no
+//! other client: new connections are always accepted ([`open`]). The server knows nothing about the served content, and does not retry a
+//! failed bind: that is the caller's decision.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -35,40 +35,40 @@ use stall::Stall;
 mod open;
 mod stall;
 
-/// What a client asked.
+/// A client's request.
 #[derive(Debug, Clone)]
 pub struct AdminRequest {
-    /// The query of the URL, empty if there is none.
+    /// Query of the URL; empty if absent.
     pub query: String,
     pub headers: HeaderMap,
 }
 
-/// What it is told.
+/// Response to a client.
 pub type AdminResponse = Response<Full<Bytes>>;
 
-/// What answers one path.
+/// Handler of a path.
 pub type Handler = Arc<dyn Fn(AdminRequest) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
-/// Paths and what answers them.
+/// Handlers by path.
 #[derive(Clone, Default)]
 pub struct Routes(BTreeMap<&'static str, Handler>);
 
-/// How much a client may take.
+/// Limits of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// The time for the head of a request, and for the next request on a kept connection.
+    /// Timeout of a request head, and of the next request on a kept connection.
     pub header: Duration,
-    /// The time for which an answer may make no progress because the client does not read.
+    /// Timeout of a response that makes no progress because the client does not read.
     pub stall: Duration,
-    /// Connections at a time; one more closes another one.
+    /// Maximum concurrent connections; a further one closes another.
     pub connections: usize,
-    /// The same for each source address.
+    /// Maximum concurrent connections of a source address.
     pub per_source: usize,
-    /// The time that open requests have to finish when the server ends.
+    /// Timeout of open requests when the server ends.
     pub drain: Duration,
 }
 
-/// A server that has its address and has not begun to answer.
+/// A bound server that does not serve yet.
 pub struct AdminServer {
     listener: TcpListener,
     address: SocketAddr,
@@ -76,7 +76,7 @@ pub struct AdminServer {
     limits: Limits,
 }
 
-/// The server cannot listen.
+/// Error of binding the address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}; is another process using it, or is the address not this machine's?")]
 pub struct BindError {
@@ -85,7 +85,7 @@ pub struct BindError {
 }
 
 impl BindError {
-    /// A closed set of words for metric labels.
+    /// Metric label; closed set.
     pub fn reason(&self) -> &'static str {
         match self.source.kind() {
             io::ErrorKind::AddrInUse => "AddressInUse",
@@ -115,7 +115,7 @@ impl std::fmt::Debug for Routes {
 }
 
 impl Routes {
-    /// No paths: everything is 404.
+    /// No paths: every response is 404.
     pub fn new() -> Self {
         Self::default()
     }
@@ -131,12 +131,12 @@ impl Routes {
     }
 }
 
-/// A text answer that no cache keeps.
+/// A text response with `Cache-Control: no-store`.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
     typed(status, "text/plain; charset=utf-8", body)
 }
 
-/// An answer of a given content type that no cache keeps.
+/// A response of a content type, with `Cache-Control: no-store`.
 pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> AdminResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -145,7 +145,7 @@ pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Byt
     answer
 }
 
-/// The answer to a liveness probe: 503 with the names of the tasks that have not run for `limit`.
+/// Response to a liveness probe: 503 with the names of the tasks without a heartbeat for `limit`.
 pub fn liveness(heartbeats: &Heartbeats, limit: Duration) -> AdminResponse {
     match heartbeats.stalled(limit).as_slice() {
         [] => text(StatusCode::OK, "ok"),
@@ -157,7 +157,7 @@ pub fn liveness(heartbeats: &Heartbeats, limit: Duration) -> AdminResponse {
 }
 
 impl AdminServer {
-    /// Takes the address. Fails if it cannot be listened on.
+    /// Binds the address.
     pub async fn bind(address: SocketAddr, routes: Routes, limits: Limits) -> Result<Self, BindError> {
         let fail = |source| BindError { address, source };
         let listener = TcpListener::bind(address).await.map_err(fail)?;
@@ -165,12 +165,12 @@ impl AdminServer {
         Ok(Self { listener, address, routes, limits })
     }
 
-    /// The address in use; tells the port where 0 was asked for.
+    /// Bound address, with the actual port if 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until `stop` is ready, then lets open requests finish for the time of [`Limits::drain`].
+    /// Serves until `stop` is ready, then lets open requests finish, at most for [`Limits::drain`].
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let mut open = Open::default();
         let (closing, watcher) = watch::channel(false);

@@ -1,6 +1,6 @@
-//! One run of a program: text in, within a time; what it wrote and how it ended out.
+//! Runs a program: text on standard input, with a timeout; returns its output and exit status.
 //!
-//! It knows no program. What was written is for whoever asked, and on failure for people; nothing here reads it.
+//! Knows no specific program. The caller parses the output; on failure it goes into messages; nothing here parses it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,13 +11,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// How much of what a failing program said is kept, in characters.
+/// Maximum length of a failed program's message, in characters.
 const WORDS: usize = 2000;
 
-/// A program did not run to its end.
+/// The program did not run to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// It could not be started, or its end not be awaited.
+    /// It could not be started or awaited.
     #[error("cannot run it: {0}")]
     Run(#[source] io::Error),
     /// It did not end in time and was killed.
@@ -26,7 +26,7 @@ pub enum CommandError {
 }
 
 impl CommandError {
-    /// A closed set of words for metric labels.
+    /// Metric label; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Run(_) => "Missing",
@@ -35,7 +35,7 @@ impl CommandError {
     }
 }
 
-/// Runs a program with this standard input, for `limit` at most; a run that is given up, or dropped, is killed.
+/// Runs a program with this standard input, at most for `limit`; it is killed after a timeout, or when the future is dropped.
 pub async fn run(program: impl AsRef<OsStr>, arguments: &[&str], input: &str, limit: Duration) -> Result<Output, CommandError> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -43,7 +43,7 @@ pub async fn run(program: impl AsRef<OsStr>, arguments: &[&str], input: &str, li
     let stdin = child.stdin.take();
     let feed = async {
         if let Some(mut stdin) = stdin {
-            // A program that ends early says why by its status.
+            // A program that ends before reading its input reports the reason in its exit status.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
     };
@@ -51,7 +51,7 @@ pub async fn run(program: impl AsRef<OsStr>, arguments: &[&str], input: &str, li
     timeout(limit, ended).await.map_err(|_| CommandError::Timeout(limit))?.map_err(CommandError::Run)
 }
 
-/// What a program said on its standard error, at most its first 2000 characters; for people.
+/// Standard error of a program, at most 2000 characters; for messages.
 pub fn complaint(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim_end().chars().take(WORDS).collect()
 }

@@ -1,7 +1,7 @@
-//! HTTPS clients: what they call themselves, and whom they believe beside the public authorities.
+//! HTTPS clients: user agent, and additional trusted CAs.
 //!
-//! A bundle of authorities is often a copy of a whole system's. A certificate of it that cannot be used (too old a form, a torn block)
-//! is left out with a warning and costs nobody the others; a bundle of which none is left is an error, for nobody meant that.
+//! A CA bundle is often a copy of a whole system's. An unusable certificate of it (obsolete format, truncated block) is skipped with a
+//! warning and does not affect the others; a bundle without any usable certificate is an error, because it is certainly a mistake.
 
 use std::error::Error as _;
 use std::io;
@@ -13,25 +13,25 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-/// How long a connection may take.
+/// Timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// A client cannot be made.
+/// Error of creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpsError {
-    /// The authorities cannot be read.
+    /// The CA bundle cannot be read.
     #[error("the certificate authorities at {} cannot be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// None of the authorities can be used.
+    /// No certificate of the bundle is usable.
     #[error("of the certificate authorities at {} none can be used: {why}", path.display())]
     Unusable { path: PathBuf, why: String },
     #[error("{0}")]
     Client(String),
 }
 
-/// The beginning of a client that believes the PEM certificates of this file, too.
+/// Builder of a client that also trusts the PEM certificates of this file.
 pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> {
-    // Somebody else may have chosen one already; either will do.
+    // Another part may have installed a provider already; either works.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(CONNECT);
     let Some(path) = authorities else { return Ok(builder) };
@@ -48,7 +48,7 @@ pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> 
     Ok(builder.tls_certs_merge(good.map_err(client_error)?))
 }
 
-/// The client. Fails with the cause, not with the stage alone.
+/// Builds the client. The error includes its cause.
 pub fn build(builder: ClientBuilder) -> Result<Client, HttpsError> {
     builder.build().map_err(client_error)
 }
@@ -64,7 +64,7 @@ fn client_error(error: reqwest::Error) -> HttpsError {
     HttpsError::Client(why)
 }
 
-/// The certificates that TLS takes as authorities, and what is wrong with each of the others, by its place in the file.
+/// Usable CA certificates, and the errors of the others with their position in the file.
 fn sort(text: &[u8]) -> (Vec<CertificateDer<'static>>, Vec<String>) {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for (index, found) in CertificateDer::pem_slice_iter(text).enumerate() {
@@ -88,7 +88,7 @@ mod tests {
         rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate").cert.pem()
     }
 
-    /// A block that is PEM and holds no certificate that TLS would take.
+    /// A PEM block without a certificate that TLS accepts.
     const REFUSED: &str = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n-----END CERTIFICATE-----\n";
 
     fn made(text: &str) -> Result<(), HttpsError> {

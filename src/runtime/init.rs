@@ -1,9 +1,8 @@
-//! The first process of a container, where it keeps the program running: what else runs in the container outlives a crash of the program.
+//! Init process of a container (PID 1): other processes of the container outlive a crash of the program.
 //!
-//! A container ends with its first process, and everything in it with that. So the program, where it would be that process, starts
-//! itself as a child, and does no more than wait: it passes on what asks for an end, reaps those whose parent has ended, and starts the
-//! program again after a crash. An end that the program has decided about, and a second crash in ten minutes, end the container with the
-//! same status: who started it is to see that, and to wait longer each time.
+//! A container ends with its first process, and all its processes with it. So the program, if it is that process, starts itself as a child
+//! and then only waits: it forwards SIGTERM and SIGINT, reaps orphaned processes, and restarts the program after a crash. An intended exit,
+//! or a second crash within ten minutes, ends the container with the same status: the kubelet then sees it and applies its backoff.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -15,29 +14,29 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// The exit status of a program that has noticed its own crash (`EX_SOFTWARE`).
+/// Exit status of a program that detected its own crash (`EX_SOFTWARE`).
 pub const CRASHED: u8 = 70;
-/// The exit status of a Rust program whose first thread has panicked.
+/// Exit status of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
-/// How much time between two crashes makes the second a first one. A kubelet forgets about an end after as long.
+/// A crash this long after the previous one counts as the first. A kubelet resets its backoff after the same time.
 const STEADY: Duration = Duration::from_mins(10);
-/// What asks the program for an end.
+/// Signals that are forwarded to the program.
 const PASSED_ON: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 
-/// What follows the program's end.
+/// Action after the program's end.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Again,
-    /// The container ends with this exit status.
+    /// End the container with this exit status.
     End(u8),
 }
 
-/// Keeps this very program running, with the same arguments; returns the exit status to end with. `variable` tells it that it is kept:
-/// how often it was started again and, after a blank, why. The program has to call [`hear`].
+/// Runs this program as a child with the same arguments and restarts it after crashes; returns the exit status to end with. The child's
+/// environment variable `variable` has the number of restarts and, after a blank, the reason of the last. The program must call [`hear`].
 pub fn keep(variable: &str) -> io::Result<u8> {
     let mut heard: SigSet = PASSED_ON.into_iter().collect();
     heard.add(Signal::SIGCHLD);
-    // Nothing is lost between two waits, nor before the program has its own handlers: it begins with the same signals blocked.
+    // Signals stay pending between two waits, and until the program has its own handlers: it starts with the same signals blocked.
     heard.thread_block()?;
     let (mut restarts, mut why, mut signalled) = (0_u64, String::new(), false);
     let mut crashed: Option<Instant> = None;
@@ -52,7 +51,7 @@ pub fn keep(variable: &str) -> io::Result<u8> {
                 }
                 signal => {
                     signalled = true;
-                    // It is a child that was not waited for: the number is still its own.
+                    // The child has not been reaped, so its PID is not reused.
                     kill(program, signal)?;
                 }
             }
@@ -64,7 +63,7 @@ pub fn keep(variable: &str) -> io::Result<u8> {
     }
 }
 
-/// Takes the signals again that [`keep`] has blocked for the program.
+/// Unblocks the signals that [`keep`] has blocked for the program.
 pub fn hear() -> io::Result<()> {
     Ok(SigSet::all().thread_unblock()?)
 }
@@ -76,7 +75,7 @@ fn start(variable: &str, value: &str) -> io::Result<Pid> {
     i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other)
 }
 
-/// Waits for all that have ended; how the program has, if it is among them.
+/// Reaps all ended processes; returns the program's status if it is among them.
 fn reap(program: Pid) -> Option<WaitStatus> {
     let mut end = None;
     loop {
@@ -88,7 +87,7 @@ fn reap(program: Pid) -> Option<WaitStatus> {
     }
 }
 
-/// What follows an end, so long after the crash before it, if there was one, of a program that was asked to end or not.
+/// Action after an end. `after`: time since the previous crash, if any; `signalled`: whether a signal was forwarded.
 fn next(end: WaitStatus, after: Option<Duration>, signalled: bool) -> Next {
     let (crash, status) = match end {
         WaitStatus::Exited(_, code) => (code == i32::from(CRASHED) || code == PANICKED, code),

@@ -1,30 +1,29 @@
-//! Metrics: families with typed labels, created once, and the text that Prometheus reads.
+//! Metrics: families with typed labels, created once, and the Prometheus exposition text.
 //!
-//! Two kinds of family. *Counted* ones live here and are moved by events ([`Counter`], [`Gauge`], [`Histogram`]).
-//! *Sampled* ones ([`Sampled`]) hold nothing: their values are written straight into the [`Page`] of a scrape from what is
-//! true at that moment, so ten thousand services cost no memory between scrapes and a vanished one leaves no series behind.
-//! What the families mean is their owners' business.
+//! Two kinds of family. *Counted* ones have state, updated by events ([`Counter`], [`Gauge`], [`Histogram`]). *Sampled* ones ([`Sampled`])
+//! have none: their values are written directly into the [`Page`] of a scrape, so ten thousand services use no memory between scrapes and a
+//! removed one leaves no series behind. The meaning of the families is up to their owners.
 
 use std::fmt::Write as _;
 
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, TextEncoder};
 
-/// The content type of [`Page::finish`].
+/// Content type of [`Page::finish`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a family's values do.
+/// Metric type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// They only grow, or start again at zero.
+    /// Values only increase, or restart at zero.
     Counter,
-    /// They go up and down.
+    /// Values increase and decrease.
     Gauge,
-    /// They are counted in buckets.
+    /// Values are counted in buckets.
     Histogram,
 }
 
 impl Kind {
-    /// The word of the exposition format.
+    /// Type name in the exposition format.
     pub fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -34,19 +33,18 @@ impl Kind {
     }
 }
 
-/// What is told of a family in documentation and in the exposition's head lines.
+/// Description of a family, for documentation and the exposition's header lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
-    /// The name, unit included.
+    /// Name, with unit.
     pub name: &'static str,
     pub kind: Kind,
-    /// One sentence, without a final stop.
+    /// One sentence without a final full stop.
     pub help: &'static str,
-    /// The label names.
     pub labels: Vec<&'static str>,
 }
 
-/// A family could not be created: its name or a label is malformed, or the name is taken.
+/// Error of creating a family: its name or a label is malformed, or the name is in use.
 #[derive(Debug, thiserror::Error)]
 #[error("metric family {name}: {source}")]
 pub struct MetricsError {
@@ -66,7 +64,7 @@ pub struct Gauge<const L: usize>(GaugeVec);
 #[derive(Debug, Clone)]
 pub struct Histogram<const L: usize>(HistogramVec);
 
-/// A family with `L` labels whose values are given at each scrape.
+/// A family with `L` labels whose values are written at each scrape.
 #[derive(Debug, Clone)]
 pub struct Sampled<const L: usize> {
     name: &'static str,
@@ -75,12 +73,12 @@ pub struct Sampled<const L: usize> {
     labels: [&'static str; L],
 }
 
-/// The observations of one series of a histogram, counted elsewhere.
+/// Sample of one series of a histogram that is counted elsewhere.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HistogramSample {
-    /// The upper bounds of the buckets, in growing order.
+    /// Upper bounds of the buckets, increasing.
     pub bounds: &'static [f64],
-    /// How many observations are in each bucket, and last how many are above all bounds. Not cumulative.
+    /// Number of observations in each bucket, then above all bounds. Not cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
 }
@@ -92,11 +90,11 @@ pub struct Registry {
     descriptions: Vec<Description>,
 }
 
-/// The text of one scrape while it is written.
+/// Text of one scrape.
 #[derive(Debug)]
 pub struct Page(String);
 
-/// A count as Prometheus has it. Counts above 2^53 lose their last digits, which no rate notices.
+/// A count as a Prometheus value. Counts above 2^53 lose their last digits, without effect on rates.
 #[allow(clippy::cast_precision_loss)]
 pub fn number(count: u64) -> f64 {
     count as f64
@@ -121,19 +119,18 @@ impl<const L: usize> Gauge<L> {
 }
 
 impl<const L: usize> Histogram<L> {
-    /// Counts one value.
+    /// Records a value.
     pub fn observe(&self, labels: [&str; L], value: f64) {
         self.0.with_label_values(&labels).observe(value);
     }
 }
 
 impl Registry {
-    /// No families yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Creates a counter. Fails if the name is malformed or taken.
+    /// Creates a counter. Fails if the name is malformed or in use.
     pub fn counter<const L: usize>(
         &mut self,
         name: &'static str,
@@ -145,7 +142,7 @@ impl Registry {
         Ok(Counter(family))
     }
 
-    /// Creates a gauge. Fails if the name is malformed or taken.
+    /// Creates a gauge. Fails if the name is malformed or in use.
     pub fn gauge<const L: usize>(
         &mut self,
         name: &'static str,
@@ -157,7 +154,7 @@ impl Registry {
         Ok(Gauge(family))
     }
 
-    /// Creates a histogram with these upper bounds. Fails if the name is malformed or taken, or the bounds do not grow.
+    /// Creates a histogram with these upper bounds. Fails if the name is malformed or in use, or if the bounds do not increase.
     pub fn histogram<const L: usize>(
         &mut self,
         name: &'static str,
@@ -171,18 +168,18 @@ impl Registry {
         Ok(Histogram(family))
     }
 
-    /// Creates a family whose values are given at each scrape.
+    /// Creates a family whose values are written at each scrape.
     pub fn sampled<const L: usize>(&mut self, name: &'static str, kind: Kind, help: &'static str, labels: [&'static str; L]) -> Sampled<L> {
         self.descriptions.push(Description { name, kind, help, labels: labels.to_vec() });
         Sampled { name, kind, help, labels }
     }
 
-    /// Every family, in order of creation.
+    /// All families, in order of creation.
     pub fn descriptions(&self) -> &[Description] {
         &self.descriptions
     }
 
-    /// The table of all families as documentation has it.
+    /// Table of all families for the documentation.
     pub fn table(&self) -> String {
         let line = |Description { name, kind, help, labels }: &Description| {
             let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
@@ -197,7 +194,7 @@ impl Registry {
     pub fn page(&self) -> Page {
         let mut text = String::new();
         for family in self.counted.gather() {
-            // Families without a series yet have no lines. What cannot be encoded is left out rather than costing the rest.
+            // A family without series has no lines. One that cannot be encoded is left out and does not affect the rest.
             let mark = text.len();
             if TextEncoder::new().encode_utf8(&[family], &mut text).is_err() {
                 text.truncate(mark);
@@ -266,7 +263,7 @@ impl Page {
         self.line(format_args!("{} {value}\n", if open == '{' { "" } else { "}" }));
     }
 
-    /// Appends text of the same format that another process has written.
+    /// Appends exposition text of another process.
     pub fn append(&mut self, text: &str) {
         self.0.push_str(text);
         if !text.is_empty() && !text.ends_with('\n') {
@@ -274,7 +271,7 @@ impl Page {
         }
     }
 
-    /// The whole text.
+    /// The complete text.
     pub fn finish(self) -> String {
         self.0
     }

@@ -1,7 +1,7 @@
-//! A blocking nfnetlink socket: requests, and their answers by sequence number.
+//! Blocking nfnetlink socket: requests, and responses matched by sequence number.
 //!
-//! The kernel answers within the call. A socket belongs to the network namespace of the thread that opened it, whatever thread uses it.
-//! Message contents are the caller's.
+//! The kernel responds within the system call. A socket belongs to the network namespace of the thread that opened it, whichever thread
+//! uses it. The caller encodes and decodes message contents.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -13,19 +13,19 @@ use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
-/// The kernel fills at most 32 KiB for one receive.
+/// Receive size; the kernel fills at most 32 KiB per receive.
 pub const RECEIVE_SIZE: usize = 64 << 10;
-/// Answers that may wait in the socket: more than those to one batch of deletions.
+/// Receive buffer, for more responses than those to one batch of deletions.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// How large a transaction may be where the limit may be exceeded: some 200,000 nftables elements.
+/// Maximum size of a transaction, if the system's limit may be exceeded: some 200,000 nftables elements.
 const SEND_BUFFER: usize = 16 << 20;
-/// Only a faulty kernel makes callers wait.
+/// Receive timeout; reached only with a faulty kernel.
 const TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
-/// One message of an answer.
+/// One message of a response.
 pub type Answer<'a> = NetlinkBuffer<&'a [u8]>;
 
-/// A socket, connected to the kernel.
+/// A socket that is connected to the kernel.
 pub struct NfnetlinkSocket {
     socket: Socket,
     port: u32,
@@ -34,11 +34,11 @@ pub struct NfnetlinkSocket {
     buffer: Vec<u8>,
 }
 
-/// How a listing ended.
+/// End of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DumpEnd {
     Complete,
-    /// The listed table changed so much meanwhile that entries may be missing.
+    /// The table changed so much during the listing that entries may be missing.
     Disturbed,
 }
 
@@ -59,22 +59,22 @@ impl NfnetlinkSocket {
         Ok(Self { socket, port, send_unlimited, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
     }
 
-    /// The netlink port that notifications name as the origin of this socket's changes.
+    /// Netlink port of this socket, as notifications name the origin of changes.
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Whether a transaction may exceed the limit for socket buffers.
+    /// Whether a transaction may exceed the system's limit of socket buffers.
     pub fn send_unlimited(&self) -> bool {
         self.send_unlimited
     }
 
-    /// The sequence number of the next message.
+    /// Sequence number of the next message.
     pub fn next_sequence(&self) -> u32 {
         self.sequence.wrapping_add(1)
     }
 
-    /// Sends messages with the sequence numbers from [`Self::next_sequence`] to `last`; `each` gets their answers until it breaks.
+    /// Sends messages with the sequence numbers from [`Self::next_sequence`] to `last`; passes their responses to `each` until it breaks.
     pub fn exchange<T>(&mut self, sent: &[u8], last: u32, mut each: impl FnMut(&Answer<'_>) -> ControlFlow<T>) -> io::Result<T> {
         let first = self.next_sequence();
         self.sequence = last;
@@ -91,7 +91,7 @@ impl NfnetlinkSocket {
         }
     }
 
-    /// Sends one request; `each` gets the answers before the acknowledgment or the end of the listing.
+    /// Sends one request; passes the responses before the acknowledgment or the end of the listing to `each`.
     pub fn request(&mut self, request: impl FnOnce(u32) -> Vec<u8>, mut each: impl FnMut(&Answer<'_>)) -> io::Result<DumpEnd> {
         let (sequence, mut end) = (self.next_sequence(), DumpEnd::Complete);
         self.exchange(&request(sequence), sequence, |answer| {
@@ -110,7 +110,7 @@ impl NfnetlinkSocket {
     fn receive(&mut self) -> io::Result<()> {
         self.buffer.clear();
         let mut buffer = bytes::BufMut::limit(&mut self.buffer, RECEIVE_SIZE);
-        // A socket with a timeout is not resumed after a signal: a child that ends sends one.
+        // A socket with a timeout is not restarted after a signal, e.g. the SIGCHLD of an ended child.
         while let Err(fault) = self.socket.recv(&mut buffer, 0) {
             if fault.kind() != io::ErrorKind::Interrupted {
                 return Err(fault);
@@ -119,13 +119,13 @@ impl NfnetlinkSocket {
         Ok(())
     }
 
-    /// Makes the socket's buffer so small that answers are lost.
+    /// Makes the receive buffer so small that responses are lost.
     #[cfg(test)]
     pub(crate) fn shrink_receive_buffer(&self) {
         setsockopt(&self.socket, sockopt::RcvBuf, &1).expect("a socket");
     }
 
-    /// Sends a request whose answer stays in the socket.
+    /// Sends a request and leaves its response in the socket.
     #[cfg(test)]
     pub(crate) fn send_only(&self, request: &[u8]) {
         let _ = self.socket.send(request, 0);
@@ -138,17 +138,17 @@ impl std::fmt::Debug for NfnetlinkSocket {
     }
 }
 
-/// Whether the kernel dropped answers for want of buffer.
+/// Whether the kernel dropped responses because the buffer was full.
 pub fn answers_lost(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOBUFS as i32)
 }
 
-/// Whether the kernel does not have what the request named.
+/// Whether the requested object does not exist.
 pub fn is_absent(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::ENOENT as i32)
 }
 
-/// The messages of one datagram, up to and including the first malformed one.
+/// Messages of one datagram, up to and including the first malformed one.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = io::Result<Answer<'_>>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -161,12 +161,12 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = io::Result<Answer<'_>>>
     })
 }
 
-/// What an acknowledgment or the end of a listing says of the request; nothing for other messages.
+/// Outcome in an acknowledgment or at the end of a listing; `None` for other messages.
 pub fn outcome(answer: &Answer<'_>) -> Option<io::Result<()>> {
     if !matches!(answer.message_type(), NLMSG_DONE | NLMSG_ERROR) {
         return None;
     }
-    // The error number: zero, or negative.
+    // Error number: zero or negative.
     let code = answer.payload().first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     Some(if code < 0 { Err(io::Error::from_raw_os_error(code.saturating_neg())) } else { Ok(()) })
 }

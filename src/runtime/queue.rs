@@ -1,8 +1,8 @@
-//! A work queue of keys: what is to be looked at, once, however often it was asked for.
+//! Work queue of keys, with deduplication and delayed retries.
 //!
-//! A key that waits is there once; a key that is being worked on is never handed to a second worker, but is handed out
-//! again if it was asked for meanwhile. A key that failed comes back after a delay that grows. What a key means and how
-//! long the delays are is the caller's business; nothing is lost but by [`Queue::close`].
+//! A waiting key is in the queue once. A key in progress is never given to a second worker, but is requeued if it was added meanwhile. A
+//! failed key is retried after an increasing delay. The caller decides the meaning of keys and the delays; only [`Queue::close`] loses
+//! keys.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -19,43 +19,43 @@ mod order;
 pub trait QueueKey: Clone + Eq + Hash + Ord + Debug + Send + 'static {}
 impl<K: Clone + Eq + Hash + Ord + Debug + Send + 'static> QueueKey for K {}
 
-/// The delay before the next try, by how often the key failed in a row (1 after the first failure).
+/// Retry delay by number of consecutive failures (1 after the first).
 pub type Retry = Arc<dyn Fn(u32) -> Duration + Send + Sync>;
 
-/// How work on a key ended.
+/// Outcome of work on a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkOutcome {
-    /// It is done until it is asked for again.
+    /// Done until the key is added again.
     Done,
-    /// It went well and is to be looked at again after this time.
+    /// Succeeded; requeue after this time.
     RequeueAfter(Duration),
-    /// It failed: again after the retry delay, or after this time if that is longer.
+    /// Failed: requeue after the retry delay, or after this time if longer.
     Retry(Option<Duration>),
 }
 
-/// How the queue stands.
+/// Depth of the queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Keys that a worker could take now.
+    /// Keys that are due.
     pub ready: usize,
-    /// Keys that wait for their time.
+    /// Keys that are not due yet.
     pub waiting: usize,
-    /// Keys that are being worked on.
+    /// Keys in progress.
     pub running: usize,
     /// Keys whose last work failed.
     pub failing: usize,
 }
 
-/// The queue. Clones are the same queue.
+/// The queue. Clones share it.
 #[derive(Clone)]
 pub struct Queue<K: QueueKey> {
     order: Arc<Mutex<QueueOrder<K>>>,
-    /// Moved whenever a key may have become ready, and closed at the end.
+    /// Notifies waiting workers; true once closed.
     bell: watch::Sender<bool>,
     retry: Retry,
 }
 
-/// A key in a worker's hands. Dropped without an end, it has failed.
+/// A key in progress. Dropping it without [`Self::end`] counts as a failure.
 #[derive(Debug)]
 pub struct WorkItem<K: QueueKey> {
     key: K,
@@ -70,24 +70,24 @@ impl<K: QueueKey> Debug for Queue<K> {
 }
 
 impl<K: QueueKey> Queue<K> {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new(retry: Retry) -> Self {
         Self { order: Arc::new(Mutex::new(QueueOrder::new())), bell: watch::channel(false).0, retry }
     }
 
-    /// Asks for a key now.
+    /// Adds a key that is due now.
     pub fn add(&self, key: K) {
         self.add_after(key, Duration::ZERO);
     }
 
-    /// Asks for a key after a time; the earliest wish counts. A short time lets wishes for one key gather.
+    /// Adds a key that is due after a time; the earliest time counts. A short delay merges repeated additions.
     pub fn add_after(&self, key: K, after: Duration) {
         let now = Instant::now();
         self.locked().add(key, now + after);
         self.ring();
     }
 
-    /// The next key whose time has come; waits for it. Nothing once the queue is closed.
+    /// Waits for the next due key; `None` once the queue is closed.
     pub async fn next(&self) -> Option<WorkItem<K>> {
         let mut bell = self.bell.subscribe();
         loop {
@@ -97,7 +97,7 @@ impl<K: QueueKey> Queue<K> {
             let (taken, next) = {
                 let mut order = self.locked();
                 let taken = order.take(Instant::now());
-                // One ring may stand for several keys: whoever takes one wakes the next.
+                // One notification may stand for several keys: each taker wakes the next.
                 (taken, order.next())
             };
             if let Some(key) = taken {
@@ -117,17 +117,16 @@ impl<K: QueueKey> Queue<K> {
         }
     }
 
-    /// No more keys are handed out.
+    /// Closes the queue: no more keys are returned.
     pub fn close(&self) {
         self.bell.send_replace(true);
     }
 
-    /// How the queue stands.
     pub fn depth(&self) -> Depth {
         self.locked().depth(Instant::now())
     }
 
-    /// How long the key that is ready longest has been so.
+    /// Age of the oldest due key.
     pub fn oldest(&self) -> Option<Duration> {
         let now = Instant::now();
         self.locked().oldest(now).map(|since| now - since)
@@ -147,7 +146,7 @@ impl<K: QueueKey> WorkItem<K> {
         &self.key
     }
 
-    /// Gives the key back.
+    /// Finishes work on the key.
     pub fn end(mut self, ended: WorkOutcome) {
         self.give_back(ended);
     }

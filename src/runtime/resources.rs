@@ -1,14 +1,13 @@
-//! What the process may take: file descriptors, of which it takes as many as it may have, and memory.
+//! Resource limits of the process: file descriptors, raised to the maximum, and memory.
 
 use std::fs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Where the memory limit of the container is, in control groups of version 2 and 1.
+/// Memory limit of the container, in control groups of version 2 and 1.
 const MEMORY: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
-/// Raises the soft limit of file descriptors to the hard one; returns how many the process may have from then on. Programs that it
-/// starts may have as many.
+/// Raises the soft limit of file descriptors to the hard one; returns the new limit. Child processes inherit it.
 pub fn descriptors() -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
@@ -18,7 +17,7 @@ pub fn descriptors() -> usize {
     limit(if raised.is_ok() { maximum } else { current })
 }
 
-/// The bytes of memory that the container may have.
+/// Memory limit of the container in bytes; `usize::MAX` without one.
 pub fn memory() -> usize {
     let text = MEMORY.iter().find_map(|path| fs::read_to_string(path).ok());
     limit(text.and_then(|text| text.trim().parse().ok()))

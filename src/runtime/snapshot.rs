@@ -1,7 +1,7 @@
-//! Snapshots that hot paths read: a value that is replaced as a whole and read without a lock.
+//! Snapshot cells for hot paths: a value that is replaced as a whole and read without a lock.
 //!
-//! A `watch` channel wakes tasks and takes a lock for each read; here nobody is woken, and a reader never waits for a writer. There is one
-//! writer for each cell.
+//! A `watch` channel wakes tasks and takes a lock for each read; a cell wakes no task, and its readers never wait for a writer. Each cell
+//! has one writer.
 
 use std::fmt::{Debug, Formatter};
 use std::ops::Deref;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-/// The newest snapshot. Clones share it.
+/// A cell with the newest snapshot. Clones share it.
 pub struct SnapshotCell<T>(Arc<ArcSwap<T>>);
 
 impl<T> SnapshotCell<T> {
@@ -17,12 +17,12 @@ impl<T> SnapshotCell<T> {
         Self(Arc::new(ArcSwap::from_pointee(value)))
     }
 
-    /// The newest snapshot, for a moment: not across an `await`.
+    /// Newest snapshot, for a short time: not across an `await`.
     pub fn read(&self) -> impl Deref<Target = Arc<T>> + use<T> {
         self.0.load()
     }
 
-    /// Replaces the snapshot; those that are being read live on.
+    /// Replaces the snapshot; readers keep the previous one until they drop it.
     pub fn replace(&self, value: T) {
         self.0.store(Arc::new(value));
     }

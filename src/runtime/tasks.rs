@@ -1,7 +1,7 @@
-//! Named tasks, all awaited, and the signal that stops them.
+//! Named tasks, all awaited, and the stop signal.
 //!
-//! A task that ends before anybody asked it to is a fault: the others are stopped and the process ends, with the task's
-//! name in the last log line. Stopping has a deadline, and asking twice means at once. Nothing here knows what a task does.
+//! A task that ends before the stop is a fault: the others are stopped and the process ends, with the task's name in its last log line. A
+//! stop has a deadline; a second request aborts at once. This module knows nothing about the content of tasks.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,29 +16,29 @@ pub use heartbeat::{Heartbeats, STALLED_AFTER};
 
 mod heartbeat;
 
-/// How far a stop has come. It only ever goes forward.
+/// Phase of a stop; only increases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopPhase {
-    /// Nobody has asked for an end.
+    /// No stop requested.
     Running,
-    /// An end was asked for: finish in order.
+    /// Stop requested: finish in order.
     Stopping,
-    /// Asked for again: end at once.
+    /// Requested again: end at once.
     Aborting,
 }
 
-/// Asks for an end.
+/// Requests a stop.
 #[derive(Debug, Clone)]
 pub struct Stopper(watch::Sender<StopPhase>);
 
-/// Learns that an end was asked for.
+/// Observes the stop.
 #[derive(Debug, Clone)]
 pub struct Stop(watch::Receiver<StopPhase>);
 
-/// Any error, as a task returns it.
+/// Any error of a task.
 pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Tasks that live and end together.
+/// Tasks that are stopped together.
 #[derive(Debug)]
 pub struct Tasks {
     set: JoinSet<Result<(), BoxedError>>,
@@ -48,26 +48,26 @@ pub struct Tasks {
     heartbeats: Heartbeats,
 }
 
-/// How the tasks came to an end that nobody asked for.
+/// Unexpected end of the tasks.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// A task returned although it was to run for ever.
+    /// A task returned before the stop.
     #[error("task {name} ended although nothing asked it to")]
     Ended { name: &'static str },
     #[error("task {name} failed: {source}")]
     Failed { name: &'static str, source: BoxedError },
     #[error("task {name} panicked: {message}")]
     Panicked { name: &'static str, message: String },
-    /// Tasks did not finish within the grace, or a second signal came first; they were cut off.
+    /// Tasks did not finish within the grace period, or a second signal came first; they were aborted.
     #[error("cut off before they finished: {}", names.join(", "))]
     CutOff {
-        /// The tasks, in alphabetical order.
+        /// Names of the tasks, in alphabetical order.
         names: Vec<&'static str>,
     },
 }
 
 impl TaskError {
-    /// A closed set of words for metric labels.
+    /// Metric label; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Ended { .. } => "Ended",
@@ -78,24 +78,24 @@ impl TaskError {
     }
 }
 
-/// A stop that nobody has asked for yet.
+/// Creates a stop that is not requested yet.
 pub fn stop() -> (Stopper, Stop) {
     let (sender, receiver) = watch::channel(StopPhase::Running);
     (Stopper(sender), Stop(receiver))
 }
 
 impl Stopper {
-    /// Asks for an end in order; nothing happens if it was asked for already.
+    /// Requests an orderly stop; no effect if requested already.
     pub fn stop(&self) {
         self.raise(StopPhase::Stopping);
     }
 
-    /// Asks for an end at once.
+    /// Requests an abort.
     pub fn abort(&self) {
         self.raise(StopPhase::Aborting);
     }
 
-    /// What a signal does: the first asks for an end in order, the next for one at once. Returns what is now asked for.
+    /// Handles a signal: the first requests an orderly stop, the next an abort. Returns the new phase.
     pub fn escalate(&self) -> StopPhase {
         let next = if *self.0.borrow() == StopPhase::Running { StopPhase::Stopping } else { StopPhase::Aborting };
         self.raise(next);
@@ -112,34 +112,32 @@ impl Stopper {
 }
 
 impl Stop {
-    /// How far it has come.
     pub fn phase(&self) -> StopPhase {
         *self.0.borrow()
     }
 
-    /// Whether an end was asked for.
     pub fn is_requested(&self) -> bool {
         self.phase() > StopPhase::Running
     }
 
-    /// Waits until an end is asked for. If nobody is left who could ask, that counts as asking.
+    /// Waits until a stop is requested. Dropping all stoppers counts as a request.
     pub async fn requested(&self) {
         self.reached(StopPhase::Stopping).await;
     }
 
-    /// Waits until an end at once is asked for, or nobody is left who could ask.
+    /// Waits until an abort is requested, or all stoppers are dropped.
     pub async fn aborted(&self) {
         self.reached(StopPhase::Aborting).await;
     }
 
     async fn reached(&self, phase: StopPhase) {
-        // An error means that every stopper is gone: there is no more to wait for.
+        // An error means that all stoppers are dropped: there is nothing more to wait for.
         let _ = self.0.clone().wait_for(|now| *now >= phase).await;
     }
 }
 
-/// Turns SIGTERM and SIGINT into requests: the first to stop, the next to abort. The handlers are in place on return;
-/// the future runs until the process ends. Fails if the handlers cannot be installed.
+/// Converts SIGTERM and SIGINT to requests: the first to stop, the next to abort. The handlers are installed on return; the future runs
+/// until the process ends. Fails if the handlers cannot be installed.
 pub fn signals(stopper: Stopper) -> io::Result<impl Future<Output = ()> + Send> {
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
@@ -167,12 +165,12 @@ impl Tasks {
         Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }
     }
 
-    /// What ends these tasks in order.
+    /// Requests the stop of these tasks.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
-    /// What these tasks watch to learn that they are to end.
+    /// Observes the stop of these tasks.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
     }
@@ -181,14 +179,14 @@ impl Tasks {
         self.heartbeats.clone()
     }
 
-    /// Starts a task that is to run until the stop is requested.
+    /// Starts a task that must run until the stop is requested.
     pub fn spawn<E: Into<BoxedError> + 'static>(&mut self, name: &'static str, work: impl Future<Output = Result<(), E>> + Send + 'static) {
         let work = self.heartbeats.watch(name, work);
         let handle = self.set.spawn(async move { work.await.map_err(Into::into) });
         self.names.insert(handle.id(), name);
     }
 
-    /// Starts a task that never fails and is to run until the stop is requested.
+    /// Starts a task that never fails and must run until the stop is requested.
     pub fn run_forever(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         self.spawn(name, async move {
             work.await;
@@ -196,8 +194,8 @@ impl Tasks {
         });
     }
 
-    /// Waits for all tasks. The first to end unasked stops the others, which then have `grace` to finish. The error, if
-    /// there is one, is logged here, as the last line of the process.
+    /// Waits for all tasks. The first that ends before the stop stops the others, which then have `grace` to finish. An error is logged
+    /// here, as the last line of the process.
     pub async fn run(mut self, grace: Duration) -> Result<(), TaskError> {
         let unasked = self.first_unasked().await;
         if let Some(error) = &unasked {
@@ -212,7 +210,7 @@ impl Tasks {
         outcome
     }
 
-    /// The first task's end that nobody asked for; nothing once the stop is requested or no task is left.
+    /// First task that ended before the stop; `None` once the stop is requested or no task is left.
     async fn first_unasked(&mut self) -> Option<TaskError> {
         let stop = self.stop.clone();
         let joined = tokio::select! {
@@ -222,11 +220,11 @@ impl Tasks {
         };
         let name = self.name(&joined);
         let verdict = verdict(name, joined);
-        // A task that asks for the stop and then ends can be seen here before the request.
+        // A task may request the stop and end at once; its end may be seen first.
         if stop.is_requested() { verdict.err() } else { Some(verdict.err().unwrap_or(TaskError::Ended { name })) }
     }
 
-    /// Waits for the rest, then cuts it off. Returns the first error seen on the way.
+    /// Waits for the rest, then aborts it. Returns the first error.
     async fn wind_down(&mut self, grace: Duration) -> Result<(), TaskError> {
         let stop = self.stop.clone();
         let mut outcome = Ok(());
@@ -272,7 +270,7 @@ fn verdict(name: &'static str, joined: Joined) -> Result<(), TaskError> {
     }
 }
 
-/// What a panic said, where it said it in text.
+/// Message of a panic, if it is text.
 fn panic_message(error: JoinError) -> String {
     match error.try_into_panic() {
         Ok(payload) => payload

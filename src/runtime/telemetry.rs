@@ -1,6 +1,6 @@
-//! Logs: structured lines on standard error, as text for people or as JSON for collectors.
+//! Logs: structured lines on standard error, as text or as JSON for log collectors.
 //!
-//! Set up once, by the binary. Panics become log lines too. What is logged is the callers' business.
+//! Initialized once, by the binary. Panics are logged too.
 
 use std::panic::PanicHookInfo;
 
@@ -9,26 +9,26 @@ use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-/// The shape of a log line.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
     #[default]
     Text,
-    /// One JSON object on a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The logs could not be set up.
+/// Error of initializing the logs.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error("log filter {filter:?} is not understood (examples: info, debug, info,tailyard::proxy=debug): {source}")]
     Filter { filter: String, source: ParseError },
-    /// Logs are set up already.
+    /// The logs are initialized already.
     #[error("logs can be set up only once in a process: {0}")]
     Twice(#[from] TryInitError),
 }
 
-/// Sets up the logs of the process. `filter` has the syntax of `tracing`'s directives, such as `info,tailyard::proxy=debug`.
+/// Initializes the logs of the process. `filter` has the syntax of `tracing`'s directives, e.g. `info,tailyard::proxy=debug`.
 pub fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
     subscriber(format, filter, std::io::stderr)?.try_init()?;
     std::panic::set_hook(Box::new(log_panic));
@@ -41,7 +41,7 @@ fn subscriber<W>(format: LogFormat, filter: &str, writer: W) -> Result<Subscribe
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    // The Kubernetes client says of each failed request what its caller says too, in terms of what the request was for.
+    // The callers log failed API requests, with their purpose; the Kubernetes client's own messages would repeat them.
     let directives = EnvFilter::builder()
         .parse(format!("kube_client=off,{filter}"))
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
@@ -91,7 +91,7 @@ mod tests {
         String::from_utf8(bytes).expect("text")
     }
 
-    /// Which of the messages pass a filter, one for each line.
+    /// Messages that pass a filter, one per line.
     fn messages(filter: &str) -> Vec<&'static str> {
         let expected = ["applied", "detail", "failed with error"];
         let text = logged(LogFormat::Text, filter);

@@ -1,8 +1,8 @@
-//! Latest-wins cells: whoever looks sees the newest value, and is woken by another one only.
+//! Helper for latest-wins `watch` cells.
 
 use tokio::sync::watch;
 
-/// Puts a value into a cell; whether it is another one than before. The same one wakes nobody.
+/// Sets a value; returns whether it differs from the previous one. An equal value wakes no receiver.
 pub fn put<T: PartialEq>(cell: &watch::Sender<T>, value: T) -> bool {
     cell.send_if_modified(|current| {
         let differs = *current != value;

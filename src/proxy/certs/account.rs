@@ -39,7 +39,7 @@ pub(super) enum IssueError {
 }
 
 impl IssueError {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Metric label and Event reason; closed set.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::NoAccountSecret { .. } => "NoAccountSecret",

@@ -33,7 +33,7 @@ use crate::proxy::tailnet::start::TailnetPart;
 /// The running forwarding part.
 #[derive(Debug)]
 pub struct ForwardingPart {
-    /// Whether the kernel forwards; else only plans are made.
+    /// Whether the kernel forwards; otherwise plans are only computed.
     pub enabled: bool,
     /// DNS answers and their state.
     pub names: watch::Receiver<Arc<resolve::ResolveReport>>,

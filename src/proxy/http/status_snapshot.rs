@@ -72,7 +72,7 @@ pub struct SnapshotSources {
     pub names: watch::Receiver<Arc<ResolveReport>>,
     /// The newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
-    /// What the kernel holds.
+    /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,
     pub ended: watch::Receiver<TerminatedFlows>,
     /// Number of restarts after crashes.

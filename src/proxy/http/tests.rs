@@ -28,7 +28,7 @@ const CONFIG: &str = r#"{
   "b": {"healthCheckEndpoint":"http://b/healthz","tailnetTarget":{"ip":"100.64.0.3"},"ports":[{"protocol":"TCP","matchPort":10002,"targetPort":80}]},
   "c": {"tailnetTarget":{"ip":"100.64.0.4"},"ports":[]}}"#;
 
-/// Sources whose every part is moved by hand.
+/// Sources whose parts are all set by the test.
 struct Lab {
     sources: Arc<SnapshotSources>,
     stopper: Stopper,
@@ -97,7 +97,7 @@ fn from(ips: &[&str]) -> HealthProbe {
 }
 
 impl Lab {
-    /// Brings everything into place.
+    /// Makes every part ready.
     fn ready(&self) {
         let node = SelfNode { addresses: vec!["100.64.0.1".parse().expect("an address")], ..SelfNode::default() };
         let netmap = Arc::new(NetMap { node: Some(node), ..NetMap::default() });

@@ -35,7 +35,7 @@ pub struct Inputs {
     pub served: watch::Receiver<Option<Arc<ServeContent>>>,
     /// L3 ingress config in force.
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
-    /// What the kernel holds.
+    /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,
     /// Status of the virtual hosts' listeners.
     pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,

@@ -73,7 +73,7 @@ pub struct Inputs {
 pub enum Closing {
     #[default]
     Open,
-    /// New connections, and one more request on each connection, whose answer closes it.
+    /// New connections, and one more request on each connection; its response closes the connection.
     Draining,
     /// No new connections and no new requests.
     Closed,
@@ -113,7 +113,7 @@ pub struct Limits {
     pub tunnel_timeout: Duration,
     /// Maximum numbers of connections and requests.
     pub shares: Shares,
-    /// For open connections after their listener was closed: that of the flows of a draining replica.
+    /// For open connections after their listener was closed: the drain timeout of a draining replica's flows.
     pub drain_timeout: Duration,
 }
 

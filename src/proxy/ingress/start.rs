@@ -53,7 +53,7 @@ pub struct Listening {
     pub l7: L7,
     /// Certificates, if Secrets are available.
     pub certs: Option<CertOutputs>,
-    /// What is still accepted.
+    /// Closing state of the front end.
     pub closing: watch::Sender<Closing>,
     /// True after the last connection has ended.
     pub closed: watch::Receiver<bool>,

@@ -6,7 +6,7 @@ use super::{Snapshot, flag, number, one, size};
 use crate::model::ingress::cert_orders::usable;
 use crate::runtime::metrics::Page;
 
-/// The time over which an ACME server counts certificates.
+/// Window of an ACME server's rate limit.
 const WEEK: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 families! {

@@ -50,14 +50,14 @@ fn has(page: &str, line: &str) -> bool {
     page.lines().any(|found| found == line)
 }
 
-/// All series of a page whose names begin with one of these, without head lines, in order.
+/// All series of a page whose names begin with one of these prefixes, without header lines, in order.
 fn series<'a>(page: &'a str, prefixes: &[&str]) -> Vec<&'a str> {
     let mut lines: Vec<&str> = page.lines().filter(|line| prefixes.iter().any(|prefix| line.starts_with(prefix))).collect();
     lines.sort_unstable();
     lines
 }
 
-/// A page has exactly these series whose names begin with one of the prefixes.
+/// Asserts that a page has exactly these series whose names begin with one of the prefixes.
 #[track_caller]
 fn exactly(page: &str, prefixes: &[&str], expected: &[&str]) {
     let mut expected = expected.to_vec();
@@ -65,7 +65,7 @@ fn exactly(page: &str, prefixes: &[&str], expected: &[&str]) {
     assert_eq!(series(page, prefixes), expected, "of {prefixes:?} in\n{page}");
 }
 
-/// A page has exactly the readiness series of these unmet conditions.
+/// Asserts that a page has exactly the readiness series of these unmet conditions.
 #[track_caller]
 fn blocked(page: &str, unmet: &[&str]) {
     let names =
@@ -181,7 +181,7 @@ async fn page_has_exactly_the_series_of_inputs() {
     exactly(&page, &["tailyard_ready", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
 }
 
-/// A family that a page shows and the documentation has not would be written past the registry.
+/// A family on a page that the documentation lacks would have been written without the registry.
 #[tokio::test(start_paused = true)]
 async fn every_family_of_a_page_is_described_with_its_type() {
     let metrics = Metrics::new().expect("families");

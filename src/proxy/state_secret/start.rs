@@ -1,4 +1,4 @@
-//! Starts what writes the state of this replica, if there is a place for it.
+//! Start of the state Secret's writer, if a state Secret or state file is configured.
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -21,11 +21,11 @@ use crate::proxy::tailnet::daemon::StateRequest;
 use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
 use crate::proxy::tailnet::start::TailnetPart;
 
-/// The state of this replica, as the rest of it sees it.
+/// The replica's state, for the other parts.
 #[derive(Debug)]
 pub struct StatePart {
     pub ledger: Ledger,
-    /// Records the peers of this replica, if something may lead here.
+    /// Records recent peers; `None` without ingress or warm-up.
     pub recent_peers: Option<RecentPeersWriter>,
 }
 
@@ -39,8 +39,8 @@ pub struct StateInputs<'a> {
 }
 
 impl StatePart {
-    /// Starts the writer of the state and those who fill it; nothing where there is no place for it. `requests` are the writes that
-    /// supervision of tailscaled asks for.
+    /// Starts the state writer and the tasks that set its keys; `None` if no state Secret or file is configured. `requests` are the writes
+    /// requested by tailscaled's supervision.
     pub async fn start(inputs: StateInputs<'_>, requests: mpsc::Receiver<StateRequest>, tasks: &mut Tasks) -> Option<Self> {
         let StateInputs { settings, cluster, tailnet, forwarding, ingress } = inputs;
         let store = Store::of(settings, cluster)?;
@@ -50,7 +50,7 @@ impl StatePart {
             egress: settings.egress.is_some(),
             ingress: settings.ingress.is_some(),
             grace: GRACE,
-            // A file has no bound.
+            // A file has no size limit.
             room: if matches!(settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };
         let published = reporter::Inputs {
@@ -68,13 +68,13 @@ impl StatePart {
         Some(Self { ledger, recent_peers })
     }
 
-    /// Records for the next Pod that from now on this one does not answer peers outside the tunnel.
+    /// Records the start of the disco mute for the next Pod.
     pub fn record_mute_start(&self) {
         self.ledger.set(state::DISCO_MUTED_SINCE, Timestamp::now().to_string());
     }
 }
 
-/// Starts recording the peers, where services may lead here and peers are warmed up.
+/// Starts the recorder of recent peers, if ingress is configured and peers are warmed up.
 fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> Option<RecentPeersWriter> {
     let StateInputs { tailnet, forwarding, ingress, .. } = inputs;
     let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
@@ -83,21 +83,21 @@ fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> 
     Some(writer)
 }
 
-/// Writes once what the predecessor left was read, where somebody reads it.
+/// Runs the writer; if a consumer needs the predecessor's values, only after these were read.
 async fn after(predecessor: Option<watch::Receiver<Option<PredecessorPeers>>>, reporter: Reporter) {
     if let Some(mut current) = predecessor {
-        // It ends with the process only.
+        // The sender is dropped only when the process exits.
         let _ = current.wait_for(Option::is_some).await;
     }
     reporter.run().await;
 }
 
-/// A cell in which nobody says anything.
+/// A receiver of the default value, which never changes.
 fn unset<T: Default>() -> watch::Receiver<T> {
     watch::channel(T::default()).1
 }
 
-/// What is known when a container starts. A daemon whose version is not to be had says so when it is started.
+/// Values known when a container starts. If tailscaled's version cannot be read, its start reports the error.
 async fn start(settings: &Settings) -> Start {
     let mut start = Start { pod_uid: settings.pod.uid.clone(), ..Start::default() };
     if let TailnetMode::Tailscaled(daemon) = &settings.tailnet {
@@ -113,7 +113,7 @@ fn mounted_key(settings: &DaemonSettings, capver: u32) -> Option<String> {
     conffile::check(&bytes).ok()?.auth_key.map(|key| key.reveal().to_owned())
 }
 
-/// Carries out the writes that supervision asks for, each until it is done.
+/// Executes the writes requested by supervision, each until it succeeds.
 async fn serve(mut requests: mpsc::Receiver<StateRequest>, ledger: Ledger) {
     while let Some(StateRequest { write, done }) = requests.recv().await {
         match write {
@@ -127,7 +127,7 @@ async fn serve(mut requests: mpsc::Receiver<StateRequest>, ledger: Ledger) {
             StateWrite::RemoveAuthKey => ledger.remove(state::AUTHKEY),
         }
         ledger.written().await;
-        // Who asked may have given up meanwhile; what is written is written.
+        // The requester may have given up meanwhile; the write is done either way.
         let _ = done.send(());
     }
 }

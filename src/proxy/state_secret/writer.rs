@@ -1,8 +1,8 @@
-//! The only writer of our keys in the state Secret (or in the file in place of it).
+//! The only writer of our keys in the state Secret (or in the state file instead).
 //!
-//! Any task sets keys with a [`Ledger`] and does not wait. The writer takes the newest values and writes those that differ in one call, at
-//! most once in [`PACE`], and retries without end. It reads the Secret when it starts, when the Secret has been replaced (checked about
-//! once in [`POLL_INTERVAL`]) and before it removes the device. Only the last of these changes tailscaled's keys.
+//! Any task sets keys with a [`Ledger`], without waiting. The writer takes the newest values and writes the differences in one call, at
+//! most once per [`PACE`], with unlimited retries. It reads the Secret at start, after the Secret was replaced (checked about once per
+//! [`POLL_INTERVAL`]) and before it removes the device. Only this removal changes tailscaled's keys.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ mod store;
 
 pub use store::{ReportError, Store};
 
-/// The least time between two writes.
+/// Minimum interval between two writes.
 pub const PACE: Duration = Duration::from_secs(1);
 
-/// How long the Secret is left alone before it is looked whether it is still the same, half as long again at most. One that was
-/// deleted and made anew between two writes holds nothing of ours, and nobody else says so: a replica may not watch it.
+/// Minimum interval between checks whether the Secret has been replaced; at most 1.5 times as long. A Secret that was deleted and recreated
+/// between two writes lacks our keys, and only this check detects it: a replica may not watch its state Secret.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(40);
 
-/// When the writer acts without being told to.
+/// Intervals of the writer's retries and checks.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteIntervals {
-    /// When to try again after a failure.
+    /// Retry delay after a failure.
     pub retry: Backoff,
     /// [`POLL_INTERVAL`].
     pub look: Duration,
@@ -36,36 +36,36 @@ pub struct WriteIntervals {
 
 #[derive(Debug, Clone, Default)]
 struct DesiredState {
-    /// Grows with each wish.
+    /// Increases with each change.
     generation: u64,
     changes: StateChanges,
-    /// How often the device was to be forgotten.
+    /// Number of requested device removals.
     forgets: u64,
 }
 
-/// How the writing stands.
+/// Health of the writer.
 #[derive(Debug, Clone, Default)]
 pub struct WriterHealth {
-    /// When something was written last, or found to be there already.
+    /// Time of the last successful write, or of the last check that found nothing to write.
     pub succeeded: Option<Instant>,
-    /// What is wrong, and since when; nothing if the last attempt succeeded.
+    /// Current error; `None` if the last attempt succeeded.
     pub fault: Option<WriteFault>,
     pub writes: u64,
-    /// Up to which wish everything is written.
+    /// Generation up to which everything is written.
     done: u64,
 }
 
-/// Why the state cannot be written now.
+/// Error of a state write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteFault {
-    /// One of a closed set of words; a metric label.
+    /// Metric label; closed set.
     pub reason: &'static str,
     pub message: String,
-    /// Since when no attempt has succeeded.
+    /// Time of the first failed attempt since the last success.
     pub since: Instant,
 }
 
-/// Says what the state is to be. Cheap to clone; never blocks.
+/// Sets the desired state. Cheap to clone; never blocks.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     wanted: watch::Sender<DesiredState>,
@@ -79,14 +79,14 @@ pub struct Reporter {
     intervals: WriteIntervals,
     wanted: watch::Receiver<DesiredState>,
     health: watch::Sender<WriterHealth>,
-    /// What is known to be there; nothing before the first reading.
+    /// Keys and values in the Secret, as far as known; `None` before the first read.
     current: Option<StateChanges>,
-    /// What tells the place that was read from another one; nothing if there was none.
+    /// Identity of the Secret or file that was read; `None` if it did not exist.
     identity: Option<String>,
     forgotten: u64,
 }
 
-/// A ledger and the writer that carries out what it says.
+/// Creates a ledger and its writer.
 pub fn new(store: Store, start: Start, intervals: WriteIntervals) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(DesiredState::default());
     let (health, health_rx) = watch::channel(WriterHealth::default());
@@ -95,12 +95,12 @@ pub fn new(store: Store, start: Start, intervals: WriteIntervals) -> (Ledger, Re
 }
 
 impl Ledger {
-    /// The key is to have this value. The newest word counts.
+    /// Sets the key to this value. The last call wins.
     pub fn set(&self, key: &str, value: impl Into<Vec<u8>>) {
         self.want(key, Some(value.into().into()));
     }
 
-    /// The key is to be absent. The newest word counts.
+    /// Removes the key. The last call wins.
     pub fn remove(&self, key: &str) {
         self.want(key, None);
     }
@@ -116,7 +116,7 @@ impl Ledger {
         });
     }
 
-    /// The device is to be forgotten: what was said of it and tailscaled's keys go, and a new device may be named after.
+    /// Removes the device: its reported values and tailscaled's keys. A new device may be reported afterwards.
     pub fn forget_identity(&self) {
         self.wanted.send_modify(|wanted| {
             let identity = crate::api::state::IDENTITY;
@@ -126,7 +126,7 @@ impl Ledger {
         });
     }
 
-    /// Waits until everything said so far is written; for ever if the writer is gone.
+    /// Waits until every change made so far is written; never returns if the writer has ended.
     pub async fn written(&self) {
         let generation = self.wanted.borrow().generation;
         if self.health.clone().wait_for(|health| health.done >= generation && health.succeeded.is_some()).await.is_err() {
@@ -140,7 +140,7 @@ impl Ledger {
 }
 
 impl Reporter {
-    /// Writes until nobody holds a ledger any more; then once more what is left, if it can.
+    /// Writes until all ledgers are dropped; then tries one last write of the rest.
     pub async fn run(mut self) {
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
@@ -169,7 +169,7 @@ impl Reporter {
         }
     }
 
-    /// Waits for the next wish and looks now and then whether the place is still the same; true if nobody holds a ledger any more.
+    /// Waits for the next change or the next check of the Secret's identity; true if all ledgers were dropped.
     async fn idle(&mut self) -> bool {
         let look = sleep_until(Instant::now() + self.intervals.look.mul_f64(1.0 + fastrand::f64() / 2.0));
         tokio::select! {
@@ -189,7 +189,7 @@ impl Reporter {
         false
     }
 
-    /// Waits; true if nobody holds a ledger any more. A wish that comes meanwhile is seen, as what it is then, when the pause is over.
+    /// Waits; true if all ledgers were dropped. Changes made meanwhile are taken after the pause, in their newest form.
     async fn paused(&mut self, pause: Duration) -> bool {
         let end = Instant::now() + pause;
         let changed = tokio::select! {
@@ -203,7 +203,7 @@ impl Reporter {
         changed.is_err()
     }
 
-    /// Writes what is not there; whether anything was to be written.
+    /// Writes the differences; returns whether there were any.
     async fn attempt(&mut self, wanted: &DesiredState) -> Result<bool, ReportError> {
         let (mut todo, mut current) = match &self.current {
             Some(existing) => (outstanding(&wanted.changes, existing), existing.clone()),
@@ -215,7 +215,7 @@ impl Reporter {
             todo = forget;
         }
         if !todo.is_empty() {
-            // Should this fail because the Secret is gone: made anew, it will hold nothing of ours.
+            // If the Secret is missing, a recreated one has none of our keys.
             let written = self.store.apply(&todo).await;
             self.current = self.current.take().filter(|_| !written.as_ref().is_err_and(ReportError::is_missing));
             written?;
@@ -227,10 +227,10 @@ impl Reporter {
         Ok(wrote)
     }
 
-    /// What is to be written first, and what is there: what a start says and what is wanted already, as far as it is not found.
+    /// Returns the first changes to write and the current values: the start values and the desired changes, unless present already.
     async fn begin(&mut self, wanted: &StateChanges) -> Result<(StateChanges, StateChanges), ReportError> {
         self.store.permitted().await?;
-        // Before the reading: a place that changes in between is found to have changed.
+        // Read the identity first: if the Secret is replaced in between, the next check detects it.
         self.identity = self.store.identity().await?;
         let found = self.store.read().await?;
         let mut first = self.start.changes(&found);

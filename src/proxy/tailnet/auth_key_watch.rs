@@ -1,7 +1,7 @@
-//! The replica's own config Secret, as the API tells it: in milliseconds, where the kubelet takes a minute or two to mount it.
+//! Watch of the replica's own config Secret: the API server reports changes in milliseconds, the kubelet mounts them after a minute or two.
 //!
-//! Its newest auth key is told; whether a login is tried with it is supervision's decision. Where nothing is mounted, its config
-//! files are written where a mount would have them, so that a Pod needs no mount that names its ordinal.
+//! Publishes the newest auth key; supervision decides whether to log in with it. If no Secret is mounted, the config files are written to
+//! the path of a mount, so that the Pod template needs no mount that names the Pod's ordinal.
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -16,8 +16,8 @@ use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
 use crate::runtime::watch_ext::put;
 
-/// The newest key of this Pod's config Secret, and the task that follows it until nobody listens any more. The config files
-/// are kept in `fill`, if there is such a directory.
+/// The newest auth key of this Pod's config Secret, and the task that watches it until all receivers are dropped. The config files are
+/// written to `fill`, if given.
 pub fn follow(
     cluster: &Cluster,
     pod: &str,
@@ -28,7 +28,7 @@ pub fn follow(
     (newest, async move { run(cluster.watch_secret(&name, Backoff::DAEMON), keys, fill).await })
 }
 
-/// A Secret that is gone or cannot be read takes no key and no file back.
+/// A missing or unreadable Secret removes no key and no file.
 async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>) {
     let mut events = pin!(events);
     let mut lost = None;
@@ -59,7 +59,7 @@ async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option
     }
 }
 
-/// Keeps the config files of a Secret in a directory. One without any is no config: what is there stays.
+/// Mirrors the Secret's config files to a directory. A Secret without config files is ignored: existing files stay.
 fn write(dir: &Path, values: &Values) {
     let files = values.iter().filter(|(name, _)| conffile::is_config(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
     match daemon::fill(dir, files) {
@@ -69,7 +69,7 @@ fn write(dir: &Path, values: &Values) {
     }
 }
 
-/// The key of the newest config. Which daemon it is for does not matter: the key is the same in all of them.
+/// The auth key of the newest config. The config's capability version does not matter: all of them have the same key.
 fn newest(values: &Values) -> Option<Secret> {
     let name = conffile::choose(values.keys().map(String::as_str), u32::MAX).ok()?;
     let config = conffile::check(values.get(name)?);

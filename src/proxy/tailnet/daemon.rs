@@ -1,7 +1,7 @@
-//! The task that keeps tailscaled running: owns its process and its bus, and carries out what [`Machine`] decides.
+//! Supervisor task of tailscaled: owns its process and its bus, and executes the decisions of [`Machine`].
 //!
-//! Nothing here waits for an answer while something else may happen: calls to the daemon, to the API server's writer and to the
-//! `tailscale` command run beside the loop. The netmap of the last good moment stays published while the daemon is down.
+//! The loop never blocks on a response: calls to the daemon, to the state writer and to the `tailscale` command run as separate tasks. The
+//! last good netmap stays published while the daemon is down.
 
 mod act;
 mod bus;
@@ -30,58 +30,58 @@ use crate::model::tailnet::supervise::state_backup::StateBackup;
 use crate::model::tailnet::supervise::{AuthEvent, BusState, DaemonEvent, DaemonPhase, DaemonSettings, Machine, Secret, StateWrite};
 use crate::runtime::tasks::Stop;
 
-/// How often the config directory is looked at; one file of some hundred bytes is read.
+/// Interval of config directory checks; each reads one file of some hundred bytes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What tailscaled says of its health when it cannot have what it keeps, and begins with nothing (1.90 and newer).
+/// Key of tailscaled's health warning when it cannot read its stored state and starts without it (1.90 and newer).
 const STORELESS: &str = "state-store-health";
 
-/// A write to the state Secret, for whoever writes it.
+/// A request to the writer of the state Secret.
 #[derive(Debug)]
 pub struct StateRequest {
     pub write: StateWrite,
-    /// Told when it is written; dropped where it will not be, and then it is asked for again.
+    /// Signalled when written; dropped if the write will not happen, and then the request is repeated.
     pub done: oneshot::Sender<()>,
 }
 
-/// What supervision takes from others.
+/// The supervisor's inputs.
 pub struct DaemonInputs {
-    /// The newest key to log in with, where it is seen earlier than in the mounted config (a watch of the config Secret).
+    /// Newest auth key, from a watch of the config Secret, which is faster than the mount.
     pub keys: watch::Receiver<Option<Secret>>,
     pub writes: mpsc::Sender<StateRequest>,
-    /// What it kept in the state Secret.
+    /// Backup of tailscaled's keys in the state Secret.
     pub backup: watch::Receiver<StateBackup>,
-    /// Whether the state Secret can be had; nothing where its state is elsewhere.
+    /// Check whether the state Secret is readable; `None` if tailscaled's state is elsewhere.
     pub reach: Option<state_backup::Reach>,
-    /// What may be advertised of what the config names; nothing where the config alone says it.
+    /// Services of the config that may be advertised; `None` if the config alone decides.
     pub advertise: Option<watch::Receiver<Advertised>>,
-    /// tailscaled outlives this process: another one starts this again, which then takes it over.
+    /// tailscaled outlives this process: the next supervisor process takes it over.
     pub outlives: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct DaemonState {
     pub phase: DaemonPhase,
-    /// When it entered this phase.
+    /// Start of this phase.
     pub since: Option<Instant>,
     pub backend: BackendState,
-    /// How the login stands, in words.
+    /// Login state, as text.
     pub login: String,
     pub restarts: u64,
-    /// It was started from a copy of what it keeps in the state Secret, for that could not be had.
+    /// tailscaled was started from a copy of its state, because the state Secret was not readable.
     pub from_file: bool,
-    /// How its last process ended.
+    /// Exit status of the last process.
     pub last_exit: Option<String>,
-    /// The newest fault: its kind (a closed set) and what it is.
+    /// Last error: its kind (closed set) and its text.
     pub last_error: Option<(&'static str, String)>,
-    /// What is wrong with the mounted config, while the last good one is in force.
+    /// Error of the mounted config, while the last good one is in force.
     pub config_fault: Option<String>,
     pub capver: Option<u32>,
     pub pid: Option<i32>,
-    /// The Tailscale Services that its config names; nothing before the first good one.
+    /// Tailscale Services in the config; `None` before the first good config.
     pub configured: Option<Arc<BTreeSet<String>>>,
     pub advertised: Arc<BTreeSet<String>>,
-    /// Whether it lets nobody new in, as it says itself.
+    /// Whether shields-up is on, as reported by tailscaled: it rejects new connections.
     pub shut: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct DaemonState {
 #[error("{0}")]
 pub struct NeverStarted(pub String);
 
-/// A handle to the task.
+/// Handle of the supervisor task.
 #[derive(Debug, Clone)]
 pub struct DaemonHandle {
     api: LocalApi,
@@ -100,7 +100,7 @@ pub struct DaemonHandle {
 
 #[derive(Debug)]
 enum DaemonCommand {
-    /// Look at the config no more: what it advertises is being taken back.
+    /// Stop reading the config, because its services are being withdrawn.
     Freeze(oneshot::Sender<()>),
     Stop(Duration),
 }
@@ -114,9 +114,9 @@ struct Supervisor {
     epochs: u64,
     greeted: u64,
     from_file: bool,
-    /// The process that runs, or ran last, could not have its Secret.
+    /// The current or last process could not read its state Secret.
     storeless: bool,
-    /// Until when a daemon that was taken over advertises what it did before.
+    /// A daemon that was taken over advertises its previous services until this time.
     advertises_until: Option<Instant>,
     view: watch::Receiver<BusView>,
     api: LocalApi,
@@ -130,8 +130,8 @@ struct Supervisor {
     state: watch::Sender<DaemonState>,
 }
 
-/// Makes the task and its handle. Once [`DaemonHandle::stop`] has stopped the daemon, the task only waits for `stop`: leaving ends the
-/// daemon before everything else, and whoever reads what it published is not to take that for the end of all.
+/// Creates the task and its handle. After [`DaemonHandle::stop`] the task only waits for `stop`: on shutdown tailscaled ends before
+/// everything else, and the consumers of its state must not take that for the end of the process.
 pub fn daemon(
     settings: DaemonSettings,
     inputs: DaemonInputs,
@@ -167,7 +167,7 @@ pub fn daemon(
         state,
     };
     let task = async move {
-        // A task of its own: what is decided here must not delay the reading. It ends with this future.
+        // A separate task, so that decisions do not delay reading. It ends with this future.
         let mut reading = JoinSet::new();
         reading.spawn(reader.run());
         supervisor.run().await?;
@@ -182,17 +182,17 @@ impl DaemonHandle {
         &self.api
     }
 
-    /// How the daemon fares; changes within milliseconds of what it tells, its death among it.
+    /// State of the daemon; updated within milliseconds of a change, an exit included.
     pub fn state(&self) -> watch::Receiver<DaemonState> {
         self.state.clone()
     }
 
-    /// The tailnet; nothing before the first complete one, the last good one while the daemon is down.
+    /// The netmap: `None` before the first complete one, the last good one while the daemon is down.
     pub fn netmap(&self) -> watch::Receiver<Option<Arc<NetMap>>> {
         self.netmap.clone()
     }
 
-    /// Stops advertising Tailscale Services, for good: the config is not looked at any more. True if some were advertised.
+    /// Stops advertising Tailscale Services for good: the config is no longer read. True if any were advertised.
     pub async fn stop_advertising(&self) -> Result<bool, LocalApiError> {
         let (done, frozen) = oneshot::channel();
         if self.commands.send(DaemonCommand::Freeze(done)).await.is_ok() {
@@ -205,7 +205,7 @@ impl DaemonHandle {
         self.api.edit_prefs(&none).await.map(|_| true)
     }
 
-    /// Stops the daemon; after `grace` it is killed. Returns when it has ended. A second call can only shorten the grace.
+    /// Stops the daemon, with SIGKILL after `grace`. Returns when it has exited. A second call can only shorten the grace period.
     pub async fn stop(&self, grace: Duration) {
         let mut state = self.state.clone();
         if self.commands.send(DaemonCommand::Stop(grace)).await.is_ok() {
@@ -255,12 +255,12 @@ impl Supervisor {
         }
     }
 
-    /// Lets the machine decide about events and everything that follows at once from its decisions, and publishes where that leads.
+    /// Passes events to the machine, executes the resulting actions and their immediate events, and publishes the new state.
     async fn happened(&mut self, events: Vec<DaemonEvent>) {
         self.wake = None;
         let mut events = VecDeque::from(events);
         if events.is_empty() {
-            events.push_back(DaemonEvent::Tick); // what was asked to be woken for must be asked for again
+            events.push_back(DaemonEvent::Tick); // the machine must request its wake-up again
         }
         while let Some(event) = events.pop_front() {
             let actions = self.machine.step(event, self.begin.elapsed(), fastrand::f64());
@@ -279,7 +279,7 @@ impl Supervisor {
         DaemonEvent::Exited
     }
 
-    /// What the reader knows now, as events; what it knew of an earlier process is none.
+    /// The reader's current view as events; ignored if it is of an earlier process.
     fn viewed(&mut self) -> Vec<DaemonEvent> {
         let view = self.view.borrow_and_update().clone();
         if view.epoch != self.epochs || self.process.is_none() {
@@ -300,7 +300,7 @@ impl Supervisor {
         }
         let snapshot = view.snapshot;
         if snapshot.health.contains(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
-            // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
+            // tailscaled has only an empty state in memory and waits for a login, although a copy of its state exists.
             self.storeless = true;
             self.signal(Signal::SIGTERM);
         }
@@ -338,7 +338,7 @@ impl Supervisor {
     }
 }
 
-/// Waits for a change of what may not be there at all.
+/// Waits for a change of an optional receiver.
 pub(in crate::proxy) async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
     match receiver {
         Some(receiver) => receiver.changed().await,

@@ -1,7 +1,8 @@
-//! Pings targets and recent peers after each start of tailscaled, so that their tunnels exist before the first connection.
+//! Peer warm-up: pings targets and recent peers after each start of tailscaled, so that their tunnels exist before the first connection.
 //!
 //! It starts when tailscaled has a network map. tailscaled reports that it is connected only after it has chosen a relay, some three
-//! seconds later. Forwarding does not depend on the answers. [`crate::model::tailnet::peer_warmup`] decides whom to ping and for how long.
+//! seconds later. Forwarding does not depend on the answers. [`crate::model::tailnet::peer_warmup`] decides which peers to ping and for how
+//! long.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,21 +20,21 @@ use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::recent_peers::PredecessorPeers;
 
-/// How long the first question waits for its answer; each further one waits twice as long as the one before, up to [`LONGEST`].
+/// Timeout of the first ping; doubled with each further one, up to [`LONGEST`].
 const TIMEOUT: Duration = Duration::from_millis(300);
-/// The longest that one waits.
+/// Maximum timeout of a ping.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Asks whether a target answers, within a time.
+/// Pings an address, with a timeout; true if it answers.
 pub type ReachabilityCheck = Arc<dyn Fn(IpAddr, PingKind, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// How far the trying has come.
+/// Progress of the warm-up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WarmupProgress {
-    /// The start of tailscaled whose ways have been tried, by how often it had been started again; nothing before the first.
+    /// Restart count of the tailscaled whose warm-up has ended; `None` before the first.
     pub start: Option<u64>,
     pub open: bool,
-    /// The targets that have not answered yet, while they are tried.
+    /// Targets that have not answered yet, during a warm-up.
     pub waiting: BTreeSet<IpAddr>,
 }
 
@@ -48,7 +49,7 @@ pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     })
 }
 
-/// Tries once for each start of the daemon; ends when the senders are gone.
+/// Runs one warm-up per start of the daemon; ends when the senders are dropped.
 pub async fn run(
     ask: ReachabilityCheck,
     mut daemon: watch::Receiver<DaemonState>,
@@ -82,7 +83,7 @@ pub async fn run(
     }
 }
 
-/// Asks all of them until each has answered, or until a connected daemon has had its time; whether there was one and all answered.
+/// Pings all targets until each has answered, or until [`LIMIT`] after the daemon connected; true if there were targets and all answered.
 async fn attempt(
     ask: &ReachabilityCheck,
     wanted: BTreeSet<IpAddr>,
@@ -104,7 +105,7 @@ async fn attempt(
         });
     });
     let over = async {
-        // Who could tell is gone: nobody waits any more.
+        // If the sender is dropped, only the limit remains.
         let _ = daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await;
         sleep(LIMIT).await;
     };
@@ -128,7 +129,7 @@ async fn answered(ask: &ReachabilityCheck, ip: IpAddr, ping: PingKind) {
         if ask(ip, ping, patience).await {
             return;
         }
-        // A refusal comes at once.
+        // A refusal arrives before the timeout.
         sleep_until(next).await;
         patience = LONGEST.min(patience * 2);
     }
@@ -162,7 +163,7 @@ mod tests {
         [100, 64, 0, last].into()
     }
 
-    /// A task whose targets answer if `answers` says so for the question's address and how often it was asked before.
+    /// A warm-up task whose targets answer if `answers` is true for the address and its number of earlier pings.
     fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
         let (daemon, daemon_seen) = watch::channel(DaemonState::default());
         let (planned, planned_seen) = watch::channel(None);

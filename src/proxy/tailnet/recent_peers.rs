@@ -1,7 +1,7 @@
-//! Remembers in the state Secret with whom this replica spoke of late, and what its predecessor left there.
+//! Recent peers: records in the state Secret which peers this replica had traffic with, and reads the record of its predecessor.
 //!
-//! Looked for as long as something leads here, and once more when the replica leaves; written only when it has changed. One that was
-//! killed leaves what was true some minutes before.
+//! Checked while services are routed to this replica, and once more during shutdown; written only after changes. A killed replica leaves a
+//! record that is some minutes old.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -21,39 +21,39 @@ use crate::model::tailnet::state::Content;
 use crate::proxy::state_secret::writer::{Ledger, Store};
 use crate::runtime::watch_ext::put;
 
-/// How often it is looked for at most.
+/// Minimum interval of checks.
 const EVERY: Duration = Duration::from_mins(1);
-/// How many times as long as a look took nothing is looked for: the status of a large tailnet is megabytes.
+/// Minimum interval as a multiple of a check's duration: the status of a large tailnet has megabytes.
 const COOLDOWN: u32 = 200;
-/// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
+/// Timeout of reading the predecessor's record, so that an unavailable API server does not delay the start.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The same in a container that starts again: its peers have to learn of the new tailscaled through the tunnel before the control
-/// server tells them, and tailscaled does not wait longer for the Secret either.
+/// The same timeout in a restarted container: its peers must learn of the new tailscaled through the tunnel before the control server
+/// notifies them, and tailscaled does not wait longer for the Secret either.
 const RESTART_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a predecessor left for whoever opens ways.
+/// A predecessor's record, for the peer warm-up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PredecessorPeers {
-    /// With whom it spoke of late.
+    /// Its recent peers.
     pub addresses: BTreeSet<IpAddr>,
-    /// Since when its peers heard nothing of it outside the tunnel, if it had the time to write that down.
+    /// Start of its disco mute, if it had the time to record it.
     pub silent_since: Option<Timestamp>,
-    /// Whether it was where this one is: in the same Pod, whose address and port its peers go on sending to.
+    /// Whether it had this replica's endpoint: in the same Pod, whose address and port its peers still send to.
     pub here: bool,
 }
 
-/// Keeps it in the state.
+/// Records recent peers in the state.
 #[derive(Debug, Clone)]
 pub struct RecentPeersWriter {
     pub api: LocalApi,
     pub ledger: Ledger,
-    /// What is known, for whoever opens ways.
+    /// Known recent peers, for the peer warm-up.
     pub predecessor: watch::Sender<Option<PredecessorPeers>>,
 }
 
-/// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
-/// in the Pod of this UID is known from the state only until its writer has begun; `restarted` says that an earlier container of the
-/// Pod is known by what it left on the disk.
+/// Reads the predecessor's record, if state is configured, then waits forever. After an error or a timeout it publishes one without peers
+/// instead of waiting. The state shows whether the predecessor ran in the Pod of this UID only until its writer has started; `restarted`
+/// means that files of an earlier container of the Pod exist.
 pub async fn load(store: Option<Store>, pod: Option<String>, restarted: bool, predecessor: watch::Sender<Option<PredecessorPeers>>) {
     let limit = if restarted { RESTART_TIMEOUT } else { TIMEOUT };
     let found = match store {
@@ -73,19 +73,19 @@ pub async fn load(store: Option<Store>, pod: Option<String>, restarted: bool, pr
     };
     found_peers.here |= restarted;
     predecessor.send_if_modified(|current| {
-        // Who speaks with this replica is newer.
+        // This replica's own recent peers are newer.
         let unknown = current.is_none();
         if unknown {
             *current = Some(found_peers);
         }
         unknown
     });
-    // A task's end is the process's.
+    // The end of this task would end the process.
     pending::<()>().await;
 }
 
 impl PredecessorPeers {
-    /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
+    /// Delay between a peer's disco answer and the handshake request.
     pub fn settle(&self) -> Duration {
         settle(self.silent_since, Timestamp::now())
     }
@@ -98,7 +98,7 @@ fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
 }
 
 impl RecentPeersWriter {
-    /// Looks now and then for as long as something leads here; ends with the sender.
+    /// Checks while services are routed to this replica; ends when the sender is dropped.
     pub async fn keep(self, mut standing: watch::Receiver<AdvertiseStatus>) {
         while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
             let began = Instant::now();
@@ -107,7 +107,7 @@ impl RecentPeersWriter {
         }
     }
 
-    /// Looks, and says it where it has changed.
+    /// Checks once, and records changes.
     pub async fn look(&self) {
         let status = match self.api.status().await {
             Ok((status, _)) => status,
@@ -125,7 +125,7 @@ impl RecentPeersWriter {
 mod tests {
     use super::*;
 
-    /// What is published for whoever opens ways while the state cannot be read.
+    /// The published record if the state is unreadable.
     async fn without_state(restarted: bool) -> PredecessorPeers {
         let predecessor = watch::Sender::new(None);
         let mut published = predecessor.subscribe();

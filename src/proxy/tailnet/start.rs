@@ -1,4 +1,4 @@
-//! Starts the tailnet of a replica: a supervised tailscaled with the copies of its state, or a static netmap. Ends it, too.
+//! Start and stop of a replica's tailnet: a supervised tailscaled with backups of its state, or a static netmap.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, da
 
 #[derive(Debug)]
 pub struct TailnetPart {
-    /// tailscaled, if it is supervised.
+    /// tailscaled, if supervised.
     pub daemon: Option<DaemonHandle>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// The copies of tailscaled's state, if that is in a Secret.
+    /// Backups of tailscaled's state, if its state is in a Secret.
     pub copies: Option<StateCopies>,
     /// The Pod's network ends with tailscaled ([`Settings::ends_with_its_network`]).
     ends_with_network: bool,
 }
 
-/// What supervision needs of the other parts.
+/// Supervision's inputs from other parts.
 #[derive(Debug)]
 pub struct TailnetInputs {
-    /// Takes the writes to the state Secret.
+    /// Receives the writes to the state Secret.
     pub writes: mpsc::Sender<StateRequest>,
-    /// What may be advertised, if the replica limits it.
+    /// Services that may be advertised, if the replica limits them.
     pub advertise: Option<watch::Receiver<Advertised>>,
 }
 
@@ -55,8 +55,8 @@ impl TailnetPart {
         }
     }
 
-    /// Writes into the Secret what only a file of this Pod holds, such as that shields-up is off again: another Pod does not see the
-    /// file. At most for `within`.
+    /// Writes changes that only a file of this Pod has to the Secret, e.g. that shields-up is off again: another Pod does not see the file.
+    /// Takes at most `within`.
     pub async fn give_back(&self, within: Duration) {
         let from_file = self.daemon.as_ref().is_some_and(|daemon| daemon.state().borrow().from_file);
         let Some(copies) = self.copies.as_ref().filter(|_| from_file) else { return };
@@ -69,7 +69,7 @@ impl TailnetPart {
         }
     }
 
-    /// Withdraws the services that tailscaled's config alone advertises, at most for `within`.
+    /// Withdraws the services that only tailscaled's config advertises; takes at most `within`.
     pub async fn stop_advertising(&self, within: Duration) {
         let Some(daemon) = &self.daemon else { return };
         match timeout(within, daemon.stop_advertising()).await {
@@ -80,8 +80,8 @@ impl TailnetPart {
         }
     }
 
-    /// Stops tailscaled; at once where its network ends with it, for an orderly stop costs a second: it undoes its routes and rules one
-    /// by one and uploads its log. Its state is written already, and its peers are not notified either way.
+    /// Stops tailscaled; without a grace period if the network ends with it, because an orderly stop costs a second: it removes its routes
+    /// and rules one by one and uploads its log. Its state is written already, and its peers are not notified either way.
     pub async fn stop(&self, grace: Duration) {
         let Some(daemon) = &self.daemon else { return };
         daemon.stop(if self.ends_with_network { Duration::ZERO } else { grace }).await;

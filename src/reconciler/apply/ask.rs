@@ -16,15 +16,16 @@ use crate::reconciler::control_plane::Denied;
 /// Maximum requests for Tailscale Services in one pass.
 const SERVICES: usize = 16;
 
-/// Whether it concerns one Tailscale Service.
+/// Whether the request concerns one Tailscale Service.
 fn is_service(action: &ControlAction) -> bool {
     matches!(action, ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. })
 }
 
 impl Applier {
-    /// Sends the requests. Denials are recorded and returned, and the rest continues; an API rejection ends the pass.
+    /// Sends the requests. Denials are recorded, the last one is returned, and the rest continues; an API rejection ends the pass.
     ///
-    /// The second value: whether the known Tailscale Services have changed since the pass's snapshot.
+    /// The second value: whether the pass must be repeated, because the known Tailscale Services have changed since its snapshot or
+    /// requests remain.
     pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
         let mut answers = BTreeMap::new();
         let (mut denied, mut news, mut services) = (None, false, 0);

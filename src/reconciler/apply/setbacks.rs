@@ -1,8 +1,8 @@
-//! What befell single Services while a pass was carried out.
+//! Errors of single Services during a pass.
 //!
-//! The API may refuse one Service, by an admission policy of its namespace or because somebody else wrote it meanwhile. That
-//! ends nothing for the others: it is set aside, told where it belongs, and has the whole pass made again in the end. A
-//! failure that would meet every call alike is never set aside.
+//! The API server may reject a write of one Service, because of an admission policy of its namespace or a concurrent write. This does not
+//! affect other Services: the error is set aside and reported on the Service, and the complete pass is retried at the end. An error that
+//! would affect every call is never set aside.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,12 +11,12 @@ use crate::api::condition::reason;
 use crate::edge::kube::{ApiRefusal, KubeError};
 use crate::model::controller::proxygroup::{Notice, Subject};
 
-/// The failures that were set aside.
+/// Errors that were set aside.
 #[derive(Debug, Default)]
 pub(super) struct PartialErrors(Mutex<Vec<(Subject, KubeError)>>);
 
 impl PartialErrors {
-    /// The outcome of a call for one Service, unless it failed in a way that concerns only that one.
+    /// Sets aside an error that concerns only this Service; returns any other outcome.
     pub(super) fn aside(&self, subject: Subject, done: Result<(), KubeError>) -> Result<(), KubeError> {
         match done {
             Err(error) if error.refused() => {
@@ -27,7 +27,7 @@ impl PartialErrors {
         }
     }
 
-    /// What is to be told, and the failure that the pass ends with.
+    /// Returns the Events to write and the error of the pass.
     pub(super) fn end(self) -> (Vec<Notice>, Result<(), ActError>) {
         let setbacks = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(ApiRefusal::Conflict));

@@ -1,7 +1,7 @@
-//! The Secrets that Ingresses name as certificates of their own: whether they are there, may be shown, and for which names they are.
+//! User certificates: Secrets named by Ingresses, whether they exist and may be used, and their DNS names.
 //!
-//! Watches show no more than their names, labels and versions. Of one that may be shown the names are read, once for each version; its
-//! key is kept nowhere.
+//! Watches deliver only the metadata of these Secrets. If a Secret may be used, its DNS names are read once per version; its key is not
+//! stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::model::controller::tenancy::Patterns;
 use crate::model::ingress::certificate::Pair;
 
 impl ClusterCache {
-    /// The Secrets that the Ingresses of a group name, as far as they are there.
+    /// Existing Secrets that a group's Ingresses name.
     pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, UserCertificate> {
         let validated = self.named_secrets(group).map(|(name, metadata, version)| {
             let labelled =
@@ -30,7 +30,7 @@ impl ClusterCache {
         validated.collect()
     }
 
-    /// Of them those that only some namespaces may name: which.
+    /// Of these, the Secrets that are reserved for some namespaces, with these namespaces.
     pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
         let reserved = self.named_secrets(group).filter_map(|(name, metadata, _)| {
             let namespaces = metadata.annotations.as_ref()?.get(names::CERTIFICATE_NAMESPACES)?;
@@ -39,7 +39,7 @@ impl ClusterCache {
         reserved.collect()
     }
 
-    /// Those of them that are to be read.
+    /// Of these, the Secrets that must be read.
     pub fn unread_certificates(&self, group: &str) -> Vec<String> {
         self.own_certificates(group).into_iter().filter(|(_, own)| *own == UserCertificate::Unread).map(|(name, _)| name).collect()
     }
@@ -48,7 +48,7 @@ impl ClusterCache {
         self.certificates.insert(id(secret).1, (version(secret), read(secret)));
     }
 
-    /// The Secrets that the Ingresses of a group name, by name, with their versions. There is one namespace among them: that of the proxies.
+    /// Existing Secrets that a group's Ingresses name, with metadata and version. All are in the namespace of the proxies.
     fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &ObjectMeta, u64)> {
         let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| members.ingresses.values());
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
@@ -60,7 +60,7 @@ impl ClusterCache {
     }
 }
 
-/// The certificate and key in a Secret; empty where there are none.
+/// Certificate and key of a Secret; empty if absent.
 pub(super) fn pair(secret: &Value) -> Pair {
     let bytes = |key: &str| -> Arc<[u8]> {
         let stored = secret.get("data").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
@@ -69,7 +69,7 @@ pub(super) fn pair(secret: &Value) -> Pair {
     Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }
 }
 
-/// What a Secret comes to as a certificate.
+/// Parses a Secret as a certificate.
 fn read(secret: &Value) -> UserCertificate {
     match pair(secret).leaf() {
         Ok(leaf) => UserCertificate::Leaf(leaf),

@@ -1,6 +1,6 @@
-//! What is somebody else's and in our way: objects that no watch shows us, and node ports that are taken.
+//! Conflicts with foreign objects that no watch delivers, and with allocated node ports.
 //!
-//! Learnt when a write meets it, and believed for a while only: whoever is in the way may go without our hearing of it.
+//! Learnt from failed writes and forgotten after a while: the conflicting object may be deleted without notice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use tokio::time::Instant;
 use super::ClusterCache;
 use crate::model::controller::objects::ObjectRef;
 
-/// How long it is believed that an object which no watch shows us is somebody else's.
+/// Time for which a foreign object that no watch delivers is assumed to exist.
 pub(super) const FOREIGN: Duration = Duration::from_secs(30);
-/// How long a node port that was refused is not asked for again.
+/// Time for which a rejected node port is not requested again.
 const REFUSED: Duration = Duration::from_mins(10);
-/// How many node ports are asked for in a row.
+/// Maximum node ports tried in a row.
 const TRIES: usize = 32;
 
 impl ClusterCache {
-    /// An object that a group would make exists and is shown by no watch.
+    /// Records an existing object, in no watch, that has the name of an object of a group.
     pub fn found(&mut self, group: &str, object: ObjectRef, value: Value, now: Instant) {
         self.foreign.entry(group.to_owned()).or_default().insert(object, (Arc::new(value), now));
     }
 
-    /// Forgets who was in a group's way longer ago than it can be believed. Whether anybody still is.
+    /// Forgets expired conflicts of a group; returns whether any remain.
     pub fn forget_foreign(&mut self, group: &str, now: Instant) -> bool {
         let Some(objects) = self.foreign.get_mut(group) else { return false };
         objects.retain(|_, (_, since)| now - *since < FOREIGN);
@@ -34,8 +34,8 @@ impl ClusterCache {
         self.foreign.contains_key(group)
     }
 
-    /// The API server refused a node port: somebody has it whom we do not see, or it is none of the cluster's. Whether another
-    /// is worth a try at once.
+    /// Records a rejected node port: it is allocated to an unknown Service or outside of the cluster's range. Returns whether to try
+    /// another at once.
     pub fn refused_port(&mut self, port: u16, now: Instant) -> bool {
         self.refused_ports.retain(|_, since| now - *since < REFUSED);
         self.refused_ports.insert(port, now);

@@ -1,7 +1,6 @@
-//! The indices of the cache: what each group consists of, and who asks for what. They follow each change of an object.
+//! Indices of the cache: the objects of each group, and the publishers of each name. They follow each change of an object.
 //!
-//! Persistent maps: to observe a group of ten thousand Services copies nothing and scans nothing. A group of which nothing is left is
-//! forgotten.
+//! Persistent maps: observing a group of ten thousand Services copies nothing and scans nothing. A group without objects is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,30 +20,30 @@ use crate::model::controller::tenancy::Labels;
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     pub(super) groups: BTreeMap<String, GroupObjects>,
-    /// The groups that have children for a user's Service, and how many.
+    /// Groups with children of a user's Service, with their number.
     pub(super) children: BTreeMap<Id, BTreeMap<String, usize>>,
-    /// Those that want a label, whichever group they name.
+    /// Publishers that request a label, of whichever group.
     pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
-    /// The Ingresses that name a Service as backend.
+    /// Ingresses that name a Service as backend.
     pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
-    /// The groups in whose config something is recorded for an object.
+    /// Groups whose config has an entry for an object.
     pub(super) recorded: BTreeMap<Publisher, BTreeSet<String>>,
-    /// How many slices of a Service have an endpoint that gets traffic.
+    /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
 }
 
-/// What there is of a group.
+/// Objects of a group.
 #[derive(Debug, Default)]
 pub(super) struct GroupObjects {
-    /// Those that are labelled as being of it, but slices.
+    /// Objects that are labelled or owned as the group's, except EndpointSlices.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
-    /// The slices of its children, which are shown while some of them are written by hand.
+    /// EndpointSlices of its children; passes see them only while some of them are manual.
     slices: OrdMap<ObjectRef, Arc<Value>>,
     manual: usize,
-    /// The users' Services that concern it, or of which it has a child.
+    /// Users' Services that concern the group, or that it has a child of.
     pub(super) services: OrdMap<Id, Arc<Service>>,
-    /// The Ingresses that name it, or for which its config has something.
+    /// Ingresses that name the group, or that its config has an entry for.
     pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
     pub(super) replicas: BTreeMap<u32, ObservedReplica>,
 }
@@ -54,17 +53,17 @@ impl GroupObjects {
         self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
     }
 
-    /// Whether its slices matter.
+    /// Whether passes see its EndpointSlices.
     pub(super) fn is_manual(&self) -> bool {
         self.manual > 0
     }
 
-    /// What a pass is shown of what it has.
+    /// Owned objects as passes see them.
     pub(super) fn shown(&self) -> OrdMap<ObjectRef, Arc<Value>> {
         if self.is_manual() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
     }
 
-    /// An object of it came, or went.
+    /// Adds or removes an object of the group.
     fn follow(&mut self, group: &str, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         if let (WatchRole::Owned(kind), Some(value)) = (role, object.owned()) {
             let slice = kind == Kind::EndpointSlice;
@@ -93,7 +92,7 @@ impl GroupObjects {
 }
 
 impl ClusterCache {
-    /// An object came, changed or went; its store has it already.
+    /// Updates the indices after a change of an object; its store is up to date already.
     pub(super) fn follow(&mut self, role: WatchRole, id: &Id, old: Option<&CachedObject>, new: Option<&CachedObject>) {
         let users: BTreeSet<String> = old.into_iter().chain(new).flat_map(|object| self.groups_of(id, object)).collect();
         for (object, came) in [(old, false), (new, true)] {
@@ -135,7 +134,7 @@ impl ClusterCache {
         }
     }
 
-    /// Follows an egress child: the group is shown the user's Service for as long as it has one.
+    /// Updates the index of egress children: a group sees the user's Service while it has a child of it.
     fn index_child(&mut self, child: &Value, came: bool) {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
         let Some((parent, group)) = parent(Kind::Service, child).zip(group) else { return };
@@ -147,7 +146,7 @@ impl ClusterCache {
         self.file(group, PublishSource::Service, &parent);
     }
 
-    /// Follows the record of what a group publishes.
+    /// Updates the index of the entries in a group's config.
     fn index_origins(&mut self, id: &Id, config: &Value, came: bool) {
         let group = config["metadata"]["labels"][names::PARENT].as_str();
         let Some(group) = group.filter(|group| names::ingress_config(group) == id.1) else { return };
@@ -157,7 +156,7 @@ impl ClusterCache {
         }
     }
 
-    /// Has a group shown a user's object if it concerns it, and not if it does not.
+    /// Adds a user's object to a group if it concerns the group, else removes it.
     fn file(&mut self, group: &str, source: PublishSource, id: &Id) {
         let object = self.one(publishers::role(source), id).cloned();
         let object = object.filter(|object| self.groups_of(id, object).contains(group));
@@ -177,7 +176,7 @@ impl ClusterCache {
         }
     }
 
-    /// The groups that are shown a user's object: those that it names or named, and those that have a child of it.
+    /// Groups that see a user's object: those that it names or named, and those that have a child of it.
     pub(super) fn groups_of(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
         if let CachedObject::Service(service) = object {
@@ -188,7 +187,7 @@ impl ClusterCache {
     }
 }
 
-/// The groups that an object is labelled as being of.
+/// Groups that own an object, by its labels and owner references.
 pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     if let CachedObject::Pod(pod) = object {
         return pod.metadata.labels.as_ref().and_then(group_of).map(str::to_owned).into_iter().collect();
@@ -202,20 +201,20 @@ pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).collect()
 }
 
-/// The user's Service for which an object is an egress child.
+/// User's Service of an egress child.
 pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
     let label = |key: &str| value["metadata"]["labels"].get(key).and_then(Value::as_str);
     let is_child = kind == Kind::Service && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;
     is_child.then_some((label(names::PARENT_NAMESPACE)?.to_owned(), label(names::PARENT)?.to_owned()))
 }
 
-/// The ordinal of the replica that has a Pod or Secret of this name.
+/// Ordinal of the replica with a Pod or Secret of this name.
 fn ordinal(group: &str, name: &str) -> Option<u32> {
     let base = name.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(name);
     base.strip_prefix(group)?.strip_prefix('-')?.parse().ok()
 }
 
-/// Puts a value into the set of a key, or takes it out.
+/// Adds a value to the set of a key, or removes it.
 fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
     if came {
         map.entry(key).or_default().insert(value);
@@ -227,7 +226,7 @@ fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, cam
     }
 }
 
-/// Counts one more of a key, or one less.
+/// Increments or decrements the count of a key.
 fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
     let number = map.entry(key.clone()).or_default();
     *number = if came { *number + 1 } else { number.saturating_sub(1) };

@@ -1,4 +1,4 @@
-//! Which work the change of an object asks for.
+//! Work keys of a changed object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ impl ClusterCache {
             CachedObject::Slice(service, _) => {
                 self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect()
             }
-            // Kubernetes' own slices matter while one is written by hand.
+            // EndpointSlices of Kubernetes' own controller matter only while another one is manual.
             CachedObject::Owned(value) if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(value) => {
                 let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
                 owners(object).into_iter().filter(minded).collect()
@@ -55,7 +55,7 @@ impl ClusterCache {
         keys
     }
 
-    /// The groups that a change concerns because of what is published.
+    /// Groups that a change concerns because of published names.
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
         if let Some((_, Some(_), label)) = self.asks(id, object) {
@@ -72,13 +72,13 @@ impl ClusterCache {
         self.groups().filter(|(_, group)| is(group)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The work that nodes concern.
+    /// Work keys of groups that need nodes.
     pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {
         self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Group).collect()
     }
 }
 
-/// Whether a group says which namespaces may use it.
+/// Whether a group restricts the namespaces that may use it.
 pub(super) fn has_tenants(group: &ProxyGroup) -> bool {
     group.spec.tailyard.as_ref().is_some_and(|own| !own.tenants.is_empty())
 }

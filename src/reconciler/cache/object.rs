@@ -1,7 +1,7 @@
-//! Objects as passes read them: what of each is in memory, decided where it enters.
+//! Cached objects, pruned on entry to the fields that passes read.
 //!
-//! Ten thousand Services are ten thousand children and twice as many slices; what servers and other controllers write into them is
-//! most of them, and changes while nothing changes for us. `managedFields` never come as far as here.
+//! Ten thousand Services have ten thousand children and twice as many EndpointSlices. Most of each object is written by servers and other
+//! controllers, and its changes do not concern us. `managedFields` are removed before.
 
 use std::sync::Arc;
 
@@ -22,32 +22,32 @@ use crate::model::controller::objects::{Kind, VALID_UNTIL, domain_of, filled};
 use crate::model::controller::proxygroup::{ReplicaConfig, ReplicaState};
 use crate::model::controller::tenancy::Labels;
 
-/// A copy of the whole object that `kubectl apply` leaves on it.
+/// Annotation with a copy of the complete object, written by `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// An object as it is stored. Two that are equal differ in nothing that a pass reads.
+/// A cached object. Equal ones do not differ in any field that passes read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum CachedObject {
-    /// Nothing of it is read.
+    /// No field is read.
     None,
     Group(Arc<ProxyGroup>),
     Class(Arc<ProxyClass>),
     Tailnet(Arc<Tailnet>),
     /// A user's Service that concerns a group.
     Service(Arc<Service>),
-    /// One that concerns none: what it is known by if an Ingress names it as backend, as JSON.
+    /// A user's Service that concerns no group: the fields of a backend, as JSON.
     Backend(Box<[u8]>),
-    /// A slice of endpoints: its Service, and whether any gets traffic.
+    /// An EndpointSlice: its Service, and whether an endpoint receives traffic.
     Slice(Box<str>, bool),
     Ingress(Arc<Ingress>),
     IngressClass(Arc<IngressClass>),
     Namespace(Arc<Labels>),
     Node(Arc<Node>),
     Pod(Arc<Pod>),
-    /// Of a Secret that we did not make.
+    /// Metadata of a Secret that we did not create.
     Credentials(Arc<ObjectMeta>),
-    /// Objects that the reconciler makes are compared with manifests, so they stay JSON.
+    /// Objects that the reconciler creates are compared with manifests, so they stay JSON.
     Owned(Arc<Value>),
     /// A replica's state Secret.
     State(Arc<Value>, Arc<ReplicaState>),
@@ -56,7 +56,7 @@ pub(super) enum CachedObject {
 }
 
 impl CachedObject {
-    /// Reads an object of a role, pruned.
+    /// Parses an object of a role, pruned.
     pub(super) fn read(role: WatchRole, id: &Id, value: Value) -> Self {
         match role {
             WatchRole::Group => typed(id, value, Self::Group),
@@ -77,7 +77,7 @@ impl CachedObject {
         }
     }
 
-    /// Pruned Service that may be a backend.
+    /// A Service pruned to the fields of a backend.
     pub(super) fn backend(service: &Service) -> Self {
         let spec = service.spec.clone().unwrap_or_default();
         let port = |port: ServicePort| ServicePort { node_port: None, target_port: None, ..port };
@@ -86,7 +86,7 @@ impl CachedObject {
         Self::Backend(serde_json::to_vec(&pruned).unwrap_or_default().into())
     }
 
-    /// A Service as far as a backend is known by it.
+    /// The Service of a possible backend.
     pub(super) fn as_backend(&self) -> Option<Arc<Service>> {
         match self {
             Self::Service(service) => Some(Arc::clone(service)),
@@ -95,7 +95,7 @@ impl CachedObject {
         }
     }
 
-    /// An object that the reconciler makes.
+    /// An object that the reconciler creates.
     pub(super) fn owned(&self) -> Option<&Arc<Value>> {
         match self {
             Self::Owned(value) | Self::State(value, _) | Self::Config(value, _) => Some(value),
@@ -103,7 +103,7 @@ impl CachedObject {
         }
     }
 
-    /// The metadata of a user's object that may ask to be published.
+    /// Metadata of a user's object that may request publication.
     pub(super) fn user_metadata(&self) -> Option<&ObjectMeta> {
         match self {
             Self::Ingress(ingress) => Some(&ingress.metadata),
@@ -123,7 +123,7 @@ fn typed<T: DeserializeOwned>((namespace, name): &Id, value: Value, object: impl
     }
 }
 
-/// Of a node the name, labels and addresses: its images and conditions are most of it, and its kubelet writes it every few minutes.
+/// Name, labels and addresses of a node: images and conditions are most of it, and its kubelet writes it every few minutes.
 fn node(whole: &Node) -> Node {
     let metadata = ObjectMeta { name: whole.metadata.name.clone(), labels: whole.metadata.labels.clone(), ..ObjectMeta::default() };
     let addresses = whole.status.as_ref().and_then(|status| status.addresses.clone());
@@ -141,7 +141,7 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
             if name.ends_with(names::CONFIG_SECRET_SUFFIX) {
                 CachedObject::Config(Arc::new(value), Arc::new(ReplicaConfig::read(&secret)))
             } else {
-                // Of what tailscaled keeps there only what the replica reports is read.
+                // Of tailscaled's keys only the values reported by the replica are read.
                 CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
             }
         }
@@ -153,12 +153,12 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
     }
 }
 
-/// Whether an endpoint of a slice gets traffic. One that does not say does.
+/// Whether an endpoint of a slice receives traffic. An endpoint without conditions does.
 fn gets_traffic(slice: &Value) -> bool {
     slice["endpoints"].as_array().into_iter().flatten().any(|endpoint| endpoint["conditions"]["ready"] != false)
 }
 
-/// A slice: whose it is, and whether any of its endpoints gets traffic.
+/// Pruned EndpointSlice: its owner, and whether any endpoint receives traffic.
 fn slice(value: Value) -> Value {
     let endpoints = if gets_traffic(&value) { json!([{"conditions": {"ready": true}}]) } else { json!([]) };
     let metadata = ["name", "namespace", "uid", "labels", "ownerReferences", "finalizers", "deletionTimestamp"];
@@ -167,7 +167,7 @@ fn slice(value: Value) -> Value {
     pruned
 }
 
-/// A certificate: whether it is there, and until when it is valid. Its key stays nowhere.
+/// Pruned certificate Secret: whether a certificate exists, and its expiry. The key is not stored.
 fn certificate(secret: &Value) -> Value {
     let field = if filled(secret) { "set" } else { "" };
     let until = pair(secret).leaf().ok().map(|leaf| leaf.certificate.until.to_string());
@@ -175,7 +175,7 @@ fn certificate(secret: &Value) -> Value {
     json!({"metadata": secret["metadata"], "type": secret["type"], "data": data, VALID_UNTIL: until})
 }
 
-/// An object of these fields, and of each only these parts; all of one for which none are named.
+/// Prunes an object to these fields, and each of them to these parts; all parts if none are named.
 fn only(value: Value, fields: &[(&str, &[&str])]) -> Value {
     let Value::Object(all) = value else { return value };
     let pruned = all.into_iter().filter_map(|(name, field)| {

@@ -1,4 +1,4 @@
-//! What a pass is shown of the stores.
+//! Snapshot of the stores for a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::model::controller::proxygroup::{
     Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState,
 };
 
-/// What is known of a group's control plane.
+/// Known state of a group's control plane.
 #[derive(Debug)]
 pub struct ControlPlaneView {
     pub tailnet: TailnetState,
@@ -32,7 +32,7 @@ pub struct ControlPlaneView {
 }
 
 impl ClusterCache {
-    /// A group as the stores have it.
+    /// Observes a group.
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
@@ -69,7 +69,7 @@ impl ClusterCache {
         if let CachedObject::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
     }
 
-    /// The version of a class or Tailnet as the API wants it back.
+    /// Version of a class or Tailnet, as the API server returned it.
     pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
         match self.named(role, name)? {
             CachedObject::Class(class) => class.metadata.resource_version.clone(),
@@ -91,17 +91,17 @@ impl ClusterCache {
         self.objects(WatchRole::Node).filter_map(|(_, object)| if let CachedObject::Node(node) = object { Some(node) } else { None })
     }
 
-    /// All classes but one.
+    /// All classes except one.
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
         self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
     }
 
-    /// Whether a class asks for static endpoints, so that nodes are to be watched.
+    /// Whether a class requests static endpoints, which need a watch of nodes.
     pub fn wants_nodes(&self) -> bool {
         self.classes().any(|class| class.spec.static_endpoints.is_some())
     }
 
-    /// Whether the class of a group asks for static endpoints.
+    /// Whether a group's class requests static endpoints.
     pub(super) fn class_with_nodes(&self, group: &ProxyGroup) -> bool {
         self.class_of(group).and_then(|name| self.class(name)).is_some_and(|class| class.spec.static_endpoints.is_some())
     }
@@ -111,23 +111,23 @@ impl ClusterCache {
         self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
-    /// The groups that use a class.
+    /// Groups that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
         self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().collect()
     }
 
-    /// The groups that join a tailnet; with none, those that join none by name.
+    /// Groups of a Tailnet; with `None`, groups that name no Tailnet.
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
         self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().collect()
     }
 
-    /// The Tailnets whose credentials are in a Secret.
+    /// Tailnets that name a Secret as credentials.
     pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
         let uses = |object: &CachedObject| matches!(object, CachedObject::Tailnet(tailnet) if tailnet.spec.credentials.secret_name == name);
         self.objects(WatchRole::Tailnet).filter(|(_, object)| uses(object)).map(|((_, name), _)| name.clone()).collect()
     }
 
-    /// The groups of types that we do not serve.
+    /// Number of groups of types that we do not serve.
     pub fn unserved(&self) -> usize {
         self.groups().filter(|(_, group)| !self.types.contains(&group.spec.type_)).count()
     }
@@ -137,7 +137,7 @@ impl ClusterCache {
         own.or(self.default_class.as_deref())
     }
 
-    /// Every key that there is anything of: groups that exist, groups that left something behind, classes and tailnets.
+    /// Every key with something to reconcile: existing groups, groups with leftovers, classes and Tailnets.
     pub fn all(&self) -> BTreeSet<WorkKey> {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
         let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
@@ -148,7 +148,7 @@ impl ClusterCache {
             .collect()
     }
 
-    /// What is recorded of a class, and still holds for what it says now.
+    /// State of a class, by its recorded condition if that is current.
     fn class_state(&self, name: &str) -> Class {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
@@ -165,8 +165,7 @@ impl ClusterCache {
         owned
     }
 
-    /// The same and what is of no group alone: the Secret of the ACME accounts, and certificates of names that the group is
-    /// asked for.
+    /// Adds objects that no single group owns: the Secret of the ACME accounts, and certificates of names requested from the group.
     fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
@@ -190,7 +189,7 @@ impl ClusterCache {
         self.indices.groups.get(group).map(|members| members.services.clone()).unwrap_or_default()
     }
 
-    /// The node ports of Services of other groups, and those that the API server refused.
+    /// Node ports of other groups' Services, and rejected ones.
     fn node_ports(&self, group: &str) -> BTreeSet<u16> {
         let services = self.objects(WatchRole::Owned(Kind::Service)).filter_map(|(_, object)| object.owned());
         let others = services.filter(|service| service["metadata"]["labels"][names::PARENT] != group);

@@ -1,4 +1,4 @@
-//! What is asked to be published: by whom, by which group, and who else wants the same name.
+//! Publication requests: their publisher, group and name, and conflicting requests of the same name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
 }
 
 impl ClusterCache {
-    /// Who asks, by whom to be published, and for which label; nobody if it is none of ours.
+    /// Publisher, group and label of an Ingress or Service; the group is `None` if it requests nothing from us. `None` for other objects.
     pub(super) fn asks(&self, id: &Id, object: &CachedObject) -> Option<(Publisher, Option<String>, String)> {
         let (source, group, label) = match object {
             CachedObject::Ingress(ingress) => (PublishSource::Ingress, ingress_group(ingress, &self.ingress_class), ingress_label(ingress)),
@@ -40,7 +40,7 @@ impl ClusterCache {
         Some((Publisher { source, namespace: id.0.clone(), name: id.1.clone() }, group.map(str::to_owned), label))
     }
 
-    /// The groups that an object concerns by what it asks to have published, or had. The empty name stands for none.
+    /// Groups that an object concerns by its current or earlier request. The empty name means no group.
     pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let Some(((claimant, group, _), metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
@@ -52,7 +52,7 @@ impl ClusterCache {
         groups
     }
 
-    /// What a group is asked to publish.
+    /// Publication inputs of a group.
     pub(super) fn publishing(&self, group: &str, namespace: &str) -> PublishInputs {
         let members = self.indices.groups.get(group);
         let ingresses = members.map(|members| members.ingresses.clone()).unwrap_or_default();
@@ -61,7 +61,7 @@ impl ClusterCache {
         let named: BTreeSet<Id> = named.collect();
         let found = |id: Id| Some((self.one(WatchRole::Service, &id)?.as_backend()?, id));
         let backends = named.into_iter().filter_map(found).map(|(service, id)| (id, service)).collect();
-        // Of an egress group's Services, which may be very many, none asks.
+        // Services of an egress group, possibly very many, request nothing.
         let services = self.services(group);
         let asking = || services.iter().filter(|(_, service)| service_group(service).is_some());
         let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
@@ -86,14 +86,14 @@ impl ClusterCache {
         }
     }
 
-    /// The groups some Ingress of which names this Secret as a certificate.
+    /// Groups with an Ingress that names this Secret as a certificate.
     pub(super) fn showing(&self, secret: &str) -> BTreeSet<String> {
         let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
         let groups = self.indices.groups.iter().filter(|(_, members)| members.ingresses.values().any(shown));
         groups.map(|(group, _)| group.clone()).collect()
     }
 
-    /// The labels that Ingresses ask a group for.
+    /// Labels that Ingresses request from a group.
     pub(super) fn asked_labels(&self, group: &str) -> impl Iterator<Item = String> {
         let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| &members.ingresses);
         ingresses.map(|(_, ingress)| ingress_label(ingress))
@@ -119,7 +119,7 @@ impl ClusterCache {
 
     fn created(&self, claimant: &Publisher) -> Option<i64> {
         let metadata = self.claimant(claimant)?.1.user_metadata()?;
-        // One that is going wants nothing any more.
+        // An object in deletion requests nothing.
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second());
         metadata.deletion_timestamp.is_none().then_some(created)
     }
@@ -138,7 +138,7 @@ impl ClusterCache {
         self.asks(id, self.one(role(source), id)?)?.1
     }
 
-    /// What is wrong with the class of our Ingresses.
+    /// Fault of our `IngressClass`, if any.
     fn class_fault(&self) -> Option<String> {
         let class = &self.ingress_class;
         self.stores.get(&WatchRole::IngressClass)?;

@@ -1,10 +1,10 @@
-//! One store: the objects of a role, and how far its watches are.
+//! A store: the objects of a role, and the progress of its watches.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{CachedObject, Id};
 
-/// How many ends are remembered: more than writes can be under way.
+/// Maximum number of remembered deletions: more than concurrent writes.
 const ENDS: usize = 1024;
 
 #[derive(Debug)]
@@ -13,20 +13,20 @@ pub(super) struct StoredObject {
     pub(super) object: CachedObject,
 }
 
-/// The objects of a role.
+/// Objects of a role.
 #[derive(Debug, Default)]
 pub(super) struct ObjectStore {
     pub(super) objects: BTreeMap<Id, StoredObject>,
-    /// How many watches feed it.
+    /// Number of watches that feed it.
     pub(super) watches: usize,
-    /// The API has no such kind.
+    /// Whether the kind is not installed.
     pub(super) lacking: bool,
-    /// The watches, by namespace, whose first list is complete.
+    /// Watches, by namespace, with a complete first list.
     complete: BTreeSet<Option<String>>,
-    /// What the lists that are under way have named.
+    /// Objects in each running list.
     naming: BTreeMap<Option<String>, BTreeSet<Id>>,
-    /// The versions at which objects ended, the newest ends only: an answer to a write of ours may come later than the news
-    /// of the end, and must not bring the object back.
+    /// Versions of the newest deletions: the response to a write of ours may arrive after the deletion event and must not restore the
+    /// object.
     ends: BTreeMap<Id, u64>,
     ended: VecDeque<Id>,
 }
@@ -41,7 +41,7 @@ impl ObjectStore {
         self.naming.entry(namespace.map(str::to_owned)).or_default().insert(id);
     }
 
-    /// Ends a list; the objects in its scope that it did not name.
+    /// Completes a list; returns the stored objects in its scope that it does not contain.
     pub(super) fn complete(&mut self, namespace: Option<&str>) -> Vec<Id> {
         let scope = namespace.map(str::to_owned);
         let named = self.naming.remove(&scope).unwrap_or_default();
@@ -54,18 +54,18 @@ impl ObjectStore {
         self.complete.len() >= self.watches
     }
 
-    /// Whether what is held is newer than this version.
+    /// Whether the stored object is newer than this version.
     pub(super) fn newer_than(&self, id: &Id, version: u64) -> bool {
         self.objects.get(id).is_some_and(|stored| stored.version > version && stored.version != u64::MAX)
     }
 
-    /// Whether what is held is this version, or newer, or the object has ended since.
+    /// Whether the stored object has this version or a newer one, or was deleted since.
     pub(super) fn holds(&self, id: &Id, version: u64) -> bool {
         let is_newer = self.objects.get(id).is_some_and(|stored| stored.version >= version && stored.version != u64::MAX);
         is_newer || self.ends.get(id).is_some_and(|end| *end >= version)
     }
 
-    /// Remembers that an object ended at this version, if it is one.
+    /// Remembers a deletion at this version, unless the version is not a number.
     pub(super) fn end(&mut self, id: &Id, version: u64) {
         if version == u64::MAX {
             return;

@@ -1,4 +1,4 @@
-//! The routes that control planes have approved for devices, as they were found last: read by passes, kept by what was asked.
+//! Approved routes of devices, from the last responses of control planes: read by passes, updated by requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -9,12 +9,12 @@ use super::{ControlPlanes, Denied};
 use crate::model::controller::identity::DeviceId;
 use crate::model::controller::proxygroup::{Approved, ClaimedDevice};
 
-/// By Tailnet and stable id of the device.
+/// Approved routes by Tailnet and stable device ID.
 #[derive(Debug, Default)]
 pub(super) struct ApprovedRoutes(Mutex<BTreeMap<Option<String>, BTreeMap<DeviceId, Approved>>>);
 
 impl ApprovedRoutes {
-    /// A control plane is another one than it was.
+    /// Forgets the routes of a replaced control plane.
     pub(super) fn forget(&self, tailnet: Option<&str>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&tailnet.map(str::to_owned));
     }
@@ -26,13 +26,13 @@ impl ApprovedRoutes {
 }
 
 impl ControlPlanes {
-    /// The approved routes of a tailnet's devices, where they were looked at.
+    /// Approved routes of a tailnet's devices, as far as known.
     pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<DeviceId, Approved> {
         let all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&tailnet.map(str::to_owned)).cloned().unwrap_or_default()
     }
 
-    /// Has routes be led to a device, and others no more. Whether what is known of it is other than before.
+    /// Approves routes of a device and withdraws others; returns whether the known routes have changed.
     pub async fn approve_routes(
         &self,
         tailnet: Option<&str>,

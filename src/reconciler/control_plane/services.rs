@@ -1,7 +1,7 @@
-//! The Tailscale Services of each tailnet, as they were found last: read by passes, kept by what was asked and written.
+//! Tailscale Services of each tailnet, from the last responses of control planes: read by passes, updated by requests.
 //!
-//! All are listed at once, whichever of its groups needs it; a pass asks for nothing that is known. What is written is of what
-//! was just read, and is read again. Who owns what is judged by [`crate::model::controller::ingress_spec`].
+//! One list serves all groups of a tailnet; a pass requests nothing that is known. A service is read right before its write and again
+//! afterwards. [`crate::model::controller::ingress_spec`] decides about ownership.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,16 +14,16 @@ use crate::edge::control::{ControlClient, ControlError};
 use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::model::controller::proxygroup::ServiceList;
 
-/// The lists, by the name of the Tailnet.
+/// Service lists by Tailnet name.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     lists: Mutex<BTreeMap<Option<String>, Arc<ServiceList>>>,
-    /// Who lists: the others wait, and find it done.
+    /// Serializes listing: waiters use the new list.
     listing: tokio::sync::Mutex<()>,
 }
 
 impl Lists {
-    /// A control plane is another one than it was.
+    /// Forgets the list of a replaced control plane.
     pub(super) fn forget(&self, tailnet: Option<&str>) {
         self.lists().remove(&tailnet.map(str::to_owned));
     }
@@ -32,7 +32,7 @@ impl Lists {
         self.lists().get(&tailnet.map(str::to_owned)).cloned()
     }
 
-    /// Takes a service as it was just read. Whether that is news.
+    /// Stores a service that was just read; returns whether it has changed.
     fn set(&self, tailnet: Option<&str>, name: &str, found: Option<VipService>) -> bool {
         let mut lists = self.lists();
         let Some(listed) = lists.get_mut(&tailnet.map(str::to_owned)) else { return false };
@@ -53,12 +53,12 @@ impl Lists {
 }
 
 impl ControlPlanes {
-    /// The Tailscale Services of a tailnet, as they were found last; none if nobody asked yet.
+    /// Known Tailscale Services of a tailnet; `None` before the first list.
     pub fn listed(&self, tailnet: Option<&str>) -> Option<Arc<ServiceList>> {
         self.listed.get(tailnet)
     }
 
-    /// Lists all, unless that was done since then. Whether there is a newer list.
+    /// Lists all services, unless a list newer than `since` exists. True: the list is newer.
     pub async fn list_services(&self, tailnet: Option<&str>, since: Timestamp) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let _turn = self.listed.listing.lock().await;
@@ -71,7 +71,7 @@ impl ControlPlanes {
         Ok(true)
     }
 
-    /// Has a service be as it must be. Whether what is known of it is other than before.
+    /// Creates or updates a service; returns whether the known state has changed.
     pub async fn publish_service(
         &self,
         tailnet: Option<&str>,
@@ -88,7 +88,7 @@ impl ControlPlanes {
         Ok(self.listed.set(tailnet, &desired.name, found))
     }
 
-    /// Lets a service go. Whether what is known of it is other than before.
+    /// Releases a service; returns whether the known state has changed.
     pub async fn release_service(&self, tailnet: Option<&str>, name: &str, owner: &ServiceOwner) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let found = client.service(name).await?;
@@ -104,7 +104,7 @@ impl ControlPlanes {
     }
 }
 
-/// Writes a service, and reads what became of it: somebody else may have written at the same time.
+/// Writes a service and reads the result: another client may have written concurrently.
 async fn written(client: &ControlClient, service: &VipService) -> Result<Option<VipService>, ControlError> {
     client.put_service(service).await?;
     client.service(&service.name).await

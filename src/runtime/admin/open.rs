@@ -1,6 +1,6 @@
-//! Open connections of a server, oldest first: the limits in all and per source address, and which connection makes room for a new one.
+//! Open connections of a server, oldest first: limits in total and per source address, and the choice of the connection to close.
 //!
-//! A new connection is always taken. At a limit the oldest connection without a request in progress is closed, or the oldest one.
+//! A new connection is always accepted. At a limit the oldest connection without a running request is closed, else the oldest one.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 
 use super::Limits;
 
-/// The open connections, oldest first.
+/// Open connections, oldest first.
 #[derive(Default)]
 pub(super) struct Open(Vec<AdminConnection>);
 
@@ -20,7 +20,7 @@ struct AdminConnection {
     task: AbortHandle,
 }
 
-/// Whether a connection has a request that is being answered.
+/// Whether a connection has a running request.
 #[derive(Clone, Default)]
 pub(super) struct ActiveRequest(Arc<AtomicBool>);
 
@@ -40,7 +40,7 @@ impl Open {
         self.0.push(AdminConnection { source, busy, task });
     }
 
-    /// Closes a connection if there would be too many with one more of this source.
+    /// Closes a connection if one more of this source would exceed a limit.
     pub(super) fn make_room(&mut self, source: IpAddr, limits: Limits) {
         self.0.retain(|open| !open.task.is_finished());
         let crowded = self.0.iter().filter(|open| open.source == source).count() >= limits.per_source;

@@ -1,4 +1,4 @@
-//! A stream whose writes must make progress: a client that does not read is let go after a time.
+//! A stream with a write timeout: a client that does not read loses its connection.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream and the time of its last progress.
+/// A stream with a timer that runs while a write is pending.
 pub(super) struct Stall<S> {
     stream: S,
     limit: Duration,
@@ -16,12 +16,12 @@ pub(super) struct Stall<S> {
 }
 
 impl<S> Stall<S> {
-    /// Lets `stream` go once a write has waited for `limit`.
+    /// Wraps `stream`; a write that is pending for `limit` fails.
     pub(super) fn new(stream: S, limit: Duration) -> Self {
         Self { stream, limit, alarm: None }
     }
 
-    /// Passes progress on, and turns a wait that has lasted too long into an error.
+    /// Passes a result through; fails if the write has been pending too long.
     fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.alarm = None;

@@ -23,7 +23,7 @@ async fn start(routes: Routes, limits: Limits) -> Running {
     Running { address, stop, done }
 }
 
-/// Everything the server says to these bytes until it closes.
+/// Sends these bytes and returns everything that the server sends until it closes.
 async fn say(address: SocketAddr, bytes: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.write_all(bytes.as_bytes()).await.expect("sent");
@@ -88,7 +88,7 @@ async fn client_without_a_complete_head_is_disconnected() {
     let server = start(routes(), limits).await;
     let response = say(server.address, "GET /hello HTTP/1.1\r\nHost:").await;
     assert!(!response.contains("200"), "{response}");
-    // A kept connection that does not ask again ends the same way.
+    // A kept connection without a further request ends the same way.
     let response = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
 }
@@ -107,12 +107,12 @@ async fn client_that_does_not_read_is_disconnected() {
     let mut deaf = TcpStream::connect(server.address).await.expect("a connection");
     deaf.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
     inside.notified().await;
-    // The client still holds its end, and the server would wait for it.
+    // The client keeps its side open; the server would wait for it.
     server.stop.send(()).expect("running");
     timeout(Duration::from_secs(10), server.done).await.expect("the connection is closed").expect("served");
 }
 
-/// Connections from an address of the loopback network that send nothing.
+/// Opens connections from a loopback address that send nothing.
 async fn silent(from: [u8; 4], to: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut open = Vec::new();
     for _ in 0..count {
@@ -125,7 +125,7 @@ async fn silent(from: [u8; 4], to: SocketAddr, count: usize) -> Vec<TcpStream> {
 
 #[tokio::test]
 async fn silent_connections_do_not_delay_a_request() {
-    // Neither the time for a head nor a closed connection makes room.
+    // Neither the header timeout nor a closed connection frees a slot.
     let server = start(routes(), Limits { header: Duration::from_hours(1), ..Limits::default() }).await;
     for sources in [1, 200] {
         let mut open = Vec::new();
@@ -211,7 +211,7 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
     inside.notified().await;
     let before = Instant::now();
     server.stop.send(()).expect("running");
-    // The request itself never ends: that the server does is what cuts it off.
+    // The request never ends by itself: the end of the server aborts it.
     timeout(Duration::from_secs(30), server.done).await.expect("an end").expect("served");
     assert!(before.elapsed() >= drain, "not before its time: {:?}", before.elapsed());
     assert_eq!(request.await.expect("asked"), "", "closed without an answer");

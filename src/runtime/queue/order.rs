@@ -1,4 +1,4 @@
-//! Which key is next: the queue without its waiting. It is told the time and sleeps never.
+//! Order of the queue's keys, without waiting: the caller passes the time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -7,28 +7,28 @@ use tokio::time::Instant;
 
 use super::{Depth, QueueKey, WorkOutcome};
 
-/// Where a key is. A key that is nowhere has no entry, unless it failed last time.
+/// State of a key. An idle key has no entry.
 #[derive(Debug)]
 struct KeyEntry {
     place: QueuePlace,
-    /// How often it failed in a row.
+    /// Number of consecutive failures.
     failures: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueuePlace {
-    /// To be handed out at this time, in this order among those of one time.
+    /// Due at this time; the number orders keys of equal times.
     Due(Instant, u64),
-    /// In a worker's hands, and to be handed out again at a time if it was asked for meanwhile.
+    /// In progress; due again at this time if it was added meanwhile.
     Running(Option<Instant>),
 }
 
-/// All keys and when they are due.
+/// All keys with their due times.
 #[derive(Debug)]
 pub(super) struct QueueOrder<K> {
     entries: HashMap<K, KeyEntry>,
     due: BTreeSet<(Instant, u64, K)>,
-    /// Numbers wishes, so that keys of one time keep the order in which they came.
+    /// Number of additions, so that keys of equal times keep their order.
     count: u64,
 }
 
@@ -37,7 +37,7 @@ impl<K: QueueKey> QueueOrder<K> {
         Self { entries: HashMap::new(), due: BTreeSet::new(), count: 0 }
     }
 
-    /// Asks for a key at a time.
+    /// Adds a key that is due at a time.
     pub(super) fn add(&mut self, key: K, at: Instant) {
         let failures = match self.entries.get_mut(&key) {
             Some(KeyEntry { place: QueuePlace::Running(again), .. }) => {
@@ -56,7 +56,7 @@ impl<K: QueueKey> QueueOrder<K> {
         self.put(key, at, failures);
     }
 
-    /// Hands out the key that is due longest.
+    /// Takes the key that has been due longest.
     pub(super) fn take(&mut self, now: Instant) -> Option<K> {
         let first = self.due.first().filter(|(at, ..)| *at <= now)?.clone();
         self.due.remove(&first);
@@ -67,12 +67,12 @@ impl<K: QueueKey> QueueOrder<K> {
         Some(key)
     }
 
-    /// When the next key is due.
+    /// Due time of the next key.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, ..)| *at)
     }
 
-    /// Takes a key back.
+    /// Finishes work on a key.
     pub(super) fn end(&mut self, key: &K, now: Instant, ended: WorkOutcome, retry: &dyn Fn(u32) -> Duration) {
         let Some(KeyEntry { place: QueuePlace::Running(requested), failures }) = self.entries.remove(key) else { return };
         let (own, failures) = match ended {
@@ -83,8 +83,8 @@ impl<K: QueueKey> QueueOrder<K> {
                 (Some(now + retry(failures).max(least.unwrap_or_default())), failures)
             }
         };
-        // A wish that came while a key was being worked on is granted, but does not shorten the delay after a failure:
-        // what failed often writes its failure somewhere, and would ask for itself by that.
+        // An addition during work counts, but does not shorten the delay after a failure: a failing reconciliation often writes a status,
+        // and its watch event would add the key at once.
         let at = match (requested, own) {
             (Some(begun), Some(own)) if failures == 0 => Some(begun.min(own)),
             (_, Some(own)) => Some(own),
@@ -101,7 +101,7 @@ impl<K: QueueKey> QueueOrder<K> {
         Depth { ready, waiting: self.due.len() - ready, running: self.entries.len() - self.due.len(), failing }
     }
 
-    /// Since when the key is due that is due longest.
+    /// Due time of the oldest due key.
     pub(super) fn oldest(&self, now: Instant) -> Option<Instant> {
         self.next().filter(|at| *at <= now)
     }

@@ -1,4 +1,4 @@
-//! All in paused time: a delay of a minute costs nothing and is exact.
+//! All tests run in paused time: delays are exact and take no time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,7 +72,7 @@ async fn failed_key_backs_off_until_success() {
         let work = take(&queue).await;
         assert_eq!(begin.elapsed().as_secs(), seconds);
         drop(work);
-        // Dropping is failing, too; the next turn of the loop starts from a success.
+        // Dropping counts as a failure, too; the next iteration begins with a success.
         take(&queue).await.end(WorkOutcome::Done);
         assert_eq!(queue.depth().failing, 0);
         queue.add("a");
@@ -127,7 +127,7 @@ async fn workers_share_the_keys_and_end_with_the_queue() {
     assert!(queue.next().await.is_none());
 }
 
-/// What may happen to a queue.
+/// An operation on the queue.
 #[derive(Debug, Clone)]
 enum Step {
     Add(u8, u64),
@@ -152,7 +152,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// A key that was asked for after its last turn began gets another turn, and no key has two turns at once.
+    /// A key that was added after its work began is returned again, and no key is in progress twice at once.
     #[test]
     fn no_added_key_is_lost(steps in steps()) {
         let mut order = QueueOrder::new();

@@ -1,5 +1,5 @@
-//! Heartbeats of tasks: a task that blocks its thread, or is not scheduled, stops beating. One that waits for an event beats on: what it
-//! waits for has deadlines of its own.
+//! Heartbeats of tasks: a task that blocks its thread or is not scheduled has no heartbeat. A task that waits for an event has one: such
+//! waits have their own deadlines.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// Time between two beats.
+/// Interval of heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long a task may not run before the process counts as hung.
+/// Time without a heartbeat after which the process counts as hung.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
 
-/// When each running task last beat.
+/// Last heartbeat of each running task.
 #[derive(Debug, Clone, Default)]
 pub struct Heartbeats(Arc<Mutex<Vec<Weak<Beat>>>>);
 
@@ -24,7 +24,7 @@ struct Beat {
 }
 
 impl Heartbeats {
-    /// The tasks that have not beaten for `limit`.
+    /// Tasks without a heartbeat for `limit`.
     pub fn stalled(&self, limit: Duration) -> Vec<&'static str> {
         let mut beats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         beats.retain(|beat| beat.strong_count() > 0);
@@ -32,7 +32,7 @@ impl Heartbeats {
         beats.iter().filter_map(Weak::upgrade).filter(late).map(|beat| beat.task).collect()
     }
 
-    /// The work of a task, which beats for as long as it runs.
+    /// Wraps a task's future with a heartbeat while it runs.
     pub(super) fn watch<F: Future>(&self, task: &'static str, work: F) -> impl Future<Output = F::Output> + use<F> {
         let beat = Arc::new(Beat { task, last: Mutex::new(Instant::now()) });
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&beat));
@@ -41,7 +41,7 @@ impl Heartbeats {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 tokio::select! {
-                    // First, for a task that is never out of work leaves nothing of its budget.
+                    // First, because a task that is always busy uses up its coop budget.
                     biased;
                     at = ticks.tick() => *beat.last.lock().unwrap_or_else(PoisonError::into_inner) = at,
                     done = &mut work => return done,

@@ -12,7 +12,7 @@ use crate::model::config::source::EgressDocument;
 
 const HOLD: Duration = Duration::from_mins(2);
 
-/// A watch and a mount played by hand, and what comes out.
+/// A simulated watch and mount, and the outputs.
 struct Play {
     api: mpsc::UnboundedSender<ObjectEvent>,
     mount: watch::Sender<FilesView>,

@@ -8,14 +8,14 @@ use crate::model::base::net::InterfaceName;
 use crate::model::config::EgressConfig;
 use crate::model::plan::world::World;
 
-/// A kernel of memory: holds a ruleset, counts what is done to it, and refuses when told to.
+/// A simulated kernel: has a ruleset, counts operations, and rejects a number of writes.
 #[derive(Default)]
 struct Memory {
     holds: Option<Ruleset>,
     rewrites: usize,
     patches: usize,
     reported: usize,
-    /// What was told when it was last looked at.
+    /// Value of `reported` at the last read-back.
     noted: usize,
     refuse: usize,
     tampered: bool,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::model::ingress::vhosts::min_rate::unpaid;
 
-/// What happens on one connection.
+/// Activity of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);
 
@@ -27,10 +27,10 @@ struct Request {
     number: u64,
     turn: Turn,
     since: Instant,
-    /// What the client has not paid off of earlier waits, and the bytes that it is to take now.
+    /// Unpaid wait for the client ([`unpaid`]), and the size of the data that it must read now.
     unpaid: Duration,
     offered: usize,
-    /// What serves it, if it shares the connection with others.
+    /// Task that serves the request, if it shares the connection with others.
     task: Option<AbortHandle>,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Turn {
 }
 
 impl Request {
-    /// For how long this turn's side has been waited for.
+    /// Time for which the request has waited for this side.
     fn waited(&self) -> Duration {
         let earlier = if self.turn == Turn::Client { self.unpaid } else { Duration::ZERO };
         earlier + self.since.elapsed()
@@ -59,7 +59,7 @@ impl Request {
     }
 }
 
-/// A request that is being answered as long as this lives.
+/// Guard of a running request.
 #[derive(Debug)]
 pub(super) struct InFlight(Progress);
 
@@ -81,7 +81,7 @@ impl Activity {
         Self(Arc::new((Mutex::new(state), Notify::new())))
     }
 
-    /// A request begins.
+    /// Begins a request.
     pub(super) fn begin(&self) -> InFlight {
         let number = self.with(|state| {
             state.begun += 1;
@@ -149,7 +149,7 @@ impl InFlight {
         &self.0
     }
 
-    /// The client has taken what there was, and is to take so many bytes.
+    /// The client has read all earlier data and must now read so many bytes.
     pub(super) fn offered(&self, bytes: usize) {
         self.0.with(|request| {
             request.turn_to(Turn::Client);
@@ -157,7 +157,7 @@ impl InFlight {
         });
     }
 
-    /// The client has taken what there was, and the backend is to go on.
+    /// The client has read all data; the request waits for the backend.
     pub(super) fn awaits_backend(&self) {
         self.0.with(|request| {
             if request.turn != Turn::Backend {
@@ -178,12 +178,12 @@ impl Progress {
         });
     }
 
-    /// Whether the answer has begun.
+    /// Whether the response has begun.
     pub(super) fn is_answered(&self) -> bool {
         self.with(|request| request.turn != Turn::Head).unwrap_or(true)
     }
 
-    /// Since when nothing has passed; nothing once the request has been answered.
+    /// Time of the last progress; `None` after the end of the request.
     pub(super) fn since(&self) -> Option<Instant> {
         self.with(|request| request.since)
     }

@@ -34,7 +34,7 @@ struct Streamed {
     limit: Duration,
     /// Start of waiting for the client.
     waiting: Option<Instant>,
-    /// What its bytes have not paid off of earlier waits.
+    /// Unpaid wait for the client ([`unpaid`]).
     unpaid: Duration,
     over: Option<Pin<Box<Sleep>>>,
 }
@@ -76,7 +76,7 @@ impl Upload {
         Self(None)
     }
 
-    /// A body that breaks off when the client is waited for so long, less what its bytes pay off ([`unpaid`]).
+    /// A body that is aborted after waiting for the client for `limit`, reduced by its unpaid wait ([`unpaid`]).
     pub(super) fn new(body: Incoming, progress: Progress, limit: Duration) -> (Self, Uploading) {
         if body.is_end_stream() {
             return (Self(None), Uploading(None));
@@ -135,8 +135,8 @@ impl Streamed {
         }))
     }
 
-    /// Ready once the client has been waited for too long. The timer is not set anew for each frame. Streams in both directions are often
-    /// quiet: once the answer has begun, earlier waits no longer count.
+    /// Ready once the wait for the client exceeds the limit. The timer is not reset for each frame. Streams in both directions are often
+    /// quiet: once the response has begun, earlier waits no longer count.
     fn stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let since = *self.waiting.get_or_insert_with(Instant::now);
         let over = self.over.get_or_insert_with(|| Box::pin(sleep(self.limit)));
@@ -203,7 +203,7 @@ impl Body for Download {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
             Self::Stream(body, guard) => {
-                // More is asked for when the client has taken what there was.
+                // More data is requested after the client has read the previous data.
                 let polled = Pin::new(body).poll_frame(cx);
                 match &polled {
                     Poll::Ready(frame) => {

@@ -141,7 +141,7 @@ where
         Turn::Client => Some(limits.body_timeout),
         Turn::Backend => Some(limits.answer_timeout),
     };
-    // What is under way is looked at this often.
+    // Interval of checks for stalled requests.
     let look = limits.body_timeout.min(limits.answer_timeout);
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut finishing = port.shared.closing.clone();
@@ -164,7 +164,7 @@ where
                 }
                 let now = Instant::now();
                 match activity.until(patience) {
-                    // A request is being answered, or was until a moment ago.
+                    // A request is running, or ended a moment ago.
                     None => over = now + if draining { FAREWELL } else { limits.idle_timeout }.min(look),
                     Some(until) if !draining && until > now => over = until.min(now + look),
                     Some(_) if draining => return,

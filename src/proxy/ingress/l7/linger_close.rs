@@ -22,13 +22,13 @@ pub(super) struct LingerGuard {
     back: Option<oneshot::Sender<TcpStream>>,
 }
 
-/// Hands a connection out. Once the receiver is gone, it belongs to its new owner, which closes it as any other.
+/// Wraps a connection, which the receiver gets at its shutdown. If the receiver is dropped, shutdown closes the connection as usual.
 pub(super) fn hand_out(stream: TcpStream) -> (LingerGuard, oneshot::Receiver<TcpStream>) {
     let (back, given_back) = oneshot::channel();
     (LingerGuard { stream: Some(stream), back: Some(back) }, given_back)
 }
 
-/// Waits until the client has closed, or for so long, or until there is no time left for it; then closes.
+/// Waits until the client has closed, or for `limit`, or until `closing`; then closes.
 pub(super) async fn linger(mut stream: TcpStream, limit: Duration, mut closing: watch::Receiver<bool>) {
     let farewell = async {
         let mut rest = [0; 512];

@@ -34,7 +34,7 @@ impl ConnectionLimits {
         Arc::new(Self { most, open: Mutex::default() })
     }
 
-    /// Counts a connection of a client. At the limit fails, with whether to log it.
+    /// Counts a connection of a client. Fails at the limit; the error is whether to log it.
     pub(super) fn enter(self: &Arc<Self>, client: Option<SocketAddr>) -> Result<ConnectionSlot, bool> {
         let source = client.map(|client| source(client.ip()));
         if let Some(source) = source {

@@ -23,7 +23,7 @@ use super::pool::{Pool, Pools};
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
 pub(super) const IDLE: Duration = Duration::from_secs(50);
-/// How many wait at the most.
+/// Maximum idle connections per endpoint.
 const MAX_IDLE_PER_UPSTREAM: usize = 128;
 
 /// One address.

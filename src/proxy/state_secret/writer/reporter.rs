@@ -1,4 +1,4 @@
-//! What is told: the device as soon as the tailnet names it, and the statuses of what the kernel has accepted.
+//! Status reporter: reports the device as soon as the netmap has it, and the status of each applied plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
 
-/// What the statuses are made from.
+/// Inputs of the reported statuses.
 #[derive(Debug)]
 pub struct Inputs {
     pub programmed: watch::Receiver<Programmed>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
+    /// Serve config in force, if this replica decides it; otherwise the sender may be dropped.
     pub serving: watch::Receiver<ServeStatus>,
     pub standing: watch::Receiver<AdvertiseStatus>,
 }
@@ -33,16 +33,16 @@ pub struct ReportInputs {
     pub pod: PodAddresses,
     pub egress: bool,
     pub ingress: bool,
-    /// How long an unresolved service is held back; [`crate::model::tailnet::status::GRACE`].
+    /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::GRACE`].
     pub grace: Duration,
-    /// How many bytes the egress status may have.
+    /// Maximum size of the egress status, in bytes.
     pub room: usize,
 }
 
-/// Keeps the ledger equal to what is in force, at most one status in [`PACE`]; ends when an input's sender is gone.
+/// Updates the ledger with the state in force, at most one status per [`PACE`]; ends when an input's sender is dropped.
 ///
-/// The first status that says anything is told at once: under the Tailscale operator the replica before may be gone already, and
-/// until this one is told of, nobody serves. So nothing is told of a world without the tailnet, for what follows would have to wait.
+/// The first complete status is reported at once: under the Tailscale operator the previous replica may be gone already, and no replica
+/// serves until this one is reported. Without a netmap nothing is reported, because the next status would then have to wait.
 pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
     let start = Instant::now();
     let mut patience = ServeHistory::new(about.grace);
@@ -75,14 +75,14 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
     }
 }
 
-/// The operator deletes an old device by its id, so that is told even if no rule is ever accepted.
+/// The operator deletes an old device by its ID, so the ID is reported even if no rule is ever applied.
 fn device(ledger: &Ledger, node: &SelfNode) {
     if !node.stable_id.is_empty() {
         ledger.set(state::DEVICE_ID, node.stable_id.as_str());
     }
 }
 
-/// A name and addresses mean that the device can be reached, so they are told after the rules.
+/// Name and addresses mean that the device is reachable, so they are reported after the rules are applied.
 fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &mut ServeHistory, now: Duration) {
     let (plan, world) = (&planned.plan, &planned.world);
     if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
@@ -107,15 +107,15 @@ fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &
     }
 }
 
-/// Under which name the node itself may be reached over TLS is told once tailscaled has something to serve: the operator takes it
-/// for the hostname of what is served.
+/// Reports the node's own TLS name once tailscaled has a serve config: the operator takes this name for the hostname of the served
+/// services.
 fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>) {
     if let (Some(_), Some(netmap)) = (config.filter(|config| **config != ServeConfig::default()), netmap) {
         ledger.set(state::HTTPS_ENDPOINT, netmap.cert_domains.first().map_or(state::NO_HTTPS, String::as_str));
     }
 }
 
-/// Services that clients do not reach: the reconciler reports them to their users. While that is not known, the last report stays.
+/// Reports services that clients cannot reach; the reconciler passes this on to their users. While this is unknown, the last report stays.
 fn hindered(ledger: &Ledger, status: &AdvertiseStatus) {
     let funnel = |errors: &BTreeMap<String, FunnelError>| {
         json(&errors.iter().map(|(service, why)| (service, why.to_string())).collect::<BTreeMap<_, _>>())
@@ -131,7 +131,7 @@ fn hindered(ledger: &Ledger, status: &AdvertiseStatus) {
     }
 }
 
-/// Text of values that are always JSON.
+/// JSON of values whose serialization cannot fail.
 fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

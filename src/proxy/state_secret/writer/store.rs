@@ -1,4 +1,4 @@
-//! Where the state is kept: the state Secret, or a file with the same keys.
+//! Storage of the state: the state Secret, or a file with the same keys.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::model::tailnet::state::{Content, StateChanges, applied};
 #[derive(Debug)]
 pub enum Store {
     Secret(StateSecret),
-    /// A JSON object of text by key, replaced whole.
+    /// A JSON object of strings by key, replaced as a whole.
     File(PathBuf),
 }
 
@@ -18,7 +18,7 @@ pub enum Store {
 pub enum ReportError {
     #[error(transparent)]
     Api(#[from] KubeError),
-    /// The API said beforehand that it would.
+    /// A permission check denied the required access.
     #[error("the Pod's ServiceAccount may not use Secret {name:?}; nothing is written until its Role has: {}", rules.join(", "))]
     Denied { name: String, rules: Vec<String> },
     #[error("Secret {name:?} does not exist; the operator makes it, and tailscaled too if it may")]
@@ -30,7 +30,7 @@ pub enum ReportError {
 }
 
 impl ReportError {
-    /// A closed set of words for metric labels and Event reasons.
+    /// Metric label and Event reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Api(error) => error.reason(),
@@ -41,7 +41,7 @@ impl ReportError {
         }
     }
 
-    /// Whether there is no Secret to write.
+    /// Whether the Secret does not exist.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -52,7 +52,7 @@ impl ReportError {
 }
 
 impl Store {
-    /// The place that the settings name, if any; the Secret only where there is a cluster.
+    /// The configured storage, if any; a Secret requires access to a cluster.
     pub fn of(settings: &Settings, cluster: Option<&Cluster>) -> Option<Self> {
         match &settings.state {
             StateOut::None => None,
@@ -61,7 +61,7 @@ impl Store {
         }
     }
 
-    /// Fails if the API says that what is needed is not allowed. tailscaled needs to update, we need not.
+    /// Fails if the API server denies a required permission. tailscaled needs `update`, we do not.
     pub(super) async fn permitted(&self) -> Result<(), ReportError> {
         let Self::Secret(secret) = self else { return Ok(()) };
         let permissions = secret.cluster().permissions(secret.name()).await;
@@ -75,7 +75,7 @@ impl Store {
         Ok(())
     }
 
-    /// Everything that is there; fails where there is no such Secret.
+    /// Reads all keys; fails if the Secret does not exist.
     pub async fn read(&self) -> Result<Content, ReportError> {
         match self {
             Self::Secret(secret) => secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() }),
@@ -83,7 +83,7 @@ impl Store {
         }
     }
 
-    /// What tells the place from another one of the same name; nothing if there is none.
+    /// Identity that differs between Secrets of the same name (the UID); `None` if it does not exist.
     pub(super) async fn identity(&self) -> Result<Option<String>, ReportError> {
         match self {
             Self::Secret(secret) => Ok(secret.uid().await?),

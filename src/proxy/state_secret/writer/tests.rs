@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Long enough for anything in paused time, where waiting costs nothing.
+/// Longer than any wait; free in paused time.
 const LONG: Duration = Duration::from_hours(1);
 
 fn place() -> (TempDir, PathBuf) {

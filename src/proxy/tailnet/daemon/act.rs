@@ -1,4 +1,4 @@
-//! Carrying out what the machine decides.
+//! Execution of the machine's actions.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,15 +21,15 @@ use crate::model::tailnet::supervise::login::{LoginPlan, plan, prefs};
 use crate::model::tailnet::supervise::state_backup::to_file;
 use crate::model::tailnet::supervise::{DaemonAction, DaemonPhase, Login, Secret, TwoStep};
 
-/// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
+/// `NetfilterMode` in which tailscaled creates its own chains but no jumps to them.
 const NODIVERT: i64 = 1;
-/// How long a daemon that was taken over advertises what it did before, whatever this process has found to be in place by then.
+/// Time during which a daemon that was taken over keeps its advertised services, whatever this process finds to be in place.
 const ADVERTISES_ON: Duration = Duration::from_secs(10);
-/// Where the `tailscale` command looks for the socket by itself.
+/// Default socket path of the `tailscale` command.
 const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
 
 impl Supervisor {
-    /// What is done once, before the first start.
+    /// Prepares the first start.
     pub(super) async fn prepare(&mut self) {
         self.from_file = self.inputs.backup.borrow().is_ahead();
         if !self.settings.userspace
@@ -48,7 +48,7 @@ impl Supervisor {
         }
     }
 
-    /// Does one thing; returns what happened at once.
+    /// Executes one action; returns its immediate event.
     pub(super) async fn act(&mut self, action: DaemonAction) -> Option<DaemonEvent> {
         let api = self.api.clone();
         match action {
@@ -90,7 +90,7 @@ impl Supervisor {
     }
 
     async fn spawn(&mut self) -> DaemonEvent {
-        // The newest config counts, and its key has to be known before the daemon tries it.
+        // The newest config counts; the machine needs its key before the daemon uses it.
         if let Some(event @ DaemonEvent::Key(_)) = self.look() {
             self.machine.step(event, self.begin.elapsed(), 0.0);
         }
@@ -130,7 +130,7 @@ impl Supervisor {
         DaemonEvent::Spawned
     }
 
-    /// Goes on with the daemon that the process before this one has left; one that was started in another way than now is ended, and then started anew.
+    /// Takes over the daemon of the previous process; a daemon with other arguments is terminated and restarted.
     fn take_over(&mut self, process: Process, args: &str, config: Option<&Path>) -> DaemonEvent {
         let line = |state: Option<PathBuf>| command_line(&self.settings, config, state.as_deref()).join(" ");
         let file = self.settings.state_file();
@@ -146,15 +146,15 @@ impl Supervisor {
         event
     }
 
-    /// The file to start from in place of the Secret: where that cannot be had, where the one before never answered or said that it
-    /// cannot have it, or where what it wrote is nowhere else.
+    /// The file to start from instead of the Secret: if the Secret is not readable, if the previous daemon never answered or reported that
+    /// it could not read the Secret, or if its changes are only in the file.
     async fn stand_in(&mut self) -> Option<PathBuf> {
         let file = self.settings.state_file()?;
         let backup = self.inputs.backup.borrow().clone();
         let before = self.from_file;
         let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
         let alone = self.from_file && !backup.given_back;
-        // Where the rest has decided already, nobody is waited for.
+        // No check if the other conditions decide already.
         let away = match &self.inputs.reach {
             Some(reach) if backup.content.is_some() && answered && !alone => !reach().await,
             _ => false,
@@ -171,13 +171,13 @@ impl Supervisor {
             (false, _) => false,
         };
         if before && !self.from_file {
-            // What it holds is in the Secret now, and will be older than that.
+            // The Secret has this content now; the file would become older than the Secret.
             remove(&file).unwrap_or_else(|fault| warn!(reason = fault.reason(), "the next container may start with an old state: {fault}"));
         }
         self.from_file.then_some(file)
     }
 
-    /// What a daemon is told as soon as it answers.
+    /// Applies runtime settings to a daemon when it first answers.
     pub(super) fn greet(&mut self) {
         let api = self.api.clone();
         if self.settings.udp_gro_forwarding && !self.settings.userspace {
@@ -202,7 +202,7 @@ impl Supervisor {
         }
     }
 
-    /// Looks at the config; a good new one is given to the daemon, and its key is known.
+    /// Reads the config; passes a good new one to the daemon and its key to the machine.
     pub(super) fn look(&mut self) -> Option<DaemonEvent> {
         match self.conf.as_mut()?.look() {
             ConfReading::Same => None,
@@ -238,7 +238,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives the daemon its config again if it does not do what that says: it was busy or away when it was to.
+    /// Reloads the config if the daemon's state differs from it: an earlier reload may have met a busy or absent daemon.
     pub(super) fn compare(&mut self) {
         let state = self.state.borrow();
         let differs = self.conf.as_ref().is_some_and(|conf| conf.differs(&state));
@@ -249,7 +249,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether a daemon that was taken over goes on advertising what it does: this process has to find out first what it serves.
+    /// Whether a daemon that was taken over still keeps its advertised services: this process must first find out what it serves.
     fn advertises_on(&self) -> bool {
         self.advertises_until.is_some_and(|until| Instant::now() < until)
     }
@@ -314,7 +314,7 @@ async fn log_in(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String
     api.edit_prefs(&prefs).await.map(drop).map_err(|fault| fault.to_string())
 }
 
-/// Logs in with a key: starts the engine with it, then asks for the login itself.
+/// Logs in with a key: starts the engine with the key, then requests the login.
 async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
     let secret = daemon::key(secret).map_err(|fault| fault.to_string())?;
     let options = StartOptions { auth_key: secret.reveal().to_owned() };
@@ -322,7 +322,7 @@ async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
     api.login_interactive().await.map_err(|fault| fault.to_string())
 }
 
-/// Asks for a write until it is done; nobody there to write means that there is nothing to wait for.
+/// Requests a write until it is done; without a writer there is nothing to wait for.
 async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<DaemonEvent> {
     let mut retry = Backoff::DAEMON;
     loop {

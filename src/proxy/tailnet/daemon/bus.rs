@@ -1,6 +1,6 @@
-//! The reader of the bus: folds each message as it comes, publishes only the newest state, and subscribes again whenever it has to.
+//! Reader of the IPN bus: folds each message on arrival, publishes only the newest state and subscribes again when necessary.
 //!
-//! Whoever is slow to look at what is published delays nobody, least of all the daemon, which ends the stream of a slow reader.
+//! A slow consumer of the published state delays neither the reader nor the daemon, which closes the stream of a slow reader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,56 +17,56 @@ use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
 use crate::model::tailnet::ipn_bus::{Fold, Snapshot};
 
-/// How often everything is compared with the whole status, for daemons that lose messages silently (before 1.102).
+/// Interval of comparisons with the complete status, for daemons that lose messages silently (before 1.102).
 const COMPARE: Duration = Duration::from_mins(5);
-/// How often the daemon has to show that it lives: one that hangs keeps its connections open, and forwards nothing.
+/// Interval of liveness checks: a daemon that hangs keeps its connections open but forwards nothing.
 const PULSE: Duration = Duration::from_secs(3);
-/// How long a stream has to last for the next one to be opened at once.
+/// Minimum duration of a stream after which the next one is opened without delay.
 const STEADY: Duration = Duration::from_secs(5);
-/// How soon to ask again for what was not answered.
+/// Delay before a failed status request is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the daemon may take to send the first message.
+/// Timeout of the first message.
 const FIRST: Duration = Duration::from_secs(10);
-/// How long to go on reading before publishing, when messages come without pause.
+/// Maximum number of messages read before publishing, if messages arrive without pause.
 const BATCH: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct BusView {
-    /// Which daemon process this is about.
+    /// Number of the daemon process of this view.
     pub(super) epoch: u64,
-    /// The stream is open.
+    /// Whether the stream is open.
     pub(super) connected: bool,
     pub(super) capver: Option<u32>,
-    /// What the messages have added up to; its netmap is published apart.
+    /// State folded from the messages; the netmap is published separately.
     pub(super) snapshot: Snapshot,
-    /// The newest fault and its kind.
+    /// Last error and its kind.
     pub(super) fault: Option<(&'static str, String)>,
 }
 
 pub(super) struct Reader {
     pub(super) api: LocalApi,
-    /// Which daemon process is there; zero for none.
+    /// Number of the current daemon process; zero for none.
     pub(super) epoch: watch::Receiver<u64>,
     pub(super) view: watch::Sender<BusView>,
     pub(super) netmap: watch::Sender<Option<Arc<NetMap>>>,
 }
 
-/// An answer that the reader asked for beside the stream.
+/// Response to a request made beside the stream.
 enum BusReply {
     Status(Result<Box<DaemonStatus>, LocalApiError>),
     Dns(Result<DnsConfig, LocalApiError>),
 }
 
-/// Why a stream was left.
+/// Reason for the end of a stream.
 enum StreamEnd {
-    /// The daemon ended it or the connection broke.
+    /// The daemon closed it or the connection broke.
     Lost(Option<LocalApiError>),
-    /// The daemon is too old for the mask.
+    /// The daemon is too old for the watch mask.
     Old,
 }
 
 impl Reader {
-    /// Reads until nobody tells of daemons any more.
+    /// Reads until the sender of daemon processes is dropped.
     pub(super) async fn run(self) {
         let (mut fold, mut epochs) = (Fold::default(), self.epoch.clone());
         loop {
@@ -86,7 +86,7 @@ impl Reader {
         }
     }
 
-    /// Reads from one daemon process, until dropped.
+    /// Reads from one daemon process until dropped.
     async fn of_daemon(&self, fold: &mut Fold, epoch: u64) {
         let mut retry = Backoff::new(Duration::from_millis(20), Duration::from_secs(1), 0.2).unwrap_or(Backoff::DAEMON);
         let mut mask = MASK;
@@ -110,7 +110,7 @@ impl Reader {
                         StreamEnd::Lost(fault) => fault,
                     }
                 }
-                // That nobody listens yet is no fault: the phase says as much.
+                // A socket without a listener is no error here: the phase shows it.
                 Err(LocalApiError::Connect { .. }) => None,
                 Err(fault) => Some(fault),
             };
@@ -129,7 +129,7 @@ struct Stream<'a> {
     reader: &'a Reader,
     fold: &'a mut Fold,
     pending: Option<BoxFuture<'static, BusReply>>,
-    /// What is being asked for is already too old.
+    /// The pending request is outdated already.
     stale: bool,
 }
 
@@ -178,7 +178,7 @@ impl Stream<'_> {
         }
     }
 
-    /// Takes a message in and all that have already arrived behind it.
+    /// Folds a message and all that have arrived after it.
     fn batch(&mut self, first: Result<Option<Notify>, LocalApiError>, bus: &mut Bus) -> Result<(), StreamEnd> {
         let mut message = first;
         for _ in 0..BATCH {
@@ -215,7 +215,7 @@ impl Stream<'_> {
         }
     }
 
-    /// Asks for the whole status beside the stream; one question at a time, and once more where something changed meanwhile.
+    /// Requests the complete status beside the stream; one request at a time, and one more if something changed meanwhile.
     fn ask(&mut self) {
         let api = self.reader.api.clone();
         if self.pending.is_some() {
@@ -245,7 +245,7 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Publishes what has changed and nothing else.
+    /// Publishes only changes.
     fn publish(&mut self) {
         let mut snapshot = self.fold.snapshot();
         let netmap = snapshot.netmap.take();
@@ -263,12 +263,12 @@ impl Stream<'_> {
     }
 }
 
-/// Whether the daemon answers, asked after a while.
+/// Liveness check after [`PULSE`].
 fn pulse(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
     let api = api.clone();
     async move {
         sleep(PULSE).await;
-        // The one call that waits for no lock: a daemon that waits for an API server is not one that hangs.
+        // The only call that takes no lock: a daemon that waits for an API server does not hang.
         api.usermetrics().await.map(drop)
     }
     .boxed()

@@ -1,7 +1,8 @@
-//! The config file of a one-step login: what is mounted, what of it was good, and from where the daemon reads it.
+//! Config file of a one-step login: the mounted file, the last good content, and the path that the daemon reads.
 //!
-//! A file that is not good never reaches the daemon. Where it must start while the mounted file is bad, it reads a copy of the
-//! last good one; and where this replica advertises only what it serves, it always reads a copy, which says no more than that, and that rejecting new connections when it leaves.
+//! An invalid file never reaches the daemon. If the daemon starts while the mounted file is invalid, it reads a copy of the last good one.
+//! If this replica advertises only the services it serves, the daemon always reads a copy that names only these services, and that
+//! turns shields-up on during shutdown.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -23,7 +24,7 @@ pub(super) struct Conf {
     /// Whether the daemon reads the copy.
     copied: bool,
     fault: Option<String>,
-    /// What may be advertised; nothing where the file alone says it.
+    /// Services that may be advertised; `None` if the file alone decides.
     limit: Option<Advertised>,
 }
 
@@ -35,18 +36,18 @@ struct AcceptedConf {
     shields_up: bool,
 }
 
-/// What a look at the directory has found.
+/// Result of a config check.
 #[derive(Debug)]
 pub(super) enum ConfReading {
     Same,
     /// A good file that differs from the last good one.
     Changed(ConfFile),
-    /// A fault that was not there at the last look.
+    /// An error that the last check did not have.
     Fault(DaemonError),
 }
 
 impl Conf {
-    /// The directory of a one-step login; nothing for other logins.
+    /// The config of a one-step login; `None` for other logins.
     pub(super) fn new(settings: &DaemonSettings, limit: Option<Advertised>) -> Option<Self> {
         let Login::ConfigDir(dir) = &settings.login else { return None };
         let own = match &settings.state {
@@ -57,7 +58,7 @@ impl Conf {
         Some(Self { dir: dir.clone(), copy, capver: OLDEST_CAPVER, good: None, copied: false, fault: None, limit })
     }
 
-    /// Looks whether the file has changed.
+    /// Checks whether the file has changed.
     pub(super) fn look(&mut self) -> ConfReading {
         let found = daemon::config(&self.dir, self.capver).and_then(|(path, bytes)| Ok((check(&bytes)?, path, bytes)));
         match found {
@@ -82,8 +83,7 @@ impl Conf {
         self.fault.as_deref()
     }
 
-    /// The file for a daemon that starts now: the mounted one, or a copy of the last good one where that is bad. Nothing while
-    /// there has been no good one.
+    /// The file for a daemon that starts now: the mounted one, or a copy of the last good one. `None` before the first good file.
     pub(super) fn for_start(&mut self) -> Result<Option<&Path>, DaemonError> {
         let Some(good) = &self.good else { return Ok(None) };
         self.copied = self.fault.is_some() || self.limit.is_some();
@@ -94,7 +94,7 @@ impl Conf {
         Ok(Some(&good.path))
     }
 
-    /// Makes the last good file be what the daemon reads when it is told to reload.
+    /// Updates the copy, if the daemon reads it, before a reload.
     pub(super) fn for_reload(&self) -> Result<(), DaemonError> {
         match &self.good {
             Some(good) if self.copied => daemon::stage(&self.copy, &self.text(good)),
@@ -106,7 +106,7 @@ impl Conf {
         self.limit.as_ref().map_or(Cow::Borrowed(&good.bytes), |limit| conffile::advertising(&good.bytes, limit).into())
     }
 
-    /// Changes what may be advertised; true if that is something else. Nothing changes where the file alone says it.
+    /// Changes the services that may be advertised; true if they differ. No effect if the file alone decides.
     pub(super) fn advertise(&mut self, advertised: &Advertised) -> bool {
         match &mut self.limit {
             Some(limit) if limit != advertised => {
@@ -117,19 +117,19 @@ impl Conf {
         }
     }
 
-    /// The services that the last good file names.
+    /// Services in the last good file.
     pub(super) fn services(&self) -> Option<&Arc<BTreeSet<String>>> {
         self.good.as_ref().map(|good| &good.services)
     }
 
-    /// Whether the daemon does something else than what it was given says; never where the file alone says it.
+    /// Whether the daemon's state differs from the limited config; always false if the file alone decides.
     pub(super) fn differs(&self, state: &DaemonState) -> bool {
         let shields_up = self.good.as_ref().is_some_and(|good| good.shields_up);
         self.limit.as_ref().is_some_and(|limit| limit.services != *state.advertised || (limit.shut || shields_up) != state.shut)
     }
 }
 
-/// The key of a config file, read from its own file where the config names one; empty without.
+/// The config's auth key, read from a separate file if the config names one; empty without a key.
 pub(super) fn key(file: &ConfFile) -> Result<Secret, DaemonError> {
     file.auth_key.as_ref().map_or(Ok(Secret::default()), daemon::key)
 }

@@ -1,8 +1,8 @@
-//! Keeps a copy of what tailscaled keeps in the state Secret: one that has to start again while the API server is away starts
-//! from the copy, and what it writes then goes back into the Secret. In a Pod of ours a file holds the copy too, so that a
-//! container that starts again finds it.
+//! Backup of tailscaled's keys in the state Secret: a daemon that restarts while the API server is unavailable starts from the backup, and
+//! its later changes are written back to the Secret. In Pods created by our reconciler a file also has the backup, for restarted
+//! containers.
 //!
-//! While tailscaled uses the Secret it is its only writer; nothing here writes then.
+//! While tailscaled uses the Secret it is the only writer of its keys; this module writes nothing then.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::model::tailnet::state::{Content, consistent};
 use crate::model::tailnet::supervise::state_backup::{StateBackup, changes, from_file, of_daemon, to_file};
 use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings};
 
-/// How long a node that has become part of the tailnet may take to write down what it is.
+/// Time after login until tailscaled has written its complete state.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How soon to try again what failed, and how often what is written into the file is looked for.
+/// Retry delay after failures, and interval of checks for changes in the file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How old a copy may become.
+/// Maximum age of a backup.
 const OLD: Duration = Duration::from_mins(10);
 
-/// How long the Secret may take to be had by one that starts again; longer means that the API server is away. It takes milliseconds else,
-/// and a start from the copy that need not have been costs nothing.
+/// Timeout of the Secret check before a restart; beyond it the API server counts as unavailable. The check normally takes milliseconds, and
+/// an unnecessary start from the backup costs nothing.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Asks whether the Secret can be read now. tailscaled itself waits 30 s for an API server that accepts connections and does not answer.
+/// Checks whether the Secret is readable now. tailscaled itself waits 30 s for an API server that accepts connections and does not answer.
 pub type Reach = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// Asks for this Secret, for [`SOON`] at most.
+/// Checks this Secret, with the timeout [`SOON`].
 pub fn reach(secret: &StateSecret) -> Reach {
     let secret = secret.clone();
     Arc::new(move || {
@@ -42,29 +42,29 @@ pub fn reach(secret: &StateSecret) -> Reach {
     })
 }
 
-/// What an earlier container of this Pod has left. Blocks.
+/// The backup of an earlier container of this Pod. Blocks.
 pub fn load(settings: &DaemonSettings) -> StateBackup {
     if settings.pod_dir().is_none() {
         return StateBackup::default();
     }
-    // What cannot be read is not there: the Secret has it, unless the API server is away too.
+    // An unreadable file counts as absent: the Secret has the state, unless the API server is unavailable too.
     let read = |path: Option<PathBuf>| path.and_then(|path| files::read_one(&path).ok().flatten());
     StateBackup::from_files(read(settings.state_file()).as_deref(), read(settings.state_copy()).as_deref())
 }
 
-/// The copies of what is in the Secret.
+/// Backups of tailscaled's state.
 #[derive(Debug, Clone)]
 pub struct StateCopies {
     pub secret: StateSecret,
-    /// What a tailscaled uses that was started without the Secret.
+    /// State file of a tailscaled that was started without the Secret.
     pub used: PathBuf,
-    /// The file for the next container; nothing where none finds it.
+    /// Backup file for the next container; `None` if the next container would not see it.
     pub copy: Option<PathBuf>,
     pub backup: watch::Sender<StateBackup>,
 }
 
 impl StateCopies {
-    /// Copies until nobody tells how the daemon fares.
+    /// Backs up until the sender of the daemon's state is dropped.
     pub async fn run(self, mut daemon: watch::Receiver<DaemonState>) {
         let (mut saved, mut fault) = (None, None);
         loop {
@@ -73,9 +73,9 @@ impl StateCopies {
             else {
                 return;
             };
-            // A device that was one before has written all already.
+            // A device that existed before has written its complete state already.
             if self.backup.borrow().content.is_none() {
-                // What cannot be had now is told by the look that follows.
+                // The attempt below reports any error.
                 let _ = self.take().await;
                 self.save(&mut saved);
             }
@@ -104,12 +104,12 @@ impl StateCopies {
         }
     }
 
-    /// A tailscaled has run in this Pod and left its state.
+    /// Whether a tailscaled has run in this Pod and left its state.
     pub fn are_there(&self) -> bool {
         self.backup.borrow().content.is_some()
     }
 
-    /// Takes a copy of the Secret, once all is there that makes a device.
+    /// Copies the Secret, if it has a complete device.
     async fn take(&self) -> Result<(), KubeError> {
         let whole = self.secret.get().await?.filter(consistent).map(|values| of_daemon(&values)).filter(|own| !own.is_empty());
         if whole.is_some() {
@@ -118,7 +118,7 @@ impl StateCopies {
         Ok(())
     }
 
-    /// Writes the copy for the next container, if it has changed.
+    /// Writes the backup file, if the content has changed.
     fn save(&self, saved: &mut Option<Content>) {
         let Some(copy) = &self.copy else { return };
         let Some(content) = self.backup.borrow().content.clone().filter(|content| saved.as_ref() != Some(content)) else { return };
@@ -131,9 +131,9 @@ impl StateCopies {
         }
     }
 
-    /// Writes into the Secret what the file holds.
+    /// Writes the state file's content to the Secret.
     pub async fn give_back(&self) -> Result<(), KubeError> {
-        // It is replaced whole, so what is read is whole; what cannot be read now can be a moment later.
+        // The file is replaced as a whole, so the content is complete; a failed read can succeed a moment later.
         let Some(written) = files::read_one(&self.used).ok().flatten().and_then(|text| from_file(&text)) else { return Ok(()) };
         let Some(secret) = self.secret.get().await? else { return Ok(()) };
         let changes = changes(&written, &secret);

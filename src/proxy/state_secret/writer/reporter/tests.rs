@@ -16,7 +16,7 @@ use crate::proxy::state_secret::writer::{self, Store};
 
 const LONG: Duration = Duration::from_hours(1);
 
-/// A kernel and a tailnet played by hand, and the file in which all of it ends.
+/// A simulated kernel and tailnet, and the state file.
 struct Play {
     place: TempDir,
     ledger: Ledger,
@@ -45,7 +45,7 @@ fn play() -> Play {
     Play { place, ledger, programmed, netmap, serving, standing }
 }
 
-/// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
+/// A netmap with this node and, if `peer`, with a peer `db.tail.lab`.
 fn netmap(peer: bool) -> Arc<NetMap> {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
     let node = SelfNode {
@@ -59,7 +59,7 @@ fn netmap(peer: bool) -> Arc<NetMap> {
 }
 
 impl Play {
-    /// The kernel accepts the plan of a config with one service, whose match port is `port`.
+    /// Applies the plan of a config with one service, whose match port is `port`.
     fn accept(&self, port: u16, peer: bool) {
         let egress = format!(
             r#"{{"db":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}}}"#
@@ -75,7 +75,7 @@ impl Play {
         self.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
     }
 
-    /// What is in the file once everything said by now is written.
+    /// The file's content after all changes so far are written.
     async fn reported(&self) -> BTreeMap<String, String> {
         tokio::time::sleep(2 * PACE).await;
         timeout(LONG, self.ledger.written()).await.expect("written");
