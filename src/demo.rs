@@ -1,7 +1,7 @@
-//! `tailyard demo`: a whole group on one machine, in network namespaces of its own, under load.
+//! `tailyard demo`: a complete group on one machine, in its own network namespaces, under load.
 //!
-//! The proxies are the real ones, child processes of the same executable; only the tailnet is a file and three targets
-//! on a switch. The parts (topology, targets) also serve the benchmarks. Never touches the machine's own network.
+//! The proxies are real, child processes of the same executable; only the tailnet is simulated, by a file and three targets on a bridge.
+//! Topology and targets also serve the benchmarks. Never changes the machine's own network.
 
 pub mod held_flows;
 pub mod replicas;
@@ -38,16 +38,16 @@ use crate::load::Load;
 use crate::model::diagnostics::load::LoadSchedule;
 
 pub const TARGETS: u8 = 3;
-/// How long the replicas may take to be ready at first, and after the load's end.
+/// Timeout for the replicas to become ready, at the start and after the load.
 const READY: Duration = Duration::from_secs(30);
-/// How many lines of a replica's log a failure shows.
+/// Number of log lines of a replica in an error.
 const LOG_LINES: usize = 12;
 
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
-    /// How many replicas there are; at least two, so that one can be done without.
+    /// Number of replicas; at least two, so that one can be stopped.
     pub replicas: u8,
-    /// How many services there are at the start; at least one.
+    /// Number of services at the start; at least one.
     pub services: u16,
     pub lasts: Duration,
     /// New connections and UDP flows each second.
@@ -80,14 +80,13 @@ impl DemoError {
     }
 }
 
-/// Shows it all and returns the balance. Must run in namespaces of its own ([`crate::edge::netns::private`]).
+/// Runs the demo and returns its summary. Must run in private namespaces ([`crate::edge::netns::private`]).
 pub fn run<W: Write + Send>(options: &DemoOptions, screen: Option<&mut Screen<W>>) -> Result<DemoSummary, DemoError> {
     let topology = Topology::make(options.replicas, TARGETS)?;
     play(&topology, options, screen, async |script| script.play(options.lasts).await)
 }
 
-/// The same with another play than the demo's, in namespaces that there are: whatever it does, load and flows go on beside it until
-/// the time is over.
+/// Runs another script than the demo's, in an existing topology. Load and flows continue meanwhile until the time is over.
 pub fn play<W: Write + Send, P>(
     topology: &Topology,
     options: &DemoOptions,
@@ -131,7 +130,7 @@ where
     })?
 }
 
-/// The load, the flows and the script side by side; then everything ends in order.
+/// Runs load, flows and script concurrently, then stops everything in order.
 async fn show<W: Write, P>(
     options: &DemoOptions,
     topology: &Topology,
@@ -179,8 +178,8 @@ where
     }
 }
 
-/// Offers the load from a thread of its own, so that neither screen nor script delay it. The first channel, dropped with
-/// the demo, cuts it short; the second says that it has ended.
+/// Offers the load from a separate thread, so that screen and script do not delay it. Dropping the first channel stops it early; the second
+/// reports its end.
 fn begin_load(client: &Namespace, board: SharedScoreboard, options: &DemoOptions) -> (oneshot::Sender<()>, oneshot::Receiver<()>) {
     let ((stop, stopped), (done, is_done)) = (oneshot::channel(), oneshot::channel());
     let load = Load::new(LoadSchedule::new(options.rate), options.lasts);
@@ -194,7 +193,7 @@ fn begin_load(client: &Namespace, board: SharedScoreboard, options: &DemoOptions
             }
         });
         match offered {
-            // Nobody waits for it any more if this cannot be sent.
+            // If the send fails, the receiver is gone: nothing waits for it.
             Ok(()) => drop(done.send(())),
             Err(error) => look(&board).faults.push(error.to_string()),
         }
@@ -231,7 +230,7 @@ fn end_of_log(replica: &ReplicaProcess) -> String {
     lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n")
 }
 
-/// Asks the replicas to leave, now that nothing flows any more, and sees that they do.
+/// Drains the replicas after the load and checks that they exit.
 async fn end_replicas(script: &mut Script<'_>) -> Result<(), DemoError> {
     for replica in &script.replicas {
         replica.signal(Signal::SIGTERM);

@@ -1,5 +1,4 @@
-//! What people ask: how everything is ([`status`]), and what is wrong ([`doctor`]). Reads from the cluster; never changes anything in it, and needs no reconciler
-//! to answer.
+//! Inspection commands: overview ([`status`]) and diagnosis ([`doctor`]). Read-only towards the cluster; work without a running reconciler.
 
 use crate::edge::kube::{CallFault, KubeError};
 use crate::model::diagnostics::overview::{Gap, StatusPart};
@@ -8,27 +7,27 @@ mod cache;
 pub mod doctor;
 pub mod status;
 
-/// A question could not be answered at all.
+/// Error of an inspection command.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// The cluster could not be asked.
+    /// The cluster is unreachable.
     #[error("{0}")]
     Cluster(#[from] KubeError),
-    /// What everything else hangs on cannot be read.
+    /// A part that everything depends on is unreadable.
     #[error("{}", .gap.sentence(*.part, .namespace))]
     Unread { part: StatusPart, gap: Gap, namespace: String },
     #[error("there is no ProxyGroup {0}: kubectl get proxygroups lists them")]
     NoGroup(String),
-    /// The answer could not be written.
+    /// The output could not be written.
     #[error("cannot write the answer: {0}")]
     Write(#[from] std::io::Error),
-    /// The answer could not be put into words.
+    /// The output could not be encoded.
     #[error("cannot write the answer as JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
 
 impl InspectError {
-    /// A closed set of words.
+    /// Reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Cluster(error) => error.reason(),
@@ -40,7 +39,7 @@ impl InspectError {
     }
 }
 
-/// Why something could not be read, without advice to whom a Pod belongs.
+/// The gap for an error, without advice meant for Pods.
 fn gap(error: &KubeError) -> Gap {
     match error {
         KubeError::Call { fault: CallFault::Refused { code: 403, .. }, .. } => Gap::Forbidden,

@@ -1,7 +1,7 @@
-//! The open-loop load: new connections and new UDP flows, begun by the clock whatever came of those before.
+//! Open-loop load generator: new connections and UDP flows on a fixed schedule, independent of earlier results.
 //!
-//! Bounded by rate, by time and by attempts in flight. What is right or wrong about an answer others decide
-//! ([`crate::model::diagnostics::load`]); here it is only sent, timed and named. `tailyard load`, the demo and the benchmarks share it.
+//! Limited by rate, time and attempts in flight. Sends and measures only; [`crate::model::diagnostics::load`] decides whether an answer is
+//! right. Used by `tailyard load`, the demo and the benchmarks.
 
 pub mod board;
 pub mod flows;
@@ -30,34 +30,34 @@ use self::protocol::Talk;
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, LoadSchedule, TargetIdentity};
 
-/// After what time without an answer a datagram is sent again.
+/// Time without an answer after which a datagram is resent.
 const RESEND: Duration = Duration::from_millis(250);
-/// How much of an answer over UDP is looked at, in bytes.
+/// Bytes of a UDP answer that are compared.
 const DATAGRAM: usize = 512;
 
 #[derive(Debug, Clone)]
 pub struct Load {
     pub talk: Talk,
     pub schedule: LoadSchedule,
-    /// How long; nothing is begun later.
+    /// Duration; no attempt starts later.
     pub lasts: Duration,
-    /// After what time without an answer an attempt has failed.
+    /// Timeout of an attempt.
     pub timeout: Duration,
-    /// How many attempts may be open at once; those beyond, and those that cannot be begun within their timeout, are failures of
-    /// the generator's own ([`AttemptFailure::NotSent`]).
+    /// Limit of attempts in flight. Attempts beyond it, and those that cannot start within their timeout, are failures of the generator
+    /// itself ([`AttemptFailure::NotSent`]).
     pub max_in_flight: usize,
 }
 
 impl Load {
-    /// A load of so much for so long on identity targets, with a timeout of ten seconds and at most 4,096 attempts open at once.
+    /// A load on identity targets, with a timeout of ten seconds and at most 4,096 attempts in flight.
     pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
         Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
     ///
-    /// `choose` says what the attempt of a number is, if there is anything to try; `record` gets every report; both run on the calling task, in turn.
-    /// Once `halted` is ready nothing more is begun.
+    /// `choose` returns the attempt with a number, or `None` to skip it; `record` gets every report. Both run on the calling task, one at a
+    /// time. No attempt starts after `halted` is ready.
     pub async fn offer(
         self,
         start: Instant,
@@ -94,10 +94,10 @@ impl Load {
         record: &mut impl FnMut(&AttemptReport),
     ) {
         let due = self.schedule.due(number);
-        // Later than that whoever it stands for has given up, and the generator alone came late.
+        // A later start measures nothing: the simulated client has timed out already, because of the generator alone.
         let in_time = start.elapsed().saturating_sub(due) < self.timeout;
         if in_time && open.len() < self.max_in_flight {
-            // Its first packet leaves here and now: on a busy machine what was chosen may not be right any more by its task's first turn.
+            // Poll once, so that the first packet is sent now: on a busy machine the choice may be outdated by the task's first poll.
             let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.timeout));
             match (&mut made).now_or_never() {
                 Some(report) => record(&report),
@@ -118,7 +118,7 @@ impl Load {
     }
 }
 
-/// Says each attempt's number when it is due. Sleeps on a thread of its own: a runtime's timers are only a millisecond fine.
+/// Sends each attempt's number at its due time. Sleeps on a separate thread: a runtime's timers have a resolution of a millisecond.
 fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::UnboundedReceiver<u64> {
     let (due, is_due) = mpsc::unbounded_channel();
     thread::spawn(move || {
@@ -129,7 +129,7 @@ fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::Unboun
             }
         }
         thread::sleep(lasts.saturating_sub(start.elapsed()));
-        // Only now it is over: the last one may have been due long before.
+        // The load ends only now: the last attempt may have been due long before.
         drop(due);
     });
     is_due
@@ -160,7 +160,7 @@ async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOn
     talk.first(&mut stream, nonce, attempt.lane.service).await
 }
 
-/// Asks until it is answered: what is lost on the way is for UDP's users to send again.
+/// Resends until answered: UDP clients must resend lost datagrams.
 async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<TargetIdentity, AttemptFailure> {
     let socket = udp_from(next_port(), attempt).await.map_err(|error| failure_of(&error))?;
     let (question, mut answer) = (talk.question(nonce), [0; DATAGRAM]);
@@ -174,10 +174,10 @@ async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut
     }
 }
 
-/// The port of the next new UDP flow: each in turn, below those that the system gives out.
+/// Source port of the next UDP flow: round robin, below the ephemeral ports.
 ///
-/// To the network, a datagram from a port that was used half a minute ago belongs to the flow of then, and goes where that
-/// went as long as that is remembered. A flow that is to count as new needs a port that was not used for longer.
+/// For conntrack, a datagram from a port used half a minute ago belongs to the earlier flow, and follows its target until the entry
+/// expires. A new flow needs a port that was unused for longer.
 fn next_port() -> u16 {
     const PORTS: std::ops::Range<u16> = 1_024..32_768;
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -185,7 +185,7 @@ fn next_port() -> u16 {
     PORTS.start + u16::try_from(turn).unwrap_or_default()
 }
 
-/// A socket, and thereby a flow, of its own; port 0 is any that is free.
+/// A new socket, and so a new flow; port 0 selects a free one.
 pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
     let any = if attempt.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, port)).await?;
@@ -193,15 +193,15 @@ pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The only target of a server that does not say who it is.
+/// Identity of a server that does not identify itself.
 const ANYBODY: TargetIdentity = TargetIdentity { target: 0, port: 0 };
 
-/// The target behind an answer, if it begins with the expected text.
+/// Identity for an answer that begins with the expected text.
 fn greeted(expected: &[u8], answer: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
     answer.starts_with(expected).then_some(ANYBODY).ok_or(AttemptFailure::WrongTarget)
 }
 
-/// What an error says of the network, or that it says nothing of it.
+/// Failure for an I/O error; [`AttemptFailure::NotSent`] if it is not about the network.
 pub fn failure_of(error: &io::Error) -> AttemptFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => AttemptFailure::Refused,

@@ -1,5 +1,5 @@
-//! The conditions of groups, classes, tailnets and Services: their types and reasons, as the Tailscale operator has them, so
-//! that whoever waits for one may wait for either operator. Never says when one holds.
+//! Conditions of groups, classes, tailnets and Services: types and reasons of the Tailscale operator, so that `kubectl wait` works with
+//! either operator. Does not decide when one holds.
 //!
 //! Source: `k8s-operator/apis/v1alpha1` and `cmd/k8s-operator` of tailscale 1.102.
 
@@ -9,10 +9,10 @@ pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 pub const TRUE: &str = "True";
 /// The condition does not hold.
 pub const FALSE: &str = "False";
-/// Whether it holds is not known.
+/// The state is unknown.
 pub const UNKNOWN: &str = "Unknown";
 
-/// Of a `ProxyGroup`: everything is as its spec says.
+/// Of a `ProxyGroup`: the state matches the spec.
 pub const PROXY_GROUP_READY: &str = "ProxyGroupReady";
 /// Of a `ProxyGroup`: at least one replica is in its tailnet.
 pub const PROXY_GROUP_AVAILABLE: &str = "ProxyGroupAvailable";
@@ -22,7 +22,7 @@ pub const PROXY_CLASS_READY: &str = "ProxyClassReady";
 pub const TAILNET_READY: &str = "TailnetReady";
 /// Of a Service with a tailnet target: its annotations and ports are valid.
 pub const EGRESS_SVC_VALID: &str = "TailscaleEgressSvcValid";
-/// Of a Service with a tailnet target: the objects that lead to it are made.
+/// Of a Service with a tailnet target: its child objects exist.
 pub const EGRESS_SVC_CONFIGURED: &str = "TailscaleEgressSvcConfigured";
 /// Of a Service with a tailnet target: all desired replicas forward it.
 pub const EGRESS_SVC_READY: &str = "TailscaleEgressSvcReady";
@@ -31,9 +31,9 @@ pub const INGRESS_SVC_VALID: &str = "TailscaleIngressSvcValid";
 /// Of a Service exposed by a group: at least one replica advertises it.
 pub const INGRESS_SVC_CONFIGURED: &str = "TailscaleIngressSvcConfigured";
 
-/// Ours, of a `ProxyGroup` of type ingress: everything that it is asked for is published.
+/// Ours, of a `ProxyGroup` of type ingress: every requested name is advertised.
 pub const PUBLISHED: &str = "TailyardServicesAdvertised";
-/// Ours, of a `ProxyGroup` of type ingress: every name that it publishes has its certificate.
+/// Ours, of a `ProxyGroup` of type ingress: every advertised name has its certificate.
 pub const CERTIFIED: &str = "TailyardCertificatesReady";
 
 /// Reasons of conditions and Events.

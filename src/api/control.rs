@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Deserialize)]
 pub struct TokenAnswer {
     pub access_token: String,
-    /// How long it holds, in seconds.
+    /// Lifetime in seconds.
     #[serde(default)]
     pub expires_in: Option<u64>,
 }
@@ -19,7 +19,7 @@ pub struct TokenAnswer {
 #[serde(rename_all = "camelCase")]
 pub struct CreateKey {
     pub capabilities: KeyCapabilities,
-    /// How long it can be used, in seconds.
+    /// Validity in seconds.
     pub expiry_seconds: u64,
     /// Shown in the admin console: at most 50 letters, digits, blanks and hyphens.
     pub description: String,
@@ -38,7 +38,7 @@ pub struct KeyDevices {
 #[derive(Debug, Serialize)]
 pub struct KeyCreate {
     pub reusable: bool,
-    /// It is forgotten when it goes offline.
+    /// The device is deleted when it goes offline.
     pub ephemeral: bool,
     pub preauthorized: bool,
     pub tags: Vec<String>,
@@ -47,11 +47,11 @@ pub struct KeyCreate {
 #[derive(Debug, Deserialize)]
 pub struct CreatedKey {
     pub id: String,
-    /// The secret, told only now.
+    /// The secret, returned only once.
     pub key: String,
 }
 
-/// A refusal by Tailscale's API or by headscale.
+/// Error response of Tailscale's API or headscale.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ControlRefusal {
@@ -63,9 +63,9 @@ pub struct ControlRefusal {
 #[serde(rename_all = "camelCase")]
 pub struct CreatePreAuthKey {
     pub reusable: bool,
-    /// A device that joins with it is forgotten when it goes offline.
+    /// A device that joins with it is deleted when it goes offline.
     pub ephemeral: bool,
-    /// Until when it can be used, RFC 3339.
+    /// Expiry, RFC 3339.
     pub expiration: String,
     pub acl_tags: Vec<String>,
 }
@@ -76,7 +76,7 @@ pub struct CreatedPreAuthKey {
     pub pre_auth_key: CreatedKey,
 }
 
-/// A request to headscale to lead these routes to a node, and no others.
+/// A request to headscale to approve exactly these routes of a node.
 #[derive(Debug, Serialize)]
 pub struct ApproveRoutes<'a> {
     pub routes: &'a BTreeSet<String>,
@@ -105,6 +105,6 @@ pub struct HeadscaleNode {
     pub name: String,
     /// Tags; empty for a node of a user.
     pub tags: Vec<String>,
-    /// The prefixes that are led to it if it advertises them.
+    /// Prefixes that are routed to it if it advertises them.
     pub approved_routes: BTreeSet<String>,
 }

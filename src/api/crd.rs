@@ -1,7 +1,7 @@
-//! The definitions of our kinds as an API server takes them: `tailyard crd` prints them, config/crd holds them.
+//! CRDs of our kinds: printed by `tailyard crd`, stored in config/crd.
 //!
-//! They are made from the types. What the derived schema says otherwise than the Tailscale operator's definitions is set
-//! right here; docs/compatibility.md tells what is left. Never installs them.
+//! Generated from the types. Differences from the Tailscale operator's definitions are patched here; docs/compatibility.md lists the
+//! remaining ones. Does not install them.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -12,11 +12,11 @@ use super::proxyclass::ProxyClass;
 use super::proxygroup::ProxyGroup;
 use super::tailnet::Tailnet;
 
-/// All definitions, in the order of their names.
+/// All definitions, sorted by name.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut tailnet = Tailnet::crd();
     for root in schemas(&mut tailnet) {
-        // Theirs asks for it, and every object has it.
+        // Required in theirs; every object has it.
         root.required.get_or_insert_default().insert(0, "metadata".to_owned());
     }
     [ProxyClass::crd(), ProxyGroup::crd(), tailnet].map(finished).into()
@@ -38,8 +38,7 @@ fn schemas(definition: &mut CustomResourceDefinition) -> impl Iterator<Item = &m
     definition.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut())
 }
 
-/// A field that is not set is left out: null is no value of it. A title would say the name of a Rust type, and a text has
-/// no lines of its own.
+/// Removes `nullable` (unset fields are omitted), titles (names of Rust types) and line breaks in descriptions.
 fn strict(schema: &mut JSONSchemaProps) {
     (schema.nullable, schema.title) = (None, None);
     schema.description = schema.description.take().map(|text| text.replace('\n', " "));

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 
 /// The key of the config in its `ConfigMap` and of the status in the state Secret.
 pub const KEY: &str = "egress-services";
-/// Ours, additive: the key of what would not fit, compressed with gzip. A config under it stands instead of [`KEY`], a status beside a
-/// shorter one there.
+/// Ours, additive: the key of oversized content, compressed with gzip. A config under it replaces [`KEY`]; a status under it supplements a
+/// shorter one under [`KEY`].
 pub const KEY_COMPRESSED: &str = "egress-services.gz";
-/// The key beside it that holds the number of pings a drain sends at a time.
+/// The key of the number of health check requests that a draining replica sends in one round.
 pub const KEY_HEP_PINGS: &str = "hep-pings";
 
-/// One egress service: a tailnet target and the ports that lead to it.
+/// One egress service: a tailnet target and its ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EgressService {
@@ -30,24 +30,24 @@ pub struct EgressService {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EgressTarget {
-    /// An IP address in text.
+    /// IP address as text.
     pub ip: String,
-    /// The name of a peer, of a Tailscale Service, or a 4via6 name; with or without the final dot.
+    /// Name of a peer or Tailscale Service, or a 4via6 name; with or without the final dot.
     pub fqdn: String,
 }
 
-/// One port of a service. The numbers are wider than a port so that a wrong one is this port's fault alone.
+/// One port of a service. The integers are wider than a port, so that an invalid one affects this port only.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PortMap {
-    /// `TCP` or `UDP`, in Kubernetes' spelling, echoed as it came.
+    /// `TCP` or `UDP`, in Kubernetes' notation; echoed unchanged.
     pub protocol: String,
     /// The port of the proxy Pod.
     pub match_port: u64,
     pub target_port: u64,
 }
 
-/// What a replica says of the config that it has in force; `S` is a map of [`ServiceStatus`] by name.
+/// Status of a replica's applied config; `S` is a map of [`ServiceStatus`] by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressStatus<S = BTreeMap<String, ServiceStatus>> {
     /// The Pod's IPv4 address; always present, empty if there is none.
@@ -55,13 +55,13 @@ pub struct EgressStatus<S = BTreeMap<String, ServiceStatus>> {
     pub pod_ipv4: String,
     #[serde(rename = "podIPv6", default, skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
-    /// The services in force; `null` if there are none.
+    /// Applied services; `null` if there are none.
     #[serde(default = "Option::default")]
     pub services: Option<S>,
-    /// Ours, additive: fingerprint of the config in force.
+    /// Ours, additive: fingerprint of the applied config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// Ours, additive: what is not served and why, by service name.
+    /// Ours, additive: rejected services with reasons, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rejected: BTreeMap<String, Vec<String>>,
 }

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap` and of the status in the state Secret.
 pub const KEY: &str = "ingress-config.json";
 
-/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+/// Ours: the key of an oversized config, compressed with gzip; it replaces [`KEY`].
 pub const KEY_COMPRESSED: &str = "ingress-config.json.gz";
 
-/// The addresses of one Tailscale Service and of the cluster service behind it.
+/// Addresses of one Tailscale Service and its Service in the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IngressService {
@@ -21,16 +21,16 @@ pub struct IngressService {
     pub ipv4: Option<Mapping>,
     #[serde(rename = "IPv6Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Mapping>,
-    /// Ours, additive: the DNS name behind the service, where no cluster address is. All of its addresses are used.
+    /// Ours, additive: DNS name as the target, instead of a cluster address. All its addresses are used.
     #[serde(rename = "externalName", skip_serializing_if = "String::is_empty")]
     pub external_name: String,
-    /// Ours, additive: the TCP ports whose connections reach the cluster's with the client's address in front (PROXY protocol,
-    /// version 2); the kernel does not forward them. Each leads to the same port.
+    /// Ours, additive: TCP ports whose targets get a PROXY protocol v2 header with the client's address; the kernel does not forward them.
+    /// The target port is the same.
     #[serde(rename = "proxyProtocol", skip_serializing_if = "BTreeSet::is_empty")]
     pub proxy_protocol: BTreeSet<u16>,
 }
 
-/// One pair; either side may be empty, and then the pair is not served (but for [`IngressService::external_name`]).
+/// An address pair. If a side is empty, the pair is not served (except with [`IngressService::external_name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mapping {
@@ -40,7 +40,7 @@ pub struct Mapping {
     pub cluster_ip: String,
 }
 
-/// What a replica says of the config that it has in force.
+/// Status of a replica's applied config.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IngressStatus {
@@ -50,10 +50,10 @@ pub struct IngressStatus {
     pub pod_ipv4: String,
     #[serde(rename = "podIPv6", skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
-    /// Ours, additive: fingerprint of the config in force.
+    /// Ours, additive: fingerprint of the applied config.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// Ours, additive: what is not served and why, by service name.
+    /// Ours, additive: rejected services with reasons, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rejected: BTreeMap<String, Vec<String>>,
 }

@@ -1,5 +1,5 @@
-//! Ours, additive: which Pod orders a certificate, and how the last order failed: the annotation [`super::names::ISSUANCE`] of its Secret,
-//! a JSON object. Replicas write it conditional on the Secret's version, so that one of them orders. The reconciler reads it.
+//! Ours, additive: which Pod orders a certificate, and the last failure. Format: the annotation [`super::names::ISSUANCE`] of the Secret, a
+//! JSON object. Replicas write it with the Secret's version as precondition, so that one of them orders. The reconciler reads it.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The LocalAPI of tailscaled, as far as the data plane reads and writes it: JSON over HTTP on a unix socket.
+//! LocalAPI of tailscaled, the parts that the data plane uses: JSON over HTTP on a unix socket.
 //!
 //! Source of the format: `ipn.Notify`, `ipnstate.Status`, `tailcfg.Node`, `ipn.Prefs` and `ipn.Options` of tailscaled 1.96 to 1.102.
 //! Unknown fields are ignored, absent and `null` mean the same: newer daemons add fields, older ones leave some out.
@@ -15,29 +15,29 @@ pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// Whether a field is there, whatever is in it.
+/// Whether a field is present, whatever its value.
 fn named<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(from).map(|_| true)
 }
 
-/// Tells `null`, which is an empty list, from a field that is not there.
+/// Distinguishes `null`, an empty list, from an absent field.
 fn present_or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     nullable(from).map(Some)
 }
 
-/// One message of the bus. What is absent has not changed.
+/// One message of the IPN bus. Absent fields are unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Notify {
-    /// Something the user should know; among it that this reader was too slow and the stream ends.
+    /// Message for the user; among others that this reader was too slow and the stream ends.
     pub err_message: Option<String>,
     /// `ipn.State` as a number.
     pub state: Option<i64>,
     pub prefs: Option<Prefs>,
-    /// The whole state at subscription time, by daemons of 1.100 and later.
+    /// Complete state at subscription time, by daemons of 1.100 and later.
     pub initial_status: Option<Box<DaemonStatus>>,
     pub self_change: Option<Box<PeerNode>>,
-    /// The whole tailnet, by daemons before 1.100.
+    /// Complete netmap, by daemons before 1.100.
     pub net_map: Option<Box<NetworkMap>>,
     #[serde(deserialize_with = "nullable")]
     pub peers_changed: Vec<PeerNode>,
@@ -53,16 +53,16 @@ pub struct PeerNode {
     pub id: NodeId,
     #[serde(rename = "StableID")]
     pub stable_id: String,
-    /// Its fully qualified name with the final dot; empty for some nodes shared in.
+    /// Fully qualified name with the final dot; empty for some shared nodes.
     #[serde(deserialize_with = "nullable")]
     pub name: String,
-    /// Its addresses, as prefixes of one address each.
+    /// Addresses, as single-address prefixes.
     #[serde(deserialize_with = "nullable")]
     pub addresses: Vec<String>,
-    /// What it answers for; absent means its addresses.
+    /// Prefixes routed to it; absent means its addresses.
     #[serde(rename = "AllowedIPs")]
     pub allowed_ips: Option<Vec<String>>,
-    /// Its key has expired: nothing reaches it.
+    /// Its node key has expired: it is unreachable.
     pub expired: bool,
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
@@ -71,11 +71,11 @@ pub struct PeerNode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CapMap {
-    /// The Tailscale Services that the node is approved to serve: objects of their addresses by their names. Of a service that is
-    /// named in several of them the last counts. Read by whoever wants it: a grant that is not understood spoils no message.
+    /// Tailscale Services that the node is approved to serve: objects of addresses by name. For a duplicate name the last object applies.
+    /// Parsed by the consumers: an unknown grant does not invalidate a message.
     #[serde(rename = "service-host", deserialize_with = "nullable")]
     pub service_host: Vec<serde_json::Value>,
-    /// The node may be reached from the internet (Funnel); that it is named is all there is to it.
+    /// The node may use Funnel; the capability has no value.
     #[serde(deserialize_with = "named")]
     pub funnel: bool,
 }
@@ -89,10 +89,10 @@ pub struct DaemonStatus {
     pub have_node_key: bool,
     #[serde(rename = "Self")]
     pub node: Option<PeerStatus>,
-    /// The names for which certificates may be had.
+    /// Names for which certificates are available.
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
-    /// Names besides those of the nodes; daemons before 1.100 do not tell them here.
+    /// DNS records besides those of the nodes; absent with daemons before 1.100.
     #[serde(deserialize_with = "present_or_null")]
     pub extra_records: Option<Vec<DnsRecord>>,
     /// The other nodes, by public key.
@@ -113,23 +113,23 @@ pub struct PeerStatus {
     /// Its addresses, without prefix length.
     #[serde(rename = "TailscaleIPs", deserialize_with = "nullable")]
     pub tailscale_ips: Vec<String>,
-    /// What it answers for; absent means its addresses.
+    /// Prefixes routed to it; absent means its addresses.
     #[serde(rename = "AllowedIPs")]
     pub allowed_ips: Option<Vec<String>>,
     pub expired: bool,
-    /// Traffic was exchanged with it of late.
+    /// It had recent traffic.
     pub active: bool,
-    /// When a tunnel to it was last agreed on; long ago if never.
+    /// Time of the last handshake; long ago if there was none.
     #[serde(deserialize_with = "nullable")]
     pub last_handshake: String,
-    /// The address and port at which it is reached directly; empty if it is not.
+    /// Endpoint of the direct path; empty if there is none.
     #[serde(deserialize_with = "nullable")]
     pub cur_addr: String,
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
 }
 
-/// The tailnet as older daemons send it.
+/// Netmap of older daemons.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct NetworkMap {
@@ -145,7 +145,7 @@ pub struct NetworkMap {
 pub struct DnsConfig {
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
-    /// Names besides those of the nodes.
+    /// DNS records besides those of the nodes.
     #[serde(deserialize_with = "nullable")]
     pub extra_records: Vec<DnsRecord>,
 }
@@ -161,7 +161,7 @@ pub struct DnsRecord {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Health {
-    /// The warnings by code, whatever they say; one that is absent has healed.
+    /// Warnings by code; an absent one is resolved.
     #[serde(deserialize_with = "nullable")]
     pub warnings: BTreeMap<String, serde_json::Value>,
 }
@@ -169,28 +169,28 @@ pub struct Health {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Prefs {
-    /// Whether routes of peers are used besides their own addresses.
+    /// Accept subnet routes of peers.
     pub route_all: bool,
     #[serde(deserialize_with = "nullable")]
     pub advertise_services: Vec<String>,
-    /// New connections from peers are dropped.
+    /// Drop new connections from peers.
     pub shields_up: bool,
 }
 
-/// A change of preferences: each value with its `…Set`, and what is `None` is left as it is.
+/// Change of preferences: each value is sent with its `…Set`; `None` leaves a value unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaskedPrefs {
     pub control_url: Option<String>,
-    /// Whether to use the tailnet's DNS.
+    /// Use the tailnet's DNS.
     pub corp_dns: Option<bool>,
     pub route_all: Option<bool>,
     pub want_running: Option<bool>,
-    /// The name to ask for; empty for the machine's own.
+    /// Requested host name; empty for the machine's own.
     pub hostname: Option<String>,
     pub advertise_routes: Option<Vec<String>>,
     pub advertise_tags: Option<Vec<String>>,
     pub advertise_services: Option<Vec<String>>,
-    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
+    /// Netfilter mode: 0 off, 1 chains without jumps to them, 2 on.
     pub netfilter_mode: Option<i64>,
 }
 
@@ -225,32 +225,32 @@ impl Serialize for MaskedPrefs {
 #[derive(Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct StartOptions {
-    /// The key to log in with; empty for none.
+    /// Auth key; empty for none.
     pub auth_key: String,
 }
 
-/// The answer of `reload-config`; the daemon sends no body at all where it fails.
+/// Response of `reload-config`; without a body if it fails.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Reloaded {
-    /// False where the daemon was started without a config file.
+    /// False if the daemon was started without a config file.
     pub reloaded: bool,
     pub err: String,
 }
 
-/// The answer of `check-udp-gro-forwarding`.
+/// Response of `check-udp-gro-forwarding`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Warned {
-    /// What is wrong; absent or empty if nothing is.
+    /// The warning; absent or empty if there is none.
     pub warning: Option<String>,
 }
 
-/// The answer of `ping`.
+/// Response of `ping`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Pong {
-    /// Why no node was pinged; empty where one answered.
+    /// Error; empty if a node answered.
     pub err: String,
     #[serde(rename = "IsLocalIP")]
     pub is_local_ip: bool,

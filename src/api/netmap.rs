@@ -1,4 +1,4 @@
-//! The file of a static netmap (`--tailnet static:FILE`): ours, for demos, tests and tailnets of another make.
+//! Static netmap file (`--tailnet static:FILE`): ours, for demos, tests and tailnets of other implementations.
 //!
 //! ```json
 //! {"self": {"name": "eg-0.tail.lab", "addresses": ["100.64.0.1", "fd7a:115c:a1e0::1"]},
@@ -24,6 +24,6 @@ pub struct Node {
     pub name: String,
     /// Its addresses, without prefix length.
     pub addresses: Vec<String>,
-    /// Further prefixes that lead to it.
+    /// Other prefixes that are routed to it.
     pub routes: Vec<String>,
 }

@@ -1,6 +1,6 @@
-//! `ProxyClass` of `tailscale.com/v1alpha1`: how the Pods of proxies are shaped. Cluster-scoped.
+//! `ProxyClass` of `tailscale.com/v1alpha1`: settings of proxy Pods. Cluster-scoped.
 //!
-//! Field for field the Tailscale operator's; parts of a Pod are Kubernetes' own types. Nothing here is applied to a Pod.
+//! Same fields as the Tailscale operator's; parts of a Pod are Kubernetes' own types. Applied elsewhere.
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
 

@@ -1,7 +1,7 @@
-//! `ProxyGroup` of `tailscale.com/v1alpha1`: a group of replicas that carries many services. Cluster-scoped.
+//! `ProxyGroup` of `tailscale.com/v1alpha1`: a group of replicas that serves many services. Cluster-scoped.
 //!
-//! Field for field the Tailscale operator's; what is ours alone is under `spec.tailyard` and optional, so that everything
-//! works where their definition is installed and prunes it. Nothing here decides what a group is turned into.
+//! Same fields as the Tailscale operator's. Our own fields are under `spec.tailyard` and optional, so that a group also works where the
+//! operator's definition is installed and prunes them. Rendered into objects elsewhere.
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
 
@@ -90,7 +90,7 @@ pub enum ProxyGroupType {
     /// The tailnet reaches the Kubernetes API.
     #[serde(rename = "kube-apiserver")]
     KubeApiServer,
-    /// A type of a later version: to be left alone, and never a reason to stop reading the others.
+    /// A type of a later version: ignored, never a parse error.
     #[serde(untagged)]
     Other(String),
 }
@@ -110,14 +110,14 @@ pub struct KubeApiServer {
     pub hostname: Option<String>,
 }
 
-/// As whom a request reaches the Kubernetes API.
+/// Identity of a request to the Kubernetes API.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ApiServerMode {
-    /// As its sender's tailnet identity.
+    /// The sender's tailnet identity.
     #[default]
     Auth,
-    /// As its own credentials say.
+    /// The request's own credentials.
     NoAuth,
     /// A mode of a later version.
     #[serde(untagged)]
@@ -210,16 +210,16 @@ pub struct PortSpan {
     pub end: i64,
 }
 
-/// What holds the rules in the kernel.
+/// Firewall that the proxies use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Firewall {
-    /// The first that works: nftables, then iptables.
+    /// First supported one: nftables, then iptables.
     #[default]
     Auto,
     /// nftables.
     Nftables,
-    /// iptables, whichever of its two kinds works.
+    /// First supported iptables variant.
     Iptables,
     /// iptables on nftables.
     IptablesNft,

@@ -1,5 +1,5 @@
-//! What a replica tells of itself at `/status`: totals only, neither names nor addresses of services, for whoever reaches the
-//! Pod can read it. Never what the state Secret holds already.
+//! Status of a replica at `/status`: totals only, without names and addresses of services, because every client of the Pod can read it.
+//! Excludes data of the state Secret.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,22 +9,22 @@ pub const PATH: &str = "/status";
 #[serde(rename_all = "camelCase", default)]
 pub struct ReplicaStatus {
     pub version: String,
-    /// What is in the way of readiness, as `/readyz` has it.
+    /// Readiness blockers, as in `/readyz`.
     pub blockers: Vec<String>,
-    /// What does not block readiness and needs attention, as `/readyz` has it.
+    /// Warnings that do not block readiness, as in `/readyz`.
     pub warnings: Vec<String>,
-    /// Entries of the Pod's table of connections; none if it cannot be read.
+    /// Conntrack entries of the Pod; `None` if unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u32>,
-    /// The peers that it talks to now; none if nobody knows.
+    /// Active peers; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<PeerCounts>,
-    /// What failed last and has not been mended, or how tailscaled failed last; none if nothing did.
+    /// Last unresolved error, or tailscaled's last error; `None` without errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
 
-/// Peers with whom traffic was exchanged of late, by the way that it takes.
+/// Peers with recent traffic, by path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PeerCounts {

@@ -1,7 +1,7 @@
-//! Ours, additive: what a serve config cannot say of a group's sites.
+//! Ours, additive: routes of a group's virtual hosts that a serve config cannot express.
 //!
-//! Key [`KEY`] of the `ConfigMap` `<group>-ingress-config`, a JSON object by the Tailscale Service's name (`svc:...`; on a control
-//! plane without Tailscale Services, the same name all the same). Where it is absent, a replica takes what the serve config says.
+//! Key [`KEY`] of the ConfigMap `<group>-ingress-config`, a JSON object by the Tailscale Service's name (`svc:...`, even on a control plane
+//! without Tailscale Services). If absent, a replica uses the serve config.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,21 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap`.
 pub const KEY: &str = "tailyard-routes.json";
 
-/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+/// Ours: the key of an oversized config, compressed with gzip; it replaces [`KEY`].
 pub const KEY_COMPRESSED: &str = "tailyard-routes.json.gz";
 
-/// The key of the record of whose each of a config's services is: a JSON object of [`Origin`] by the Tailscale Service's name.
+/// Key of the owner record of a config's services: a JSON object of [`Origin`] by the Tailscale Service's name.
 pub const ORIGINS: &str = "tailyard-owners.json";
 
-/// The key of the record of what was told to those who ask: a JSON object of fingerprints by kind, namespace and name. No replica
-/// reads it; it is absent while there is nothing to tell.
+/// Key of the record of emitted Events: a JSON object of message fingerprints by kind, namespace and name. Not read by replicas; absent if
+/// empty.
 pub const TOLD: &str = "tailyard-emitted-events.json";
 
-/// The key of the record of certificates that were ordered within a week and are gone: a JSON object by
-/// namespace of lists of pairs, the Unix time at which the Secret was made and the DNS name. No replica reads it; it is absent while there
-/// are none.
+/// Key of the record of certificates that were ordered within a week and whose Secrets are deleted: a JSON object by namespace of lists of
+/// pairs (Unix time of the Secret's creation, DNS name). Not read by replicas; absent if empty.
 pub const ORDERS: &str = "tailyard-orders.json";
 
-/// The object for which a service is published.
+/// The object that requested a service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Origin {
@@ -38,10 +37,10 @@ pub struct Origin {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Site {
-    /// The names by which it is reached, and whose certificates are shown for each.
+    /// Host names, each with its certificate.
     pub hosts: BTreeMap<String, Host>,
     pub listeners: BTreeMap<u16, Listener>,
-    /// The routes, in no order: the longest path wins, an exact one before a prefix.
+    /// Routes in any order: the longest path wins, an exact path before a prefix.
     pub routes: Vec<Route>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
@@ -50,9 +49,9 @@ pub struct Site {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Host {
-    /// The Secret of type `kubernetes.io/tls` that holds it, in the namespace of the group's objects.
+    /// Secret of type `kubernetes.io/tls` with the certificate, in the namespace of the group's objects.
     pub secret: String,
-    /// The group orders and renews it; else it is the user's own.
+    /// The group orders and renews it; else it is user-provided.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub issue: bool,
 }
@@ -60,24 +59,24 @@ pub struct Host {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Listener {
-    /// The routes, over TLS.
+    /// Routes over TLS.
     #[default]
     Https,
-    /// The routes, without TLS.
+    /// Routes without TLS.
     Http,
-    /// Every request is sent to the same URL over TLS, with status 301.
+    /// Redirects every request to the same URL over TLS, with status 301.
     Redirect,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Route {
-    /// The name it is for; empty for every name of the site.
+    /// Host name; empty for every name of the virtual host.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub host: String,
     /// The path, which begins with `/`.
     pub path: String,
-    /// That path alone, not those below it.
+    /// Exact match instead of prefix match.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,
     pub backend: Backend,
@@ -89,10 +88,10 @@ pub struct Route {
 pub struct Backend {
     pub namespace: String,
     pub service: String,
-    /// The name of its port, as its `EndpointSlice`s name it; empty where the port has none.
+    /// Port name, as in its EndpointSlices; empty for an unnamed port.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub port_name: String,
-    /// The `ClusterIP` and port: `address:port`. Taken where no endpoint is known or none can be reached.
+    /// ClusterIP and port (`address:port`): used where no endpoint is known or reachable.
     pub address: String,
     pub protocol: BackendProtocol,
 }
@@ -103,8 +102,8 @@ pub enum BackendProtocol {
     /// HTTP/1.1.
     #[default]
     Http,
-    /// HTTP over TLS, whose certificate is not checked, as the Tailscale operator does it.
+    /// HTTP over TLS without certificate verification, as in the Tailscale operator.
     Https,
-    /// HTTP/2 without TLS, as gRPC speaks it.
+    /// HTTP/2 without TLS, for gRPC.
     H2c,
 }

@@ -1,14 +1,13 @@
-//! Schemas of what stands in our definitions without being ours: parts of a Pod, label values, conditions. They are those
-//! that the Tailscale operator's definitions have, so that one cluster takes the same objects under either.
+//! Schemas of foreign types in our definitions: parts of a Pod, label values, conditions. Equal to those of the Tailscale operator's
+//! definitions, so that a cluster accepts the same objects under either.
 //!
-//! Kubernetes' types bring schemas along, but without what only an API server needs: how lists and maps merge, and that
-//! a quantity may be a number. Texts are left out: they would be nine tenths of a definition, and `kubectl explain pod`
-//! has them.
+//! The schemas of Kubernetes' types lack parts that only an API server needs: merge rules of lists and maps, and numbers as quantities.
+//! Descriptions are removed: they would be nine tenths of a definition, and `kubectl explain pod` has them.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-/// Lists in a Pod that are replaced whole, by the names of their fields.
+/// Atomic lists in a Pod, by field name.
 const ATOMIC_LISTS: [&str; 16] = [
     "add",
     "drop",
@@ -27,13 +26,13 @@ const ATOMIC_LISTS: [&str; 16] = [
     "sysctls",
     "values",
 ];
-/// Objects in a Pod that are replaced whole.
+/// Atomic objects in a Pod.
 const ATOMIC_MAPS: [&str; 5] =
     ["labelSelector", "namespaceSelector", "nodeSelectorTerms[]", "preference", "requiredDuringSchedulingIgnoredDuringExecution"];
-/// What a quantity looks like, as in Kubernetes' own definitions.
+/// Pattern of a quantity, as in Kubernetes' own definitions.
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// One of Kubernetes' own types.
+/// Schema of one of Kubernetes' own types.
 pub(super) fn part<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = T::json_schema(generator);
     if let Some(schema) = schema.as_object_mut() {
@@ -42,12 +41,12 @@ pub(super) fn part<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A list of one of Kubernetes' own types.
+/// Schema of a list of one of Kubernetes' own types.
 pub(super) fn parts<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "items": part::<T>(generator)})
 }
 
-/// Completes the schema of a field of that name, or of what is in a list or map of that name and `[]`.
+/// Completes the schema of the field with this name, or of the items of a list or map with this name and `[]`.
 fn complete(name: &str, schema: &mut Map<String, Value>) {
     schema.remove("description");
     if schema.get("x-kubernetes-int-or-string").is_some() {
@@ -78,7 +77,7 @@ fn complete(name: &str, schema: &mut Map<String, Value>) {
     }
 }
 
-/// Names of Secrets that hold credentials of image registries.
+/// Schema of image pull Secret names.
 pub(super) fn pull_secrets(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "array", "items": {
         "type": "object",
@@ -87,7 +86,7 @@ pub(super) fn pull_secrets(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-/// Labels by name. What their names may be is beyond a pattern.
+/// Schema of labels. Their keys are not validated: a pattern cannot express that.
 pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "additionalProperties": {
         "type": "string",
@@ -96,12 +95,12 @@ pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-/// A whole number, however large.
+/// Schema of an integer of any size.
 pub(super) fn integer(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer"})
 }
 
-/// Conditions by type.
+/// Schema of conditions, a list keyed by type.
 pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
     let kind = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$";
     json_schema!({

@@ -1,7 +1,7 @@
-//! tailscaled's serve config, as the Tailscale operator writes it for a group of type ingress.
+//! Serve config of tailscaled, as the Tailscale operator writes it for a group of type ingress.
 //!
-//! Key [`KEY`] of the `ConfigMap` `<group>-ingress-config`; the same shape is what the LocalAPI takes. Source: `ipn.ServeConfig` of
-//! tailscale 1.102. Fields that are empty are left out.
+//! Key [`KEY`] of the ConfigMap `<group>-ingress-config`; the LocalAPI uses the same format. Source: `ipn.ServeConfig` of tailscale 1.102.
+//! Empty fields are omitted.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap`.
 pub const KEY: &str = "serve-config.json";
 
-/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+/// Ours: the key of an oversized config, compressed with gzip; it replaces [`KEY`].
 pub const KEY_COMPRESSED: &str = "serve-config.json.gz";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ServeConfig {
-    /// What the node itself serves, by port.
+    /// Handlers of the node itself, by port.
     #[serde(rename = "TCP", skip_serializing_if = "BTreeMap::is_empty")]
     pub tcp: BTreeMap<u16, TcpHandler>,
-    /// The sites of the node itself, by `host:port`.
+    /// Virtual hosts of the node itself, by `host:port`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub web: BTreeMap<String, WebServer>,
-    /// What it serves of Tailscale Services, by `svc:` and the service's name.
+    /// Tailscale Services, by `svc:` and the service's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<String, ServiceConfig>,
-    /// The `host:port` that are reached from the internet.
+    /// `host:port` with Funnel enabled.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub allow_funnel: BTreeMap<String, bool>,
 }
@@ -35,10 +35,10 @@ pub struct ServeConfig {
 pub struct ServiceConfig {
     #[serde(rename = "TCP", skip_serializing_if = "BTreeMap::is_empty")]
     pub tcp: BTreeMap<u16, TcpHandler>,
-    /// The sites, by `host:port`.
+    /// Virtual hosts, by `host:port`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub web: BTreeMap<String, WebServer>,
-    /// Every packet goes to the kernel; excludes the others.
+    /// All packets go to the kernel; excludes the other fields.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub tun: bool,
 }
@@ -46,19 +46,19 @@ pub struct ServiceConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct TcpHandler {
-    /// By a site over TLS that tailscaled terminates.
+    /// A virtual host with TLS that tailscaled terminates.
     #[serde(rename = "HTTPS", skip_serializing_if = "std::ops::Not::not")]
     pub https: bool,
-    /// By a site without TLS.
+    /// A virtual host without TLS.
     #[serde(rename = "HTTP", skip_serializing_if = "std::ops::Not::not")]
     pub http: bool,
-    /// By whoever listens there: `host:port` or `unix:path`.
+    /// Forward target: `host:port` or `unix:path`.
     #[serde(rename = "TCPForward", skip_serializing_if = "String::is_empty")]
     pub tcp_forward: String,
-    /// The name whose TLS tailscaled terminates before it forwards.
+    /// Name for which tailscaled terminates TLS before it forwards.
     #[serde(rename = "TerminateTLS", skip_serializing_if = "String::is_empty")]
     pub terminate_tls: String,
-    /// The version of the PROXY protocol in front of what is forwarded: 0 for none, 1 or 2.
+    /// Version of the PROXY protocol header for the target: 0 for none, 1 or 2.
     #[serde(skip_serializing_if = "is_zero")]
     pub proxy_protocol: u8,
 }
@@ -66,23 +66,23 @@ pub struct TcpHandler {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct WebServer {
-    /// What answers, by path.
+    /// Handlers by path.
     pub handlers: BTreeMap<String, HttpHandler>,
 }
 
-/// What answers a path; one field is not empty.
+/// Handler of a path; exactly one of `proxy`, `redirect` and `text` is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct HttpHandler {
     /// A backend's URL: `http`, `https`, `https+insecure`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub proxy: String,
-    /// Where it sends to: an optional status and `:`, then a URL with `${HOST}` and `${REQUEST_URI}`.
+    /// Redirect: an optional status and `:`, then a URL with `${HOST}` and `${REQUEST_URI}`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub redirect: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// The application capabilities that are told to the backend.
+    /// Application capabilities forwarded to the backend.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub accept_app_caps: Vec<String>,
 }

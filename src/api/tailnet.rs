@@ -1,6 +1,6 @@
 //! `Tailnet` of `tailscale.com/v1alpha1`: a tailnet that groups may join, and the credentials for it. Cluster-scoped.
 //!
-//! Field for field the Tailscale operator's. Holds no credentials, only the name of the Secret that does.
+//! Same fields as the Tailscale operator's. Contains no credentials, only the name of their Secret.
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
 

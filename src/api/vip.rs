@@ -1,22 +1,22 @@
-//! A Tailscale Service as the control plane's API has it (`vip-services`), and who of several clusters owns it.
+//! Tailscale Service in the control plane's API (`vip-services`), and its owners among several clusters.
 //!
-//! Source: Tailscale's published API v2 and `kube/ingressservices` of tailscale 1.102. Unknown fields of an owner reference are
-//! kept: they are somebody else's.
+//! Source: Tailscale's published API v2 and `kube/ingressservices` of tailscale 1.102. Unknown fields of an owner reference are preserved:
+//! other owners set them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How the names of Tailscale Services begin.
+/// Prefix of the names of Tailscale Services.
 pub const PREFIX: &str = "svc:";
-/// The annotation that holds [`Owners`] as JSON.
+/// The annotation with [`Owners`] as JSON.
 pub const OWNERS: &str = "tailscale.com/owner-references";
-/// Ours, additive: the field of an [`OwnerRef`] that names the `ProxyGroup` which publishes the service.
+/// Ours, additive: the field of an [`OwnerRef`] with the `ProxyGroup` that advertises the service.
 pub const GROUP: &str = "tailyardGroup";
-/// What stands in place of ports where all are forwarded.
+/// Placeholder for a port where all ports are forwarded.
 pub const ANY_PORT: &str = "do-not-validate";
-/// The comment of a service that we make.
+/// Comment of services that we create.
 pub const COMMENT: &str = "Kept by Tailyard for objects of Kubernetes clusters: changes made here are undone.";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,10 +24,10 @@ pub const COMMENT: &str = "Kept by Tailyard for objects of Kubernetes clusters: 
 pub struct VipService {
     /// `svc:` and a DNS label.
     pub name: String,
-    /// Its addresses. Left out when it is made; echoed when it is changed.
+    /// Addresses: omitted on create, echoed on update.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addrs: Vec<String>,
-    /// What the admin console shows.
+    /// Shown in the admin console.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub comment: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -35,10 +35,10 @@ pub struct VipService {
     /// `tcp:` and a number, or [`ANY_PORT`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// The tags by which policies speak of it.
+    /// Tags for policies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// Fields of later versions.
+    /// Unknown fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -46,7 +46,7 @@ pub struct VipService {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VipServices {
-    /// All that the credentials may see.
+    /// All services visible with the credentials.
     pub vip_services: Vec<VipService>,
 }
 
@@ -60,10 +60,10 @@ pub struct Owners {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OwnerRef {
-    /// What tells the cluster's operator from every other.
+    /// Unique ID of the cluster's operator.
     #[serde(rename = "operatorID")]
     pub operator_id: String,
-    /// Further fields, such as `resource` where one object owns it alone.
+    /// Other fields, e.g. `resource` if one object owns it alone.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }

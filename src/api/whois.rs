@@ -1,4 +1,4 @@
-//! Who has an address of the tailnet, as the LocalAPI says it.
+//! WhoIs response of the LocalAPI: node and user of a tailnet address.
 //!
 //! Source of the format: `apitype.WhoIsResponse` of tailscale 1.102. Unknown fields are ignored, absent and `null` mean the same.
 
@@ -14,10 +14,10 @@ use super::localapi::nullable;
 pub struct WhoIs {
     #[serde(deserialize_with = "nullable")]
     pub node: WhoIsNode,
-    /// Whose it is; of a tagged node nobody's.
+    /// User of the node; meaningless for a tagged node.
     #[serde(deserialize_with = "nullable")]
     pub user_profile: UserProfile,
-    /// The capabilities that the tailnet's policy grants it towards the address that was asked for.
+    /// Capabilities that the tailnet's policy grants it towards the requested address.
     #[serde(deserialize_with = "granted")]
     pub cap_map: BTreeMap<String, Vec<Value>>,
 }
@@ -25,7 +25,7 @@ pub struct WhoIs {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct WhoIsNode {
-    /// Its tags; empty if it is a person's.
+    /// Tags; empty for a node of a user.
     #[serde(deserialize_with = "nullable")]
     pub tags: Vec<String>,
 }
@@ -33,14 +33,14 @@ pub struct WhoIsNode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct UserProfile {
-    /// Such as `alice@example.com`.
+    /// E.g. `alice@example.com`.
     pub login_name: String,
     pub display_name: String,
     #[serde(rename = "ProfilePicURL")]
     pub profile_pic_url: String,
 }
 
-/// A capability without values is written as `null`.
+/// Reads capabilities; one without values is `null`.
 fn granted<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Vec<Value>>, D::Error> {
     let fields: BTreeMap<String, Option<Vec<Value>>> = nullable(from)?;
     Ok(fields.into_iter().map(|(name, values)| (name, values.unwrap_or_default())).collect())

@@ -1,4 +1,4 @@
-//! Keeps the long-lived flows open and the cluster's view of the replicas fresh.
+//! Long-lived flows, and the readiness probes of the replicas.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use crate::load::protocol::Talk;
 use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
-/// How often a flow asks.
+/// Interval of a flow's requests.
 const BEAT: Duration = Duration::from_millis(50);
-/// How often the cluster asks a replica whether it is ready.
+/// Interval of readiness probes.
 const PROBE: Duration = Duration::from_millis(50);
-/// How long a broken flow waits before it is opened again.
+/// Delay before a broken flow is reopened.
 const REOPEN: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
 pub struct HeldFlow {
     pub service: u16,
-    /// The replica that it uses while that is ready.
+    /// Replica that it uses while ready.
     pub replica: u8,
     pub family: Family,
     pub proto: Proto,
 }
 
-/// The flows of the demo: on a service that is never changed and on one that often is, over each replica, family and protocol.
+/// The flows of the demo: to a service that never changes and to one that often does, by each replica, family and protocol.
 pub fn flows(services: u16) -> Vec<HeldFlow> {
     let changed = if services > 2 { 2 } else { 0 };
     let of = |service: u16, twist: u8| {
@@ -39,7 +39,7 @@ pub fn flows(services: u16) -> Vec<HeldFlow> {
     of(0, 0).chain(of(changed, 1)).collect()
 }
 
-/// Keeps a flow open for ever: by its replica, or by another one that is ready while that is not.
+/// Keeps a flow open forever: by its replica, or by another ready one while that is not ready.
 pub async fn keep(board: SharedScoreboard, flow: HeldFlow) {
     loop {
         let (attempt, start) = {
@@ -75,7 +75,7 @@ async fn hold_one(board: &SharedScoreboard, attempt: Attempt, start: Instant) ->
             FlowUpdate::Lost => board.flows.datagrams_lost += 1,
             FlowUpdate::Answered { by, began, ended } => {
                 board.flows.answered += 1;
-                // A connection stays where it is, whatever becomes of its service; a UDP flow follows the service.
+                // A connection keeps its target when the service changes; a UDP flow follows the service.
                 let wrong = match (attempt.proto, first) {
                     (Proto::Tcp, Some(first)) => (by != first).then(|| "another target than at first".to_owned()),
                     _ => board.wrong_for_flow(attempt.lane, began, ended, by),
@@ -103,7 +103,7 @@ async fn hold_one(board: &SharedScoreboard, attempt: Attempt, start: Instant) ->
     outcome
 }
 
-/// A leaving replica ends what outlives its grace: connections by a reset. A hung connection is a fault even there.
+/// Counts a broken flow. A draining replica resets connections that outlive its drain timeout; a hung connection is a fault even then.
 fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
     let life = board.members.get(usize::from(attempt.lane.replica)).map(|member| member.life);
     let leaving = matches!(life, Some(ReplicaPhase::Leaving | ReplicaPhase::Restarting));
@@ -120,7 +120,7 @@ fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
         .push(format!("{at:.1} s: a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
 }
 
-/// Asks a replica for its readiness for ever, as a kubelet does, and tells the board what it hears.
+/// Probes a replica's readiness forever, as a kubelet does, and records the results on the board.
 pub async fn listen(board: SharedScoreboard, replica: usize, admin: std::net::SocketAddr) {
     let mut ticks = tokio::time::interval(PROBE);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,6 +1,6 @@
-//! The replicas' processes: the real `tailyard proxy` in each replica's namespace, and the view that a cluster has of them.
+//! Replica processes: `tailyard proxy` in each replica's namespace, and readiness probes as by a cluster.
 //!
-//! A killed process leaves its namespace, and so its kernel rules, behind, as a container restarting in its Pod does.
+//! The namespace of a killed process stays, with its kernel rules, as for a container that restarts in its Pod.
 
 use std::fs::File;
 use std::io;
@@ -18,31 +18,31 @@ use super::services::write_netmap;
 use super::topology::Topology;
 use crate::edge::netns::{Namespace, NetnsError};
 
-/// Where a replica answers for its readiness.
+/// Port of a replica's admin server, with `/readyz`.
 pub const ADMIN_PORT: u16 = 9003;
-/// After what time without an answer a replica counts as not ready.
+/// Timeout of a readiness probe.
 const READY_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What makes the tailnet of a replica.
+/// Source of a replica's netmap.
 #[derive(Debug, Clone)]
 pub enum DemoTailnet {
     File,
-    /// This program is started and supervised as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
+    /// The replica starts and supervises this program as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
     Daemon(PathBuf),
 }
 
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub executable: PathBuf,
-    /// What `--firewall-mode` is given.
+    /// Value of `--firewall-mode`.
     pub backend: String,
-    /// Where netmaps, state and logs are kept.
+    /// Directory of netmaps, state and logs.
     pub directory: PathBuf,
     pub tailnet: DemoTailnet,
     pub egress: PathBuf,
-    /// How long a leaving replica waits for its flows to end.
+    /// Drain timeout.
     pub grace: Duration,
-    /// The API server in whose cluster each keeps its state, in the Secret of its name; without one it is in a file.
+    /// API server; each replica stores its state in the Secret of its name. `None`: in a file.
     pub api: Option<SocketAddr>,
 }
 
@@ -59,7 +59,7 @@ pub enum FleetError {
 }
 
 impl Launch {
-    /// What a replica is called, its state Secret too.
+    /// Name of a replica and of its state Secret.
     pub fn name(number: usize) -> String {
         format!("replica-{number}")
     }
@@ -79,7 +79,7 @@ pub struct ReplicaProcess {
 }
 
 impl ReplicaProcess {
-    /// Prepares a replica; nothing is started.
+    /// Prepares a replica without starting it; `None` if the topology has no such replica.
     pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
         let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
         let netmap = netmap_file(launch, number);
@@ -88,7 +88,7 @@ impl ReplicaProcess {
         Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
     }
 
-    /// Starts its process. It appends what it says to [`ReplicaProcess::log`].
+    /// Starts the process; its output is appended to [`ReplicaProcess::log`].
     pub fn start(&mut self, launch: &Launch) -> Result<(), FleetError> {
         let write = |source| FleetError::Write { path: self.log.clone(), source };
         let log = File::options().create(true).append(true).open(&self.log).map_err(write)?;
@@ -139,19 +139,19 @@ impl ReplicaProcess {
         &self.log
     }
 
-    /// The number of its process, while it is there.
+    /// PID of its process, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
     pub fn signal(&self, signal: Signal) {
         if let Some(child) = &self.child {
-            // It may have ended by itself; whoever waits for it will see.
+            // It may have exited already; [`ReplicaProcess::ended`] reports that.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
         }
     }
 
-    /// How its process ended, once it has.
+    /// Exit status of its process, once it has exited.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, FleetError> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait().map_err(FleetError::Wait)?;
@@ -165,7 +165,7 @@ impl ReplicaProcess {
 impl Drop for ReplicaProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Whether it could be killed or had ended before: it is gone when it was waited for.
+            // An error means that it had exited already; the wait reaps it.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -176,7 +176,7 @@ fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
     launch.directory.join(format!("replica-{number}.netmap.json"))
 }
 
-/// Asks a replica for its readiness as a kubelet does: only an answer 200 in time is one.
+/// Probes a replica's readiness as a kubelet does: only status 200 in time counts.
 pub async fn is_ready(admin: SocketAddr) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(admin).await?;

@@ -1,4 +1,4 @@
-//! What happens during the demo: changes of the config without pause, one replica killed and one asked to leave.
+//! Script of the demo: continuous config changes, one killed replica and one drained replica.
 
 use std::io;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use super::swap::{catch_up, seen_in_force};
 use super::topology::Topology;
 use crate::model::diagnostics::load::Lane;
 
-/// How often the config changes.
+/// Interval of config changes.
 const PACE: Duration = Duration::from_millis(200);
-/// How many services of a change that concerns all of them are probed; it is one transaction for all.
+/// Number of probed services of a change that affects all: it is one transaction.
 const PROBED: usize = 8;
-/// How long after a replica's end its resets may take to be noticed by those whom they are for, on a busy machine.
+/// Maximum time after a replica's exit for clients to receive its resets, on a busy machine.
 const LAST_RESETS: Duration = Duration::from_secs(2);
-/// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
+/// Maximum time for attempts on a service to end before it is removed: longer than any attempt lasts.
 const EMPTYING: Duration = Duration::from_secs(12);
 
 #[derive(Debug, thiserror::Error)]
@@ -29,19 +29,19 @@ pub enum ScriptError {
     Fleet(#[from] FleetError),
 }
 
-/// What befalls a replica of a number at a set moment.
+/// A fault at a scheduled time, with the replica's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultInjection {
     Kill(usize),
     Revive(usize),
-    /// It is asked to leave; when it has, it is started again.
+    /// The replica gets SIGTERM and is restarted after its exit.
     Leave(usize),
 }
 
-/// When, in hundredths of the whole; one that takes a replica away waits until the others can do without it.
+/// Times in percent of the whole; a fault that stops a replica waits until the others can replace it.
 const BLOWS: [(u32, FaultInjection); 3] = [(25, FaultInjection::Kill(0)), (40, FaultInjection::Revive(0)), (55, FaultInjection::Leave(1))];
 
-/// What the changes to come are, over and over.
+/// Sequence of changes, repeated.
 const ROUND: [ScenarioStep; 8] = [
     ScenarioStep::Retarget,
     ScenarioStep::Retarget,
@@ -57,9 +57,9 @@ const ROUND: [ScenarioStep; 8] = [
 pub enum ScenarioStep {
     Retarget,
     Add,
-    /// The oldest of those that came goes.
+    /// Removes the oldest added service.
     Remove,
-    /// All services but the first lead to other targets, at once.
+    /// All services but the first get other targets, in one change.
     All,
 }
 
@@ -70,7 +70,7 @@ pub struct Script<'t> {
     pub volume: Volume,
     pub replicas: Vec<ReplicaProcess>,
     pub launch: Launch,
-    /// The services that are never removed: the first so many.
+    /// Number of services that are never removed: the first ones.
     pub lasting: u16,
     /// The number of the next new service.
     pub next: u16,
@@ -78,7 +78,7 @@ pub struct Script<'t> {
 }
 
 impl Script<'_> {
-    /// Plays until the end, an offset from the start; then waits until no replica is on its way any more.
+    /// Runs the script until `end`, an offset from the start.
     pub async fn play(&mut self, end: Duration) -> Result<(), ScriptError> {
         let mut blows = BLOWS.into_iter().map(|(hundredths, blow)| (end * hundredths / 100, blow)).peekable();
         let mut steps = ROUND.into_iter().cycle();
@@ -97,7 +97,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Waits, after the load, until every replica that is on its way has come back.
+    /// Waits, after the load, until every replica is ready again.
     pub async fn settle_down(&mut self, limit: Duration) -> Result<(), ScriptError> {
         let until = self.now() + limit;
         while look(&self.board).members.iter().any(|member| !member.ready) {
@@ -120,7 +120,7 @@ impl Script<'_> {
         look(&self.board).now()
     }
 
-    /// Notices processes that ended: one that was told to is started again, any other is a fault.
+    /// Handles exited processes: restarts a drained replica; any other exit is a fault, except after a kill.
     pub async fn watch_over(&mut self) -> Result<(), ScriptError> {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             let Some(status) = replica.ended()? else { continue };
@@ -133,7 +133,7 @@ impl Script<'_> {
                     if !status.success() {
                         board.faults.push(format!("replica {number} left with {status}"));
                     }
-                    // With a Pod their way would be gone now, and they would hang.
+                    // In a cluster the Pod's network would be gone now, and they would hang.
                     let hung = board.members.get(number).map_or(0, |member| member.connections);
                     if hung > 0 {
                         board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
@@ -152,11 +152,11 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Whether the others can do without the replica, and it is there to be told.
+    /// Whether the other replicas can replace this one, and it can receive the signal.
     pub fn can(&self, blow: FaultInjection) -> bool {
         match blow {
             FaultInjection::Kill(number) => look(&self.board).can_spare(number),
-            // Who is leaving already would take it for an order to hurry.
+            // A second SIGTERM would shorten a drain that has begun.
             FaultInjection::Leave(number) => {
                 let board = look(&self.board);
                 board.can_spare(number) && board.members.get(number).is_some_and(ReplicaRow::serves)
@@ -189,7 +189,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Makes a change and waits until every ready replica acts on it.
+    /// Makes a change and waits until it is in force on every ready replica.
     pub async fn change(&mut self, step: ScenarioStep) -> Result<(), ScriptError> {
         match step {
             ScenarioStep::Retarget => self.retarget().await,
@@ -199,7 +199,7 @@ impl Script<'_> {
         }
     }
 
-    /// Some service, never the first if there are more, leads to another target.
+    /// Gives a random service another target; never the first if there are more.
     async fn retarget(&mut self) -> Result<(), ScriptError> {
         let Some(service) = self.dice.choice(self.moved()) else { return Ok(()) };
         let from = look(&self.board).rows.get(&service.number).map_or(service.target, |row| row.service.target);
@@ -210,7 +210,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// All services but the first lead to other targets, in one change.
+    /// Gives all services but the first other targets, in one change.
     async fn retarget_all(&mut self) -> Result<(), ScriptError> {
         let moved = self.moved();
         for service in &moved {
@@ -223,8 +223,8 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Each target's name becomes the next one's, and what leads there by name moves with it; `publish` tells the tailnets of the
-    /// replicas to which target each name leads. Waits until every ready replica acts on it; says how long that took.
+    /// Moves each name to another target, and with it the services whose target is a name. `publish` sends the mapping to the replicas'
+    /// tailnets. Waits until every ready replica applies it; returns the duration.
     pub async fn rename(&mut self, publish: impl FnOnce(&[u16])) -> Duration {
         let (moved, names) = {
             let mut board = look(&self.board);
@@ -237,11 +237,11 @@ impl Script<'_> {
         took
     }
 
-    /// Waits until every ready replica acts on a change of all these services, of which some are probed.
+    /// Waits until a change of all these services, of which some are probed, is in force on every ready replica.
     async fn all_seen(&self, numbers: &[u16], change: Option<ScoreboardChange>, written: Duration) -> Duration {
         let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
         let took = seen_in_force(&self.board, probed, change, written).await;
-        // In one transaction for all: what holds for some, of both families, holds for the rest on the same replica.
+        // It is one transaction: if some services, of both families, are in force on a replica, so are the rest.
         let mut board = look(&self.board);
         let now = board.now();
         for lane in rest.iter().flat_map(|service| board.lanes(*service)).collect::<Vec<_>>() {
@@ -264,7 +264,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// The oldest of the added services goes, once nobody uses it any more.
+    /// Removes the oldest added service, once it is unused.
     async fn remove(&mut self) -> Result<(), ScriptError> {
         let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
         self.empty(number).await;
@@ -276,7 +276,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// No new connections go to a service from now on; returns when those under way have ended.
+    /// Stops new connections to a service; returns when those in flight have ended.
     async fn empty(&self, number: u16) {
         let until = self.now() + EMPTYING;
         loop {
@@ -292,7 +292,7 @@ impl Script<'_> {
         }
     }
 
-    /// The services that may be moved, each with its next target.
+    /// Services that may change, each with its next target.
     fn moved(&self) -> Vec<DemoService> {
         let targets = self.targets();
         let board = look(&self.board);
@@ -304,7 +304,7 @@ impl Script<'_> {
         u16::try_from(self.topology.targets.len()).unwrap_or(u16::MAX).max(1)
     }
 
-    /// Puts the config of the board's services into place; returns the time at which it was.
+    /// Writes the config of the board's services; returns the time of the swap.
     pub fn put(&mut self) -> Result<Duration, ScriptError> {
         self.put_without(None)
     }
@@ -317,7 +317,7 @@ impl Script<'_> {
     }
 }
 
-/// Waits until the long-lived connections by a replica that has ended know it: its last resets are on their way.
+/// Waits until the long-lived connections by an exited replica have ended: its last resets are in flight.
 async fn all_noticed(board: &SharedScoreboard, replica: usize) {
     let until = look(board).now() + LAST_RESETS;
     let open = || {

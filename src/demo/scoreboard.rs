@@ -1,6 +1,6 @@
-//! What the demo knows at one moment: shared by the load, the script and the screen.
+//! State of the demo, shared by the load, the script and the screen.
 //!
-//! Judges every answer by the ledger and every failure by the documented windows; draws nothing, sends nothing.
+//! Checks every answer against the ledger and every failure against the documented windows. Draws and sends nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -12,27 +12,27 @@ use super::topology::Topology;
 use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{AnswerVerdict, Attempt, AttemptFailure, AttemptReport, Expectations, Lane, Tally, TargetIdentity};
 
-/// How long after a change was seen in force a UDP flow of before may take to follow it. The kernel's maps change first;
-/// the flow's own entry is deleted after one pass over the kernel's table of connections, which usually takes some tens
-/// of milliseconds. How long it did take is measured; only a flow that stays behind is a fault.
+/// Maximum time after an observed change until existing UDP flows follow it. The kernel's maps change first; the flow's conntrack entry
+/// is deleted after one listing of the table, usually some tens of milliseconds later. The actual time is measured; only a flow that stays
+/// behind is a fault.
 pub const FOLLOWS: Duration = Duration::from_secs(5);
 
-/// How old a change must be for a replica that turns ready to have it in force: its config may be written just then. What is
-/// younger is probed for, so this is generous.
+/// Minimum age of a change that a newly ready replica counts as having in force: its config may be written just then. Younger changes are
+/// probed, so this is generous.
 const READY_COVERS: Duration = Duration::from_secs(2);
 
-/// How many events the screen can look back on.
+/// Number of stored events.
 const EVENTS: usize = 64;
 
 #[derive(Debug, Clone)]
 pub struct ServiceRow {
     pub service: DemoService,
-    /// Whether new connections are sent to it.
+    /// Whether it gets new connections.
     pub active: bool,
     pub under_way: u32,
-    /// Connections and UDP flows that it has answered.
+    /// Connections and UDP flows answered.
     pub answered: u64,
-    /// How long its last change took.
+    /// Duration of its last change.
     pub last_swap: Option<Duration>,
 }
 
@@ -41,7 +41,7 @@ pub enum ReplicaPhase {
     Running,
     Killed,
     Leaving,
-    /// Its process was started again and has not been ready since.
+    /// Its process was restarted and was not ready since.
     Restarting,
 }
 
@@ -49,19 +49,19 @@ pub enum ReplicaPhase {
 pub struct ReplicaRow {
     /// The Pod's addresses, IPv4 first.
     pub pod: [std::net::IpAddr; 2],
-    /// Whether it answered so when last asked: what a cluster's Service goes by.
+    /// Result of the last readiness probe, as a cluster's Service uses it.
     pub ready: bool,
     pub life: ReplicaPhase,
-    /// Long-lived connections through it that stand.
+    /// Established long-lived connections through it.
     pub connections: u32,
-    /// From each SIGKILL until it was seen: connections may be lost.
+    /// From each SIGKILL until a probe detects it: connections may be lost.
     windows: Vec<(Duration, Option<Duration>)>,
-    /// Since when it is in rotation.
+    /// Time since which it is in rotation.
     back: Duration,
 }
 
 impl ReplicaRow {
-    /// Whether it is in rotation, and neither on its way out nor on its way back.
+    /// Whether it is in rotation and neither draining nor restarting.
     pub fn serves(&self) -> bool {
         self.ready && self.life == ReplicaPhase::Running
     }
@@ -71,9 +71,9 @@ impl ReplicaRow {
 pub struct FlowCounts {
     pub open: u32,
     pub answered: u64,
-    /// Datagrams lost; a UDP flow survives some.
+    /// Lost datagrams; a UDP flow survives some.
     pub datagrams_lost: u64,
-    /// Ended by a reset of their leaving replica, and opened anew by another.
+    /// Reset by their draining replica and reopened through another.
     pub handed_over: u64,
     pub broken: u64,
     pub wrong_target: u64,
@@ -89,38 +89,38 @@ pub enum ScoreboardChange {
 
 #[derive(Debug)]
 pub struct Scoreboard {
-    /// The origin of every time.
+    /// Origin of all times.
     pub start: Instant,
     pub rows: BTreeMap<u16, ServiceRow>,
     pub members: Vec<ReplicaRow>,
-    /// The number of the target that each target's name leads to.
+    /// By target name: number of the target that it resolves to.
     pub names: Vec<u16>,
-    /// Which answers are right.
+    /// Expected answers.
     pub ledger: Expectations,
-    /// What came of the new connections and UDP flows.
+    /// Results of new connections and UDP flows.
     pub tally: Tally,
-    /// What came of the long-lived ones.
+    /// Results of long-lived ones.
     pub flows: FlowCounts,
-    /// How long each change took on each replica, from the file's swap to the last family's first answer.
+    /// Duration of each change on each replica, from the file's swap to the last family's first answer.
     pub swaps: Vec<(ScoreboardChange, Duration)>,
     pub latest: String,
-    /// How long UDP flows went on to the target of before, each time that they were seen to.
+    /// Time for which UDP flows still used the previous target, for each observation.
     pub followed: Vec<Duration>,
-    /// What happened, the newest last.
+    /// Events, the newest last.
     pub events: VecDeque<(Duration, String)>,
-    /// What must not have happened and no count says.
+    /// Faults without a counter.
     pub faults: Vec<String>,
 }
 
 pub type SharedScoreboard = Arc<Mutex<Scoreboard>>;
 
-/// Looks at the board or writes on it; a panic elsewhere does not make it unreadable.
+/// Locks the board; a panic of another thread does not poison it.
 pub fn look(board: &SharedScoreboard) -> MutexGuard<'_, Scoreboard> {
     board.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Scoreboard {
-    /// A board with these services, all of them known to lead where they should on every replica.
+    /// A board with these services, all of them in force on every replica.
     pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> Self {
         let member =
             |pod| ReplicaRow { pod, ready: true, life: ReplicaPhase::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
@@ -163,7 +163,7 @@ impl Scoreboard {
         (0..u8::try_from(self.members.len()).unwrap_or(u8::MAX)).map(move |replica| Lane { service: service.into(), replica })
     }
 
-    /// The service is about to be written with this target.
+    /// Records that the service is about to be written with this target.
     pub fn write(&mut self, service: DemoService) {
         let (now, identity) = (self.now(), self.identity(service));
         for lane in self.lanes(service.number) {
@@ -173,14 +173,14 @@ impl Scoreboard {
         self.rows.entry(service.number).or_insert(row).service = service;
     }
 
-    /// Who is to answer for a service, as names lead now.
+    /// Expected identity for a service, with the current name resolution.
     pub fn identity(&self, service: DemoService) -> TargetIdentity {
         let own = service.identity();
         let named = self.names.get(usize::from(service.target)).filter(|_| service.by_name());
         TargetIdentity { target: named.copied().unwrap_or(own.target), ..own }
     }
 
-    /// Each name is about to lead to the target that the next one led to; says which services lead there by name.
+    /// Records that each name is about to resolve to the next name's target; returns the services whose target is a name.
     pub fn rename(&mut self) -> Vec<u16> {
         self.names.rotate_left(1);
         let named: Vec<DemoService> = self.rows.values().map(|row| row.service).filter(|service| service.by_name()).collect();
@@ -190,7 +190,7 @@ impl Scoreboard {
         named.into_iter().map(|service| service.number).collect()
     }
 
-    /// The service is about to be left out of the config.
+    /// Records that the service is about to be removed from the config.
     pub fn write_removal(&mut self, service: u16) {
         let now = self.now();
         for lane in self.lanes(service) {
@@ -198,31 +198,31 @@ impl Scoreboard {
         }
     }
 
-    /// New connections go to the service from now on.
+    /// Sends new connections to the service from now on.
     pub fn activate(&mut self, service: u16) {
         if let Some(row) = self.rows.get_mut(&service) {
             row.active = true;
         }
     }
 
-    /// Where a lane is reached.
+    /// Attempt over a lane; `None` if it is unknown.
     pub fn attempt(&self, lane: Lane, family: Family, proto: Proto) -> Option<Attempt> {
         let row = self.rows.get(&u16::try_from(lane.service).ok()?)?;
         let member = self.members.get(usize::from(lane.replica))?;
         Some(Attempt { lane, proto, to: SocketAddr::new(of_family(member.pod, family), row.service.match_port()) })
     }
 
-    /// Whether a replica may be taken away: every other one is ready and has everything in force. A cluster sees to that, too.
+    /// Whether a replica may be stopped: every other one is ready and has everything in force. A cluster ensures that too.
     pub fn can_spare(&self, replica: usize) -> bool {
         let mut others = (0_u8..).zip(&self.members).filter(|(number, _)| usize::from(*number) != replica);
         let settled = |replica| self.rows.keys().all(|service| self.ledger.is_settled(Lane { service: (*service).into(), replica }));
         others.all(|(number, member)| member.serves() && settled(number))
     }
 
-    /// What the load's attempt of this number is: some active service by some ready replica, any if none is ready.
+    /// The load's attempt with this number: a random active service by a random ready replica, or replica 0 if none is ready.
     ///
-    /// A service that was added while a replica was away goes by that replica once it was seen in force there, as it goes by
-    /// the others once it was seen there: a new service is used when it is said to be there, and not before.
+    /// A service that was added during a replica's restart uses that replica once a probe has seen it in force there. The same holds for
+    /// the other replicas: a new service is used only after its confirmation.
     pub fn choose(&mut self, number: u64) -> Option<Attempt> {
         let mut dice = fastrand::Rng::with_seed(number);
         let active: Vec<u16> = self.rows.values().filter(|row| row.active).map(|row| row.service.number).collect();
@@ -237,7 +237,7 @@ impl Scoreboard {
         self.attempt(Lane { service: service.into(), replica }, family, proto)
     }
 
-    /// Judges and counts what came of an attempt of the load.
+    /// Checks and counts the result of an attempt of the load.
     pub fn record(&mut self, report: &AttemptReport) {
         let lane = report.attempt.lane;
         let checked_report = self.checked_report(report);
@@ -249,7 +249,7 @@ impl Scoreboard {
         }
     }
 
-    /// The report, with an answer that was not right turned into a failure.
+    /// The report, with a wrong answer turned into a failure.
     pub fn checked_report(&self, report: &AttemptReport) -> AttemptReport {
         let right =
             |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
@@ -257,8 +257,8 @@ impl Scoreboard {
         AttemptReport { outcome, ..*report }
     }
 
-    /// What is wrong with a UDP flow's answer, if anything is. A replica that was killed between a change and the end of its flows ends
-    /// them when it is back.
+    /// Fault of a UDP flow's answer, if any. A replica that was killed between a change and the end of its flows ends them after its
+    /// restart.
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
@@ -269,13 +269,13 @@ impl Scoreboard {
         }
     }
 
-    /// For how long the replica of a lane has been in rotation; not at all while it is not.
+    /// Time for which the replica of a lane has been in rotation; zero while it is not.
     fn back_for(&self, lane: Lane, now: Duration) -> Duration {
         let member = self.members.get(usize::from(lane.replica)).filter(|member| member.ready && member.life != ReplicaPhase::Killed);
         member.map_or(Duration::ZERO, |member| now.saturating_sub(member.back))
     }
 
-    /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
+    /// Lag of a UDP flow's answer behind a change that was observed in force; `None` if there is none.
     pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<Duration> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } => Some(lag),
@@ -283,7 +283,7 @@ impl Scoreboard {
         }
     }
 
-    /// A replica is killed: until the cluster sees that, connections by it may be lost.
+    /// Records that a replica is killed: connections by it may be lost until the cluster detects it.
     pub fn open_window(&mut self, replica: usize) {
         let now = self.now();
         if let Some(member) = self.members.get_mut(replica) {
@@ -292,7 +292,7 @@ impl Scoreboard {
         }
     }
 
-    /// The cluster asked a replica for its readiness, beginning at this moment, and this was the answer.
+    /// Records the result of a readiness probe that started at `began`.
     pub fn record_probe(&mut self, replica: usize, began: Duration, ready: bool) {
         let now = self.now();
         let Some(member) = self.members.get_mut(replica) else { return };
@@ -316,7 +316,7 @@ impl Scoreboard {
         self.add_event(format!("replica {replica} {text}"));
     }
 
-    /// Every lane of a replica is in force as it was written up to that moment.
+    /// Marks every lane of a replica as in force with the state written up to that time.
     fn settle_all(&mut self, replica: usize, written: Duration, at: Duration) {
         let lanes = self.rows.keys().flat_map(|service| self.lanes(*service)).filter(|lane| usize::from(lane.replica) == replica);
         for lane in lanes.collect::<Vec<_>>() {
@@ -324,7 +324,7 @@ impl Scoreboard {
         }
     }
 
-    /// A long-lived connection or flow through a replica was opened, or has ended.
+    /// Counts the start or end of a long-lived connection or flow through a replica.
     pub fn count_flow(&mut self, attempt: Attempt, opened: bool) {
         let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
         step(&mut self.flows.open);
@@ -347,7 +347,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The replicas to which a service's next attempts go.
+    /// Replicas of a service's next attempts.
     fn replicas_of(board: &mut Scoreboard, service: u16) -> Vec<u8> {
         let lanes = (0..400).filter_map(|number| board.choose(number)).map(|attempt| attempt.lane);
         let mut replicas: Vec<u8> = lanes.filter(|lane| lane.service == u32::from(service)).map(|lane| lane.replica).collect();

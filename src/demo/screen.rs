@@ -1,6 +1,6 @@
-//! The live view: a frame drawn over the last one on a terminal, one line a second anywhere else.
+//! Live view: a redrawn frame on a terminal, else one line per second.
 //!
-//! Fits 80 columns and 24 lines. Knows nothing but the board.
+//! Fits 80 columns and 24 lines. Computed from the board alone.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::summary::failures_in_words;
 use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW, count};
 use crate::model::diagnostics::load::Percentiles;
 
-/// How many services are listed: the first, and of those beyond the newest.
+/// Number of listed services: the first ones, and of the others the newest.
 const FIRST: usize = 6;
 const NEWEST: usize = 2;
-/// How many events are listed.
+/// Number of listed events.
 const SHOWN_EVENTS: usize = 3;
 
 #[derive(Debug, Clone)]
@@ -33,12 +33,12 @@ pub struct Screen<W> {
 }
 
 impl<W: Write> Screen<W> {
-    /// A screen on this handle. `terminal`: frames over one another instead of lines.
+    /// A screen on this handle. `terminal`: redrawn frames instead of lines.
     pub fn new(out: W, title: Title, terminal: bool) -> Self {
         Self { out, title, terminal, frame: Frame::default() }
     }
 
-    /// How often there is something new to see.
+    /// Interval of redraws.
     pub fn every(&self) -> Duration {
         if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
@@ -52,7 +52,7 @@ impl<W: Write> Screen<W> {
         self.frame.draw(&mut self.out, &frame)
     }
 
-    /// The handle back, after the last frame.
+    /// Returns the handle.
     pub fn into_inner(self) -> W {
         self.out
     }

@@ -1,7 +1,6 @@
-//! The demo's services: who they are, where they lead, and the files that tell the proxies so.
+//! The demo's services: identities, targets, and the files that configure the proxies.
 //!
-//! The files are the formats of others: the operator's egress config, swapped into place as a kubelet does it, and the
-//! static netmap of a replica.
+//! The files are in existing formats: the operator's egress config, replaced as by a kubelet, and the static netmap of a replica.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,9 +17,9 @@ use super::topology::Topology;
 
 const FIRST_MATCH_PORT: u16 = 10_000;
 pub const FIRST_TARGET_PORT: u16 = 7_000;
-/// How many ports each target serves; services share them.
+/// Number of ports of each target; services share them.
 pub const TARGET_PORTS: u16 = 16;
-/// The most services that fit: match ports stay below the usual range of ephemeral ports.
+/// Maximum number of services: match ports stay below the usual range of ephemeral ports.
 pub const MAX_SERVICES: u16 = 20_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +33,7 @@ impl DemoService {
         format!("demo-svc-{}", self.number)
     }
 
-    /// The port of the proxies that leads to it, TCP and UDP.
+    /// Its match port on the proxies, TCP and UDP.
     pub fn match_port(self) -> u16 {
         FIRST_MATCH_PORT + self.number % MAX_SERVICES
     }
@@ -43,7 +42,7 @@ impl DemoService {
         TargetIdentity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
     }
 
-    /// How its target is named: by name (both families), by IPv4 address or by IPv6 address.
+    /// Kind of its target: a name (both families), an IPv4 address or an IPv6 address.
     pub fn families(self) -> &'static [Family] {
         match self.number % 4 {
             1 => &[Family::V4],
@@ -52,12 +51,12 @@ impl DemoService {
         }
     }
 
-    /// Whether its target is named: what the tailnet says that the name leads to is then where it leads.
+    /// Whether its target is a name, resolved by the tailnet.
     pub fn by_name(self) -> bool {
         self.families() == Family::ALL
     }
 
-    /// Its entry in the operator's config.
+    /// Its entry in the operator's egress config.
     fn entry(self, topology: &Topology) -> egress::EgressService {
         let site = topology.targets.get(usize::from(self.target)).map(|site| site.tailnet.map(|ip| ip.to_string()));
         let tailnet_target = match (self.families(), site) {
@@ -73,7 +72,7 @@ impl DemoService {
     }
 }
 
-/// The address of a family among a site's two.
+/// A site's address of a family.
 pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     let [v4, v6] = addresses;
     match family {
@@ -90,7 +89,7 @@ pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
 }
 
-/// The egress config's directory, as a kubelet keeps the volume of a `ConfigMap`.
+/// Directory of the egress config, in a kubelet's layout of a ConfigMap volume.
 #[derive(Debug)]
 pub struct Volume {
     directory: PathBuf,
@@ -98,7 +97,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Makes the directory with a config without services.
+    /// Creates the directory with a config without services.
     pub fn make(directory: PathBuf) -> io::Result<Self> {
         std::fs::create_dir_all(&directory)?;
         let mut volume = Self { directory, version: 0 };
@@ -111,13 +110,13 @@ impl Volume {
         &self.directory
     }
 
-    /// Puts a config of these services into place, all at once; says when it stood there.
+    /// Writes a config of these services atomically; returns the time of the swap.
     pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> io::Result<Instant> {
         let entries: BTreeMap<_, _> = services.into_iter().map(|service| (service.name(), service.entry(topology))).collect();
         self.write_bytes(&serde_json::to_vec(&entries)?)
     }
 
-    /// Puts a config into place: a new directory beside the old one, then one rename of the link `..data`, then the old one goes.
+    /// Writes a config: creates a new directory, renames the link `..data`, deletes the old directory.
     pub fn write_bytes(&mut self, config: &[u8]) -> io::Result<Instant> {
         let versioned = |version: u64| format!("..version_{version}");
         let old = self.directory.join(versioned(self.version));
@@ -136,7 +135,7 @@ impl Volume {
     }
 }
 
-/// The static netmap of a replica: itself and the targets.
+/// Writes the static netmap of a replica: itself and the targets.
 pub fn write_netmap(topology: &Topology, replica: usize, path: &Path) -> io::Result<()> {
     let node = |name: String, ips: [IpAddr; 2]| netmap::Node { name, addresses: ips.map(|ip| ip.to_string()).to_vec(), routes: Vec::new() };
     let own = topology.replicas.get(replica).map(|site| node(format!("replica-{replica}.demo.ts.net"), site.tailnet));

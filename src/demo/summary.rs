@@ -1,4 +1,4 @@
-//! What a demo comes to: the figures, and whether anything was lost.
+//! Result of a demo: the figures, and whether anything was lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,14 +10,14 @@ use super::scoreboard::{FlowCounts, Scoreboard, ScoreboardChange};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{AttemptFailure, FailedAttempt, Percentiles};
 
-/// The result; `--json` prints it as it is.
+/// The result, as printed by `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemoSummary {
-    /// Nothing was lost, nothing went to a wrong target, nothing else went wrong.
+    /// Whether nothing was lost, nothing reached a wrong target, and no other fault occurred.
     pub ok: bool,
-    /// What `--firewall-mode` was given.
+    /// Value of `--firewall-mode`.
     pub backend: String,
-    /// How many services there were at the start.
+    /// Number of services at the start.
     pub services: u16,
     pub seconds: f64,
     /// New connections and UDP flows offered each second.
@@ -26,13 +26,13 @@ pub struct DemoSummary {
     pub connections: Connections,
     /// Long-lived connections and UDP flows.
     pub flows: FlowCounts,
-    /// From the config's file in place to the last family's first right answer, for each replica.
+    /// Time from the config's swap to the last family's first right answer, for each replica.
     pub swaps: BTreeMap<ScoreboardChange, Percentiles>,
     /// All changes together.
     pub all_swaps: Percentiles,
-    /// How long UDP flows went on to the target of before after a change was in force, where one was caught doing so.
+    /// Time for which UDP flows still used the previous target after a change was in force, where observed.
     pub udp_flows_behind: Percentiles,
-    /// What went wrong besides the counts.
+    /// Faults without a counter.
     pub faults: Vec<String>,
     pub failures: Vec<FailedAttempt>,
 }
@@ -40,24 +40,24 @@ pub struct DemoSummary {
 #[derive(Debug, Clone, Serialize)]
 pub struct Connections {
     pub offered: u64,
-    /// TCP connections made and answered by the right target.
+    /// TCP connections answered by the right target.
     pub tcp: u64,
     /// UDP flows answered by the right target.
     pub udp: u64,
-    /// Datagrams that had to be sent again.
+    /// Resent datagrams.
     pub resent: u64,
-    /// Failed outside every documented window, by kind.
+    /// Failures outside every documented window, by kind.
     pub failed: BTreeMap<AttemptFailure, u64>,
-    /// Lost between a SIGKILL and the cluster's notice of it, by kind.
+    /// Lost between a SIGKILL and its detection by the cluster, by kind.
     pub lost_in_documented_window: BTreeMap<AttemptFailure, u64>,
-    /// From the moment a connection was due until it stood.
+    /// Time from a connection's due time until it was established.
     pub connect: Percentiles,
-    /// From the moment an attempt was due until its answer.
+    /// Time from an attempt's due time until its answer.
     pub answer: Percentiles,
 }
 
 impl DemoSummary {
-    /// Draws the balance of a board.
+    /// Summary of a board.
     pub fn of(board: &Scoreboard, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
         let tally = &board.tally;
         let failed: u64 = tally.failed().values().sum();
@@ -65,7 +65,7 @@ impl DemoSummary {
         let flows = board.flows;
         let swaps = |change| board.swaps.iter().filter(move |(kind, _)| *kind == change).map(|(_, after)| *after);
         Self {
-            // Misdelivery is never excused, not even in a window.
+            // An answer of a wrong target is never excused, not even in a window.
             ok: failed == 0
                 && flows.broken == 0
                 && flows.wrong_target == 0

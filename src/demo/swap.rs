@@ -1,7 +1,7 @@
-//! A change of the config, timed: from the moment the file is in place until every ready replica acts on it.
+//! Timed config change: from the file's swap until it is in force on every ready replica.
 //!
-//! A probe asks through a replica again and again; the first answer of the new target ends it. From then on the ledger
-//! takes no other answer there, so a replica that fell back would be found out by the load.
+//! A probe repeats requests through a replica until the new target answers. From then on the ledger accepts no other answer there, so that
+//! the load detects a replica that falls back.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,17 @@ use crate::load::protocol::Talk;
 use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
-/// How long a change may take before it counts as lost.
+/// Time after which a change counts as lost.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long a probe waits for an answer.
+/// Timeout of a probe's request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How many probes follow one another at once; later ones are a millisecond apart.
+/// Number of requests without a pause; later ones are a millisecond apart.
 const EAGER: u64 = 16;
 
-/// Waits until every ready replica acts on a change of these services that was put in place at `written`.
+/// Waits until a change of these services, written at `written`, is in force on every ready replica.
 ///
-/// `change` names what was done, for the figures; nothing for changes that a replica missed while it was away. Returns
-/// how long it took until the last of them did.
+/// `change` is the kind of change, for the figures; `None` for changes that a replica missed during its restart. Returns the time until the
+/// last replica applied it.
 pub async fn seen_in_force(board: &SharedScoreboard, services: &[u16], change: Option<ScoreboardChange>, written: Duration) -> Duration {
     let lanes: Vec<Lane> = {
         let board = look(board);
@@ -51,14 +51,14 @@ pub async fn seen_in_force(board: &SharedScoreboard, services: &[u16], change: O
 }
 
 fn lost(board: &mut Scoreboard, lane: Lane, what: &str) {
-    // A replica that was killed or left meanwhile owes nothing.
+    // A replica that was killed or drained meanwhile need not apply it.
     if board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready) {
         let at = board.now().as_secs_f64();
         board.faults.push(format!("{at:.1} s: service {} by replica {}: {what}", lane.service, lane.replica));
     }
 }
 
-/// Both families, so far as the service has them; settles the lane when the last one is seen.
+/// Probes the service's families; settles the lane when the last one is confirmed.
 async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> Result<Duration, String> {
     let (attempts, expected, start) = {
         let board = look(board);
@@ -77,7 +77,7 @@ async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> 
     Ok(last.saturating_sub(written))
 }
 
-/// Asks until the expected target answers, or until nobody does if nobody is expected; says when that was.
+/// Sends requests until the expected target answers, or until connections are refused if none is expected; returns that time.
 async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<TargetIdentity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
@@ -85,9 +85,9 @@ async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<Targ
         match look(board).checked_report(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),
-            // A service that is just coming or going refuses, or is answered by the target of before.
+            // During the change the service refuses, or the previous target answers.
             Ok(_) | Err(AttemptFailure::Refused) => {}
-            // One that is just going may end what was begun before.
+            // A removal may reset connections that were opened before it.
             Err(AttemptFailure::Reset) if expected.is_none() => {}
             Err(failure) => return Err(format!("a probe failed: {failure:?}")),
         }
@@ -101,7 +101,7 @@ async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<Targ
     Err(format!("the change was not in force after {} s", LIMIT.as_secs()))
 }
 
-/// Settles what ready replicas have missed while they were away.
+/// Settles changes that ready replicas missed during their restart.
 pub async fn catch_up(board: &SharedScoreboard) {
     let missed: Vec<u16> = {
         let board = look(board);

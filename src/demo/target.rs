@@ -1,4 +1,4 @@
-//! An identity target: TCP and UDP servers on some ports of one namespace, each answer saying who gave it.
+//! Identity target: TCP and UDP servers on some ports of one namespace that answer with their identity.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -14,10 +14,10 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::identity_protocol;
 use crate::model::diagnostics::load::TargetIdentity;
 
-/// A running target; it ends when this value does.
+/// A running target; dropping it stops the servers.
 #[derive(Debug)]
 pub struct DemoTarget {
-    /// Dropping it tells the servers to end.
+    /// Dropping it stops the servers.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<Result<io::Result<()>, NetnsError>>>,
 }
@@ -31,7 +31,7 @@ pub enum TargetError {
 }
 
 impl DemoTarget {
-    /// Serves on every port of the range, both protocols and both families; returns once all of them are bound.
+    /// Serves on every port of the range, with both protocols and families; returns once all are bound.
     pub fn start(namespace: &Namespace, number: u16, ports: Range<u16>) -> Result<Self, TargetError> {
         let (stop, stopped) = mpsc::channel(1);
         let (bound, is_bound) = oneshot::channel();
@@ -40,7 +40,7 @@ impl DemoTarget {
         if is_bound.blocking_recv().is_ok() {
             return Ok(Self { stop: Some(stop), thread: Some(thread) });
         }
-        // It ended before it was bound: it says why.
+        // It ended before it was bound: return its error.
         match thread.join() {
             Ok(Ok(Ok(()))) => Err(TargetError::Bind(io::ErrorKind::Interrupted.into())),
             Ok(Ok(Err(error))) => Err(TargetError::Bind(error)),
@@ -54,7 +54,7 @@ impl Drop for DemoTarget {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Nothing to report: what a target does wrong its clients notice.
+            // Nothing to report: clients detect faults of a target.
             let _ = thread.join();
         }
     }
@@ -64,12 +64,12 @@ async fn serve(number: u16, ports: Range<u16>, bound: oneshot::Sender<()>, mut s
     let mut servers = JoinSet::new();
     for port in ports {
         let identity = TargetIdentity { target: number, port };
-        // Bound to the unspecified IPv6 address, both families arrive.
+        // A socket on the unspecified IPv6 address receives both families.
         let (tcp, udp) = (TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await?, UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).await?);
         servers.spawn(serve_tcp(tcp, identity));
         servers.spawn(serve_udp(udp, identity));
     }
-    // If the other end is gone nobody waits for the target, and the channel below is closed too.
+    // If the receiver is gone, the channel below is closed too.
     let _ = bound.send(());
     stopped.recv().await;
     Ok(())
@@ -85,7 +85,7 @@ async fn serve_tcp(listener: TcpListener, identity: TargetIdentity) {
     }
 }
 
-/// Answers question after question until the client ends the connection.
+/// Answers requests until the client ends the connection.
 async fn converse(mut stream: TcpStream, identity: TargetIdentity) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut question = [0; identity_protocol::QUESTION];
@@ -98,7 +98,7 @@ async fn converse(mut stream: TcpStream, identity: TargetIdentity) -> io::Result
 async fn serve_udp(socket: UdpSocket, identity: TargetIdentity) {
     let mut question = [0; identity_protocol::QUESTION];
     loop {
-        // An error here tells of an earlier answer that its client did not want any more.
+        // An error here is about an earlier answer that its client rejected.
         if let Ok((identity_protocol::QUESTION, client)) = socket.recv_from(&mut question).await {
             let _ = socket.send_to(&identity_protocol::answer(question, identity), client).await;
         }

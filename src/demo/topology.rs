@@ -1,4 +1,4 @@
-//! The namespaces of a group on one machine, and the links between them.
+//! Network namespaces of a group on one machine, and the links between them.
 //!
 //! ```text
 //!   client ──┬── replica 0 ──┬── target 0
@@ -6,8 +6,8 @@
 //!                            └── target 2      tailnet: 100.64.0.0/10, fd7a:115c:a1e0::/48, MTU 1280
 //! ```
 //!
-//! The client holds the bridge of the Pod network, a namespace of its own that of the tailnet. A replica has `eth0` on
-//! the one and `ts0` on the other; nothing forwards between them until a proxy makes it so.
+//! The client's namespace has the bridge of the Pod network, another namespace that of the tailnet. A replica has `eth0` on the first and
+//! `ts0` on the second; only a proxy forwards between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,10 +18,10 @@ use crate::edge::link::build::build;
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::model::base::net::InterfaceName;
 
-/// The numbers of the first replica and of the first target in the tailnet.
+/// Host numbers of the first replica and the first target in the tailnet.
 pub const FIRST_REPLICA: u8 = 1;
 pub const FIRST_TARGET: u8 = 101;
-/// What tailscaled gives its device.
+/// MTU of tailscaled's device.
 const TAILNET_MTU: u32 = 1280;
 const POD_MTU: u32 = 1500;
 
@@ -42,11 +42,11 @@ pub enum TopologyError {
 pub struct DemoSite {
     pub namespace: Namespace,
     pub tailnet: [IpAddr; 2],
-    /// Its addresses on the Pod network; a target has none.
+    /// Addresses on the Pod network; `None` for a target.
     pub pod: Option<[IpAddr; 2]>,
 }
 
-/// All of it. It vanishes with this value, once no process lives in it.
+/// The complete topology. It is removed with this value once no process runs in it.
 #[derive(Debug)]
 pub struct Topology {
     pub client: Namespace,
@@ -56,7 +56,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Makes a client, so many replicas and so many targets, all links up and addressed.
+    /// Creates a client, replicas and targets, with all links up and addressed.
     pub fn make(replicas: u8, targets: u8) -> Result<Self, TopologyError> {
         let mut made = Self { client: Namespace::make()?, tailnet: Namespace::make()?, replicas: Vec::new(), targets: Vec::new() };
         switch(&made.client, "pods", POD_MTU)?;
@@ -84,7 +84,7 @@ impl Topology {
     }
 }
 
-/// Makes a replica a plain router between client and targets, without a proxy: the baseline of comparisons.
+/// Turns a replica into a plain router between client and targets, without a proxy: the baseline of comparisons.
 pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), TopologyError> {
     let Some((site, pod)) = topology.replicas.get(replica).and_then(|site| Some((site, site.pod?))) else { return Ok(()) };
     let forward = || {
@@ -102,23 +102,23 @@ pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), Topolo
     Ok(())
 }
 
-/// Routes a namespace's traffic to a destination over a gateway.
+/// Adds a route to a destination by a gateway.
 pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Result<(), TopologyError> {
     Ok(namespace.block_on(|| build(async move |b| b.route(destination, gateway).await))??)
 }
 
-/// The Pod network's addresses of a number, with their prefix lengths.
+/// Pod network addresses of a host number, with prefix lengths.
 pub fn pod_nets(number: u8) -> [IpNet; 2] {
     [net(Ipv4Addr::new(10, 77, 0, number).into(), 24), net(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, number.into()).into(), 64)]
 }
 
-/// The tailnet's addresses of a number, with their prefix lengths.
+/// Tailnet addresses of a host number, with prefix lengths.
 pub fn tailnet_nets(number: u8) -> [IpNet; 2] {
     let v6 = Ipv6Addr::new(0xfd7a, 0x115c, 0xa1e0, 0, 0, 0, 0, number.into());
     [net(Ipv4Addr::new(100, 64, 0, number).into(), 10), net(v6.into(), 48)]
 }
 
-/// The lengths above are within either family's; a host's own is what stands in.
+/// All lengths used here are valid for their family; the fallback is a host prefix.
 fn net(address: IpAddr, length: u8) -> IpNet {
     IpNet::new(address, length).unwrap_or_else(|_| address.into())
 }
@@ -127,7 +127,7 @@ fn addresses(nets: [IpNet; 2]) -> [IpAddr; 2] {
     nets.map(|net| net.addr())
 }
 
-/// A bridge, and the namespace's loopback up.
+/// Creates a bridge and sets the namespace's loopback up.
 fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), TopologyError> {
     let (bridge, lo): (InterfaceName, InterfaceName) = (bridge.parse()?, "lo".parse()?);
     let made = namespace.block_on(|| {
@@ -141,7 +141,7 @@ fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), TopologyE
     Ok(made??)
 }
 
-/// A pair of links between a port of the switch's bridge and `far` in the site's namespace, both up.
+/// Creates a veth pair between a port of the switch's bridge and `far` in the site's namespace, both up.
 fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: u32) -> Result<(), TopologyError> {
     let (bridge, far): (InterfaceName, InterfaceName) = (bridge.parse()?, far.parse()?);
     let (port, lo): (InterfaceName, InterfaceName) = (format!("port{number}").parse()?, "lo".parse()?);

@@ -1,4 +1,4 @@
-//! What the watches bring, kept: the newest state of each object, and for each part whether it was heard whole.
+//! Watch cache of `status`: the newest state of each object, and for each part whether its list is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +12,19 @@ use crate::model::base::backoff::Backoff;
 use crate::model::controller::objects::Kind;
 use crate::model::diagnostics::overview::{ClusterView, Gap, StatusPart};
 
-/// What belongs to a group itself carries these labels.
+/// Label selector of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
-/// Users' Services do not carry this one, which their children do.
+/// Label selector of users' Services: without the label of child Services.
 const OF_USERS: &str = "!tailscale.com/managed";
-/// The state Secrets carry this one more. Config Secrets hold auth keys, and are nobody's business here.
+/// Label selector of state Secrets. Config Secrets hold auth keys and are never read.
 const STATES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup,tailscale.com/secret-type=state";
 
-/// What is known by now.
+/// Cached objects by part.
 #[derive(Debug)]
 pub(super) struct InspectCache {
     namespace: String,
     parts: BTreeMap<StatusPart, BTreeMap<(String, String), Value>>,
-    /// Objects of a list that is under way.
+    /// Objects of a list in progress.
     listed: BTreeMap<StatusPart, BTreeMap<(String, String), Value>>,
     heard: BTreeSet<StatusPart>,
     gaps: BTreeMap<StatusPart, Gap>,
@@ -48,30 +48,30 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
 }
 
 impl InspectCache {
-    /// Nothing yet, of this namespace.
+    /// An empty cache for this namespace.
     pub(super) fn new(namespace: &str) -> Self {
         let (parts, listed) = (BTreeMap::new(), BTreeMap::new());
         Self { namespace: namespace.to_owned(), parts, listed, heard: BTreeSet::new(), gaps: BTreeMap::new() }
     }
 
-    /// Whether something was heard of every part, be it that it cannot be read.
+    /// Whether every part is listed or known to be unreadable.
     pub(super) fn whole(&self) -> bool {
         StatusPart::OBJECTS.iter().all(|part| self.heard.contains(part))
     }
 
-    /// Nothing more is waited for: what was not heard is missing.
+    /// Records a gap for every part without a response.
     pub(super) fn give_up(&mut self) {
         for part in StatusPart::OBJECTS.into_iter().filter(|part| !self.heard.contains(part)) {
             self.gaps.insert(part, Gap::Failed("the API server does not answer".to_owned()));
         }
     }
 
-    /// Why a part cannot be read, if it cannot.
+    /// Why a part cannot be read; `None` if it can.
     pub(super) fn gap(&self, part: StatusPart) -> Option<&Gap> {
         self.gaps.get(&part)
     }
 
-    /// Takes in a change; whether anything is to be seen of it.
+    /// Applies a change. Returns whether the view changed.
     pub(super) fn take(&mut self, part: StatusPart, change: WatchChange) -> bool {
         match change {
             WatchChange::Begin => {
@@ -93,7 +93,7 @@ impl InspectCache {
             WatchChange::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),
             WatchChange::Unknown => self.miss(part, Gap::Unknown),
             WatchChange::Lost(error) => {
-                // What was heard stays while the watch is had again, unless it is not allowed any more.
+                // Cached objects stay while the watch is restarted, unless it is forbidden now.
                 let gap = gap(&error);
                 if self.parts.contains_key(&part) && gap != Gap::Forbidden { false } else { self.miss(part, gap) }
             }
@@ -106,7 +106,7 @@ impl InspectCache {
         self.gaps.insert(part, gap.clone()) != Some(gap)
     }
 
-    /// What was read, without what replicas say themselves.
+    /// The cached view, without the replicas' own status.
     pub(super) fn view(&self) -> ClusterView {
         let mut view = ClusterView::new(&self.namespace);
         view.gaps.clone_from(&self.gaps);

@@ -1,4 +1,4 @@
-//! `tailyard doctor`: gathers facts of a cluster, and of the machine or Pod that this is, and has them judged.
+//! `tailyard doctor`: collects facts of a cluster, and optionally of this machine or Pod, and checks them.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,20 +11,20 @@ use crate::model::diagnostics::overview::Gap;
 mod cluster;
 mod node;
 
-/// What to do where no API server answers.
+/// Action where no API server answers.
 const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubectl version must answer";
 
-/// What is asked.
+/// Options of `tailyard doctor`.
 #[derive(Debug, Clone, Default)]
 pub struct DoctorOptions {
-    /// Whether this machine is looked at, too.
+    /// Whether this machine is checked too.
     pub node: bool,
     pub json: bool,
-    /// Certificate authorities of control planes that are believed besides the public ones, PEM.
+    /// Additional trusted CAs of control planes, PEM.
     pub control_ca: Option<PathBuf>,
 }
 
-/// Answers; what is worst of it. A cluster that cannot be asked is a finding, so that a machine without one can be looked at.
+/// Writes the findings and returns the worst. An unreachable cluster is a finding, so that a machine without one can be checked.
 pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, out: &mut dyn Write) -> Result<Finding, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {

@@ -1,7 +1,7 @@
-//! `tailyard status`: an overview, once or again at each change.
+//! `tailyard status`: an overview, once or after each change.
 //!
-//! Objects come by watches. What only a replica knows (ways, flows) is asked of its Pod for each drawing, for there is no watch
-//! on it; so that it does not grow old, that is also done when nothing has changed for [`POLL_INTERVAL`].
+//! Objects come from watches. Live state of replicas (paths, flows) has no watch: it is requested from the Pods for each output, and at
+//! least every [`POLL_INTERVAL`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, WatchChange};
 use crate::model::diagnostics::overview::{ClusterView, Gap, LiveStatus, Overview, StatusPart, Width, changes as differences, text};
 
-/// How long the API server may take for the first answer to everything.
+/// Timeout of the initial lists.
 const FIRST: Duration = Duration::from_secs(20);
-/// The least time between two drawings.
+/// Minimum interval of outputs.
 const PACE: Duration = Duration::from_secs(1);
-/// How long a drawing stands when nothing changes in the cluster.
+/// Maximum interval of outputs without changes in the cluster.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// How long one replica may take to say how it is.
+/// Timeout of a replica's status request.
 const PAGE: Duration = Duration::from_secs(5);
-/// How many replicas are asked at a time.
+/// Maximum concurrent status requests.
 const AT_A_TIME: usize = 16;
 
-/// What is asked.
+/// Options of `tailyard status`.
 #[derive(Debug, Clone, Default)]
 pub struct StatusOptions {
     pub group: Option<String>,
@@ -33,7 +33,7 @@ pub struct StatusOptions {
     pub rhythm: RefreshMode,
 }
 
-/// How the answer is written.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusFormat {
     Text(Width),
@@ -47,16 +47,16 @@ impl Default for StatusFormat {
     }
 }
 
-/// How often the answer is written.
+/// How often the overview is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RefreshMode {
     #[default]
     Once,
-    /// Again at each change, over the one before if it is for a terminal; else a line for each row that changed.
+    /// After each change: on a terminal over the previous one, else a line for each changed row.
     Watch { terminal: bool },
 }
 
-/// Answers. Ends with the first answer, or with [`RefreshMode::Watch`] never but for an error.
+/// Writes the overview. Returns after the first one, or with [`RefreshMode::Watch`] only on an error.
 pub async fn run(cluster: &Cluster, options: &StatusOptions, out: &mut dyn Write) -> Result<(), InspectError> {
     let mut changes = changes(cluster);
     let mut gathered = InspectCache::new(cluster.namespace());
@@ -74,7 +74,7 @@ pub async fn run(cluster: &Cluster, options: &StatusOptions, out: &mut dyn Write
     }
 }
 
-/// Waits until something is known of everything. Fails if the groups themselves cannot be read.
+/// Waits until every part is listed or known to be unreadable. Fails if the groups cannot be read.
 async fn first(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gathered: &mut InspectCache) -> Result<(), InspectError> {
     let end = Instant::now() + FIRST;
     while !gathered.whole() {
@@ -93,7 +93,7 @@ async fn first(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gath
     }
 }
 
-/// Waits for something to see, and for the least time between two drawings.
+/// Waits for a visible change and for the minimum interval, or for [`POLL_INTERVAL`].
 async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gathered: &mut InspectCache, begin: Instant) {
     let (mut news, mut end) = (false, begin + POLL_INTERVAL);
     loop {
@@ -119,7 +119,7 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     Ok(Overview::of(&view, options.group.as_deref()))
 }
 
-/// Asks the replicas how they are.
+/// Requests the status of the replicas.
 async fn ask(cluster: &Cluster, view: &mut ClusterView, group: Option<&str>) {
     let of_group = |pod: &str| group.is_none_or(|group| pod.rsplit_once('-').is_some_and(|(of, _)| of == group));
     let pods = view.askable().into_iter().filter(|(pod, _)| of_group(pod));
@@ -156,7 +156,7 @@ fn write(options: &StatusOptions, before: Option<&Overview>, now: &Overview, out
             writeln!(out)?;
         }
         (StatusFormat::Text(width), RefreshMode::Once) => write!(out, "{}", text(now, width))?,
-        // Home, clear what is below: the screen does not blink.
+        // Cursor home, clear below: the screen does not blink.
         (StatusFormat::Text(width), RefreshMode::Watch { terminal: true }) => write!(out, "\x1b[H\x1b[J{}", text(now, width))?,
         (StatusFormat::Text(width), RefreshMode::Watch { terminal: false }) => {
             for line in differences(before.unwrap_or(&none), now, width) {

@@ -1,4 +1,4 @@
-//! What a load knows at one moment, and the lines that it makes of that. Sends nothing, looks at no clock.
+//! State of a load, and the report lines derived from it. Pure: sends nothing and reads no clock.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use crate::model::diagnostics::load::{AttemptFailure, AttemptReport, Tally, Wind
 pub struct FlowEvent {
     pub at: Duration,
     pub flow: u16,
-    /// Whether it never asks by itself.
+    /// Whether the flow sends no requests before the end of the load.
     pub idle: bool,
     pub to: SocketAddr,
-    /// What; nothing if only a question was answered.
+    /// The event; `None` if only a request was answered.
     pub what: Option<LoadEvent>,
 }
 
 #[derive(Debug, Default)]
 pub struct Board {
     tally: Tally,
-    /// Of the second that is under way.
+    /// Attempts of the current second.
     second: Tally,
     windows: Windows,
     in_flight: u64,
@@ -34,7 +34,7 @@ impl Board {
         self.in_flight += 1;
     }
 
-    /// An attempt has ended; a failure is told at once.
+    /// Records an ended attempt. Returns a line at once if it failed.
     pub fn record(&mut self, report: &AttemptReport) -> Option<Line> {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.tally.record(report, false);

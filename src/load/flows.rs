@@ -1,4 +1,4 @@
-//! Long-lived connections and UDP flows, each asking again and again over the same socket, or keeping silent.
+//! Long-lived connections and UDP flows: each repeats requests over one socket, or stays idle.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use super::{DATAGRAM, failure_of, udp_from};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, TargetIdentity};
 
-/// How many datagrams in a row may be lost before a UDP flow counts as broken.
+/// Consecutive lost datagrams after which a UDP flow counts as broken.
 const TRIES: u32 = 12;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowUpdate {
-    /// The connection stands; for UDP, the first answer came.
+    /// The connection is established; for UDP, the first answer was received.
     Open {
-        /// What the server said first.
+        /// The server's first line.
         said: String,
     },
     Answered {
@@ -32,9 +32,9 @@ pub enum FlowUpdate {
 
 #[derive(Debug, Clone)]
 pub struct Rhythm {
-    /// How often; a flow that is to be idle never asks by itself.
+    /// Interval of requests; `None` for an idle flow.
     pub every: Option<Duration>,
-    /// Once this is true it asks a last time: so an idle flow that hangs is found out.
+    /// True: the flow sends its last request. It detects an idle flow that hangs.
     pub last: watch::Receiver<bool>,
 }
 
@@ -50,7 +50,8 @@ impl Rhythm {
     }
 }
 
-/// Opens a flow and asks in this rhythm until it breaks, or until its last question is answered; dropping the future ends the flow in order.
+/// Opens a flow and sends requests at this interval until the flow breaks or its last request is answered. Dropping the future closes the
+/// flow in order.
 pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, note: impl FnMut(FlowUpdate)) -> Result<(), AttemptFailure> {
     match flow.proto {
         Proto::Tcp => hold_tcp(flow, talk, rhythm, start, note).await,
@@ -58,7 +59,7 @@ pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, no
     }
 }
 
-/// How long a flow waits for an answer: until a connection counts as hung, or a datagram as lost.
+/// Timeout of an answer: after it a connection counts as hung, or a datagram as lost.
 fn answer_timeout(proto: Proto) -> Duration {
     match proto {
         Proto::Tcp => Duration::from_secs(5),
@@ -83,7 +84,7 @@ async fn hold_tcp(
     note(FlowUpdate::Open { said });
     let (mut ticks, mut nonce) = (rhythm.ticks(), 0);
     loop {
-        // While nobody is asked, an end from the other side must still be seen at once.
+        // A close by the peer must be detected between requests too.
         let last = tokio::select! {
             () = tick(&mut ticks) => false,
             () = is_last(&mut rhythm.last) => true,
@@ -150,14 +151,14 @@ async fn tick(ticks: &mut Option<Interval>) {
     }
 }
 
-/// Returns once it is true; never if nobody can say so any more.
+/// Returns once it is true; never if the sender was dropped before.
 async fn is_last(last: &mut watch::Receiver<bool>) {
     if last.wait_for(|last| *last).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Asks once; late answers to earlier questions are passed over.
+/// Sends one request; ignores late answers to earlier ones.
 async fn ask(socket: &UdpSocket, talk: &Talk, nonce: u64) -> std::io::Result<TargetIdentity> {
     socket.send(&talk.question(nonce)).await?;
     let mut answer = [0; DATAGRAM];

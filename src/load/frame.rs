@@ -1,4 +1,4 @@
-//! Lines drawn over those of before, on a terminal. Knows nothing of what they say.
+//! Terminal frame: redraws lines in place. Independent of their content.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

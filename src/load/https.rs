@@ -1,4 +1,4 @@
-//! One question over HTTPS: a connection of its own, a handshake of its own, a GET, and the answer's beginning.
+//! One HTTPS request: a new connection, a TLS handshake, a GET, and the start of the response body.
 
 use std::io;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 #[derive(Debug, Clone)]
 pub struct Https {
     pub checked: Checked,
-    /// The name to ask each aim for, by its place.
+    /// Host name of each aim, by its index.
     pub names: Arc<[String]>,
-    /// How the body of an answer must begin.
+    /// Expected prefix of the response body.
     pub expected: Arc<[u8]>,
 }
 
 impl Https {
-    /// Asks over a connection that stands, on behalf of the aim of this place.
+    /// Sends the request over an established connection, for the aim with this index.
     pub async fn get(&self, stream: &mut TcpStream, aim: u32) -> Result<TargetIdentity, AttemptFailure> {
         let name = usize::try_from(aim).ok().and_then(|aim| self.names.get(aim)).ok_or(AttemptFailure::NotSent)?;
         let stream = self.checked.connect(name, stream).await.map_err(|error| broken(&error))?;
@@ -42,14 +42,14 @@ impl Https {
             let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
             self.judge(answer).await
         });
-        // Neither goes on without the other: one asks and reads, the other moves the bytes.
+        // Both must be polled: one sends the request and reads the response, the other transfers the bytes.
         match select(exchange, Box::pin(connection)).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right((_, requested)) => requested.await,
         }
     }
 
-    /// Reads as much of the answer as says whose it is.
+    /// Reads enough of the body to compare it with the expected prefix.
     async fn judge(&self, answer: Response<Incoming>) -> Result<TargetIdentity, AttemptFailure> {
         let right = answer.status().is_success();
         let (mut body, mut said) = (answer.into_body(), Vec::new());
@@ -63,7 +63,7 @@ impl Https {
     }
 }
 
-/// What an error of HTTP says of the network.
+/// Failure for an HTTP error.
 fn failed(error: &hyper::Error) -> AttemptFailure {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
     match source {
@@ -73,7 +73,7 @@ fn failed(error: &hyper::Error) -> AttemptFailure {
     }
 }
 
-/// What an error of TLS says of the network; what TLS itself does not like is an answer of somebody else.
+/// Failure for an I/O error of TLS; a protocol error of TLS counts as the response of another server.
 fn broken(error: &io::Error) -> AttemptFailure {
     match error.kind() {
         io::ErrorKind::InvalidData => AttemptFailure::Garbled,

@@ -1,13 +1,13 @@
-//! What a client and an identity target say to each other, over TCP and over UDP.
+//! Identity protocol between a client and an identity target, over TCP and UDP.
 //!
-//! The client sends eight bytes of its choice; the target answers with the same eight and with who it is, four more.
-//! An answer is thereby tied to its question and to the target that gave it.
+//! A request is an eight-byte nonce. The answer is that nonce and four bytes with the target's identity. So an answer is tied to its
+//! request and to its target.
 
 use crate::model::diagnostics::load::TargetIdentity;
 
-/// The length of a question, in bytes.
+/// Length of a request in bytes.
 pub const QUESTION: usize = 8;
-/// The length of an answer, in bytes.
+/// Length of an answer in bytes.
 pub const ANSWER: usize = 12;
 
 pub fn question(nonce: u64) -> [u8; QUESTION] {
@@ -20,7 +20,7 @@ pub fn answer(question: [u8; QUESTION], identity: TargetIdentity) -> [u8; ANSWER
     [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1]
 }
 
-/// Who gave the answer, if it is one to this question.
+/// Identity in an answer to this request; `None` if it is not one.
 pub fn read(nonce: u64, answer: &[u8]) -> Option<TargetIdentity> {
     let [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1] = <[u8; ANSWER]>::try_from(answer).ok()?;
     let identity = TargetIdentity { target: u16::from_be_bytes([t0, t1]), port: u16::from_be_bytes([p0, p1]) };

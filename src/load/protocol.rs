@@ -1,7 +1,6 @@
-//! What a client and a server say to each other, and which answers count as the intended target's.
+//! Application protocols of a load, and the check whether an answer is from the intended target.
 //!
-//! An answer that is somebody else's is worse than none, so each way of talking can tell them apart. Nothing here dials,
-//! waits or counts.
+//! An answer of another target is worse than none, so each protocol can distinguish them. Does not connect, wait or count.
 
 use std::sync::Arc;
 
@@ -13,23 +12,22 @@ use super::identity_protocol;
 use super::{ANYBODY, failure_of, greeted};
 use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
-/// The longest first line that a server may say, in bytes.
+/// Maximum length of a server's first line, in bytes.
 const LINE: usize = 512;
 
 #[derive(Debug, Clone)]
 pub enum Talk {
-    /// With targets that answer each question with who they are ([`identity_protocol`](super::identity_protocol)).
+    /// Identity targets, which answer each request with their identity ([`identity_protocol`](super::identity_protocol)).
     Identity,
-    /// With any server. Over TCP it speaks first, over UDP it answers a datagram; either must begin with these bytes. With
-    /// none, a TCP connection that stands is enough, and any datagram. On a connection that is held open it gives back what
-    /// it is sent.
+    /// Any server. Over TCP it sends first, over UDP it answers a datagram; either must begin with these bytes. If they are empty, an
+    /// established TCP connection is enough, and any datagram. On a long-lived connection it echoes requests.
     Greeting(Arc<[u8]>),
-    /// With servers of HTTPS: one question for each new connection.
+    /// HTTPS servers: one request for each new connection.
     Https(Https),
 }
 
 impl Talk {
-    /// What is asked over UDP.
+    /// Request over UDP.
     pub fn question(&self, nonce: u64) -> Vec<u8> {
         match self {
             Self::Identity => identity_protocol::question(nonce).to_vec(),
@@ -37,17 +35,17 @@ impl Talk {
         }
     }
 
-    /// Who gave the answer to a datagram.
+    /// Identity of the target that answered a datagram.
     pub fn read(&self, nonce: u64, answer: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
         match self {
             Self::Identity => identity_protocol::read(nonce, answer).ok_or(AttemptFailure::Garbled),
             Self::Greeting(expected) => greeted(expected, answer),
-            // It is not spoken over UDP.
+            // HTTPS is not available over UDP.
             Self::Https(_) => Err(AttemptFailure::NotSent),
         }
     }
 
-    /// What makes a new connection to the aim of this place count as answered.
+    /// Exchange by which a new connection to the aim with this index counts as answered.
     pub async fn first(&self, stream: &mut TcpStream, nonce: u64, aim: u32) -> Result<TargetIdentity, AttemptFailure> {
         match self {
             Self::Identity => self.again(stream, nonce).await,
@@ -60,7 +58,7 @@ impl Talk {
         }
     }
 
-    /// What opens a connection that is to be held: returns what the server said first, without the line's end.
+    /// Opening exchange of a long-lived connection; returns the server's first line without its line end.
     pub async fn open(&self, stream: &mut TcpStream) -> Result<String, AttemptFailure> {
         let Self::Greeting(expected) = self else { return Ok(String::new()) };
         let mut said = Vec::new();
@@ -71,7 +69,7 @@ impl Talk {
         Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
     }
 
-    /// Asks and is answered once on a connection that stands.
+    /// One request and its answer on an established connection.
     pub async fn again(&self, stream: &mut TcpStream, nonce: u64) -> Result<TargetIdentity, AttemptFailure> {
         let question = self.question(nonce);
         let mut answer = vec![0; if matches!(self, Self::Identity) { identity_protocol::ANSWER } else { question.len() }];
@@ -87,7 +85,7 @@ impl Talk {
     }
 }
 
-/// What a server is sent that gives back whatever that is.
+/// Request for a server that echoes.
 fn line(nonce: u64) -> Vec<u8> {
     format!("tailyard load {nonce}\n").into_bytes()
 }

@@ -1,4 +1,4 @@
-//! What a load says as it goes, one value for each line of JSON. Times are seconds since its start, if nothing else is said.
+//! Report of a load, one value for each line of JSON. Times are seconds since its start, unless stated otherwise.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use crate::model::diagnostics::load::{AttemptFailure, FailureWindow, Percentiles
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Line {
     Start {
-        /// When, in seconds since 1970.
+        /// Start time in seconds since 1970.
         unix: f64,
         to: Vec<String>,
         /// New connections and UDP flows each second.
         rate: u32,
-        /// How long it lasts at most.
+        /// Maximum duration.
         seconds: f64,
     },
     Fault {
@@ -30,9 +30,9 @@ pub enum Line {
     },
     Flow {
         at: f64,
-        /// Which, counted from zero. The active ones come first.
+        /// Index from zero; active flows come first.
         flow: u16,
-        /// Whether it never asks by itself.
+        /// Whether the flow sends no requests before the end of the load.
         idle: bool,
         to: SocketAddr,
         what: LoadEvent,
@@ -45,13 +45,13 @@ pub enum Line {
 #[serde(rename_all = "snake_case")]
 pub enum LoadEvent {
     Open {
-        /// What the server said first.
+        /// The server's first line.
         said: String,
     },
     NotOpened(AttemptFailure),
-    /// It was ended, or hangs (`timeout`).
+    /// Closed or reset, or hung (`timeout`).
     Ended(AttemptFailure),
-    /// It answered the last question; the load is over.
+    /// The last request was answered at the end of the load.
     Kept,
 }
 
@@ -62,7 +62,7 @@ pub struct Second {
     pub answered: u64,
     pub failed: u64,
     pub in_flight: u64,
-    /// Those answered within the last second: how long each took from when it was due.
+    /// Latency of attempts answered within the last second, from their due time.
     pub answer: Percentiles,
     pub flows: Flows,
 }
@@ -73,27 +73,27 @@ pub struct Flows {
     pub answered: u64,
     pub not_opened: u64,
     pub reset: u64,
-    /// Those that ended in any other way before the load did, but not by hanging.
+    /// Flows that ended in any other way before the end of the load, except hung ones.
     pub ended: u64,
-    /// Those whose server did not answer any more.
+    /// Flows whose server stopped answering.
     pub hung: u64,
 }
 
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadSummary {
-    /// Whether nothing failed and every connection that was held open lasted.
+    /// Whether nothing failed and every long-lived connection lasted.
     pub ok: bool,
     pub seconds: f64,
-    /// Attempts begun, or due and not begun for want of room.
+    /// Attempts started, or due and not started because of the in-flight limit.
     pub offered: u64,
-    /// Those answered by the intended target, by protocol.
+    /// Attempts answered by the intended target, by protocol.
     pub answered: BTreeMap<Proto, u64>,
     pub failed: BTreeMap<AttemptFailure, u64>,
     pub windows: Vec<FailureWindow>,
     pub resent: u64,
-    /// How long TCP connections took to stand, from when they were due.
+    /// Time to establish TCP connections, from their due time.
     pub connect: Percentiles,
-    /// How long answers took, from when their attempts were due.
+    /// Time to the answer, from the attempt's due time.
     pub answer: Percentiles,
     pub flows: Flows,
 }

@@ -1,6 +1,6 @@
-//! Where the load goes: names and ports, looked up again every second, as clients do that do not remember answers for long.
+//! Target addresses of the load: host names are resolved every second, as by clients with a short DNS cache.
 //!
-//! What was found last stays while a lookup fails: a load tells of connections, not of DNS.
+//! While a lookup fails the last addresses stay: a load measures connections, not DNS.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +14,7 @@ use tokio::net::lookup_host;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// How often a name is looked up.
+/// Interval of lookups of a name.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum NameError {
     NoAddress(HostPort),
 }
 
-/// Looks all aims up, and from then on each again and again in one of these tasks.
+/// Resolves all aims once; then a task for each repeats its lookup.
 pub async fn find(aims: &[HostPort], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<FoundAddresses>>, NameError> {
     let mut found = Vec::new();
     for aim in aims {
@@ -46,7 +46,7 @@ pub async fn find(aims: &[HostPort], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<
     Ok(found)
 }
 
-/// The addresses of an aim, as last found; IPv4 and IPv6 in turn.
+/// Addresses of an aim from the last successful lookup; IPv4 and IPv6 alternate.
 #[derive(Debug)]
 pub struct FoundAddresses {
     aim: HostPort,
@@ -92,7 +92,7 @@ impl FoundAddresses {
         Ok(Self { aim, addresses: Mutex::new(addresses) })
     }
 
-    /// The address for an attempt of this number: each in turn.
+    /// Address for the attempt with this number, round robin.
     pub fn address(&self, number: u64) -> Option<SocketAddr> {
         let addresses = Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner));
         let turn = number.checked_rem(u64::try_from(addresses.len()).ok()?)?;
@@ -118,7 +118,7 @@ async fn look_up(aim: &HostPort) -> Result<Arc<[SocketAddr]>, NameError> {
     Ok(in_turn(found).into())
 }
 
-/// IPv4 and IPv6 addresses alternate as long as there are both.
+/// Alternates IPv4 and IPv6 addresses while both remain.
 fn in_turn(found: BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
     let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
     let (mut four, mut six) = (four.into_iter(), six.into_iter());

@@ -1,6 +1,6 @@
-//! A whole load: attempts by the clock, connections held open beside them, and a line for whatever is worth one.
+//! A complete load: attempts on a fixed schedule, long-lived connections, and report lines.
 //!
-//! Ends when its time is over or when it is told to; what is under way is seen to its end first.
+//! Ends at its deadline or when stopped; attempts in flight are completed first.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,29 +21,29 @@ use super::resolver::{FoundAddresses, HostPort, NameError, find};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, Lane};
 
-/// How long a broken connection waits before it is opened again.
+/// Delay before a broken connection is reopened.
 const REOPEN: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     pub aims: Vec<HostPort>,
-    /// Where to connect to in place of what their names lead to.
+    /// Address to connect to instead of resolving the names.
     pub connect: Option<IpAddr>,
     pub protos: Vec<Proto>,
     pub load: Load,
-    /// New connections each second, as the first line tells it.
+    /// New connections per second, for the first line.
     pub rate: u32,
-    /// How many connections are held open and ask again and again.
+    /// Number of long-lived connections that repeat requests.
     pub active: u16,
-    /// How many are held open and ask nothing until the end.
+    /// Number of long-lived connections without a request before the end.
     pub idle: u16,
-    /// How often an active one asks.
+    /// Interval of requests of an active connection.
     pub interval: Duration,
 }
 
-/// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `print` gets every line
-/// at once, and must not block. Fails if a name leads nowhere at the start.
+/// Offers the load from the calling thread's network namespace until its deadline or until `stop` is ready. `print` gets every line at once
+/// and must not block. Fails if a name cannot be resolved at the start.
 pub async fn run(options: &LoadOptions, print: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
     let mut around = JoinSet::new();
     let sought: Vec<HostPort> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
@@ -93,7 +93,7 @@ fn begin(options: &LoadOptions) -> Line {
     }
 }
 
-/// What the attempt of a number is: aims in turn, then protocols, then addresses.
+/// The attempt with a number: iterates aims, then protocols, then addresses.
 fn choose(options: &LoadOptions, found: &[Arc<FoundAddresses>], number: u64) -> Option<Attempt> {
     let (aims, protos) = (u64::try_from(found.len()).ok()?, u64::try_from(options.protos.len()).ok()?);
     let service = u32::try_from(number.checked_rem(aims)?).ok()?;
@@ -128,7 +128,7 @@ struct HeldConnection {
 }
 
 impl HeldConnection {
-    /// Keeps it open until it has answered its last question; what breaks is told and opened again.
+    /// Keeps the connection open until its last request is answered; reports and reopens a broken one.
     async fn keep(self, found: Arc<FoundAddresses>, talk: Talk, rhythm: Rhythm) {
         for turn in u64::from(self.flow).. {
             let Some(to) = found.address(turn) else { return };
@@ -155,7 +155,7 @@ impl HeldConnection {
     }
 
     fn report(&self, attempt: Attempt, what: Option<LoadEvent>) {
-        // Nobody listens any more once the load is over.
+        // The receiver is gone once the load is over.
         let _ = self.events.send(FlowEvent { at: self.start.elapsed(), flow: self.flow, idle: self.idle, to: attempt.to, what });
     }
 }

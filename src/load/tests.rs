@@ -1,4 +1,4 @@
-//! Against real targets over the demo's own links, without any proxy: the client is given a way to the tailnet.
+//! Load against real targets over the demo's links, without a proxy: the client gets a route to the tailnet.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -8,7 +8,7 @@ use crate::demo::target::DemoTarget;
 use crate::demo::topology::{Topology, forward_plainly};
 use crate::model::diagnostics::load::{Lane, Tally};
 
-/// A client that reaches two targets through one replica that forwards plainly.
+/// A client and two targets behind one replica that only routes.
 fn plain_path() -> (Topology, Vec<DemoTarget>) {
     let topology = Topology::make(1, 2).expect("namespaces");
     forward_plainly(&topology, 0).expect("routed");
@@ -74,7 +74,7 @@ fn a_closed_port_is_refused_over_both_protocols() {
 #[test]
 fn attempts_over_the_in_flight_limit_are_generator_failures() {
     let (topology, targets) = plain_path();
-    // Stopped targets leave their links behind; without these nobody answers, not even with a refusal.
+    // Links of stopped targets stay; without links there is no answer, not even a refusal.
     drop(targets);
     for site in &topology.targets {
         let down = || std::process::Command::new("ip").args(["link", "set", "ts0", "down"]).status();
@@ -89,7 +89,7 @@ fn attempts_over_the_in_flight_limit_are_generator_failures() {
 #[tokio::test]
 async fn attempts_started_too_late_are_generator_failures() {
     let load = Load { timeout: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
-    // As if it had had no processor for five seconds.
+    // Simulates a generator without CPU time for five seconds.
     let start = Instant::now().checked_sub(Duration::from_secs(5)).expect("a machine that runs for longer");
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
     let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };

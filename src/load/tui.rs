@@ -1,4 +1,4 @@
-//! A load as people see it on a terminal: made of its lines, and of nothing else.
+//! Terminal view of a load, computed from its report lines alone.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ pub struct LoadView {
 }
 
 impl LoadView {
-    /// Takes a line in, and draws what is new.
+    /// Processes a line and draws the change.
     pub fn show(&mut self, out: &mut impl Write, line: &Line) -> io::Result<()> {
         match line {
             Line::Start { to, rate, seconds, .. } => {
@@ -77,7 +77,7 @@ fn points(p: Percentiles) -> String {
     format!("p50 {:.1} ms   p99 {:.1} ms   max {:.1} ms", p.p50_ms, p.p99_ms, p.max_ms)
 }
 
-/// One line for the connections that are held open, if there ever were any.
+/// One line for the long-lived connections, if any were requested.
 fn open_flows(flows: Flows) -> Option<String> {
     let Flows { open, not_opened, reset, ended, hung, .. } = flows;
     let [reset, ended] = [(reset, "reset"), (ended, "closed")].map(|(n, text)| count(n, text));

@@ -1,4 +1,4 @@
-//! The replica as a tailnet node: tailscaled's supervision, its IPN bus, the peers that it warms up, what it advertises, its readiness and its state.
+//! The replica as a tailnet node: supervision of tailscaled, IPN bus, peer warmup, advertising, readiness and state.
 
 pub mod advertise;
 pub mod health;

@@ -1,4 +1,4 @@
-//! The facts of a cluster: each object looked at once, each right asked for once, credentials tried by reading only.
+//! Facts of a cluster. Reads each object once, checks each right once, and tests credentials with reads only.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,28 +21,28 @@ use crate::model::diagnostics::doctor::rights::{self, Right};
 
 const ACCOUNT: &str = "tailyard-reconciler";
 const LEASE: &str = "tailyard-reconciler";
-/// A Lease that is not renewed for so long has no holder: others take it sooner.
+/// A Lease without renewal for this time has no holder: a candidate takes over earlier.
 const RENEWED: Duration = Duration::from_secs(15);
-/// How often it is looked at meanwhile.
+/// Interval of reads of the Lease.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Where a cluster's own programs are.
+/// Namespace of a cluster's system components.
 const SYSTEM: &str = "kube-system";
-/// What belongs to a group itself carries these labels.
+/// Label selector of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
-/// How many questions are under way at a time.
+/// Maximum concurrent requests.
 const AT_A_TIME: usize = 8;
-/// The accounts of so many groups are looked at; the rest have the same Role.
+/// Number of groups whose accounts are checked; the others have the same Role.
 const GROUPS: usize = 10;
-/// How long a control plane may take.
+/// Timeout of a control plane request.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// Gathers everything.
+/// Collects all facts.
 pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
     let ((lease, renewed), facts) = tokio::join!(lease(cluster), objects(cluster, server, ca));
     ClusterFacts { lease, renewed, ..facts }
 }
 
-/// Everything but the Lease, which takes a while to be judged.
+/// All facts except the Lease, whose check takes a while.
 async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
     let namespace = cluster.namespace();
     let list = async |resource, of, labels| cluster.list(resource, of, labels).await.map_err(|error| gap(&error));
@@ -105,17 +105,17 @@ fn name(object: &Value) -> Option<String> {
     object["metadata"]["name"].as_str().map(str::to_owned)
 }
 
-/// The namespaces to which a reconciler is bound; none if it looks everywhere.
+/// Namespaces that the reconciler watches; empty if it watches all.
 fn watched(deployments: &[Value]) -> Vec<String> {
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment));
     let text = reconciler.and_then(|deployment| variable(deployment, "TAILYARD_WATCH_NAMESPACES")).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// What the reconciler's account and those of groups may not do of what they must.
+/// Required rights that the accounts of the reconciler and of groups lack.
 async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
     let namespace = cluster.namespace();
-    // Anybody may ask for himself, as the reconciler in its Pod does; for others it takes a right.
+    // A review of one's own rights needs no right, e.g. for the reconciler in its Pod; a review of others does.
     let own = cluster.who().await.unwrap_or_default();
     let mut denied = BTreeMap::new();
     let mut wanted = vec![(ACCOUNT.to_owned(), rights::reconciler(namespace, watched))];
@@ -138,7 +138,7 @@ async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTr
     denied
 }
 
-/// Tries the credentials that are named anywhere.
+/// Tests all configured credentials.
 async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value], ca: Option<&Path>) -> Vec<CredentialCheck> {
     let places = places(deployments, tailnets);
     let tries = places.iter().map(|place| async {
@@ -157,7 +157,7 @@ async fn attempt(cluster: &Cluster, place: &CredentialLocation, ca: Option<&Path
     let credentials = match credentials(place, &secret) {
         Ok(tailnet::Credentials::OAuth { client_id, client_secret }) => ClientCredentials::OAuth { client_id, client_secret },
         Ok(tailnet::Credentials::Headscale { api_key }) => ClientCredentials::Headscale { api_key },
-        // The token would have to be made out to the reconciler's account.
+        // The token must be issued for the reconciler's account.
         Ok(tailnet::Credentials::Identity { .. }) => return CredentialOutcome::Unasked,
         Err(why) => return CredentialOutcome::Missing(why),
     };

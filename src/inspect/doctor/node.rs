@@ -1,5 +1,4 @@
-//! The facts of the machine or Pod that this is. Firewalls are tried in a network namespace made for it: the rules in force here
-//! are neither read nor touched.
+//! Facts of this machine or Pod. Firewalls are tested in a new network namespace: the rules in force are neither read nor changed.
 
 use std::path::PathBuf;
 
@@ -14,10 +13,10 @@ use crate::edge::node;
 use crate::model::base::net::InterfaceName;
 use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts};
 
-/// Where tailscaled is asked, in a Pod and on a machine.
+/// LocalAPI sockets of tailscaled, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
 
-/// Tries and reads everything.
+/// Collects all facts.
 pub(super) async fn facts() -> NodeFacts {
     let read = || {
         let (namespace, firewalls) = match firewalls() {
@@ -48,7 +47,7 @@ pub(super) async fn facts() -> NodeFacts {
     NodeFacts { offloads, ..facts }
 }
 
-/// Which firewalls can hold our rules, by trying.
+/// Tests which firewalls support our rules.
 fn firewalls() -> Result<Vec<NamedFirewall>, NetnsError> {
     Namespace::make()?.block_on(|| async {
         let interface = InterfaceName::tailscale0();
@@ -64,7 +63,7 @@ fn firewalls() -> Result<Vec<NamedFirewall>, NetnsError> {
     })
 }
 
-/// What tailscaled says of joined UDP packets, if one runs here.
+/// tailscaled's check of UDP GRO forwarding, if it runs here.
 async fn offloads() -> Option<Result<Option<String>, String>> {
     let own = std::env::var_os("TS_SOCKET").map(PathBuf::from);
     let socket = own.into_iter().chain(SOCKETS.map(PathBuf::from)).find(|socket| socket.exists())?;

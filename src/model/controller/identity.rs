@@ -30,7 +30,6 @@ macro_rules! identifier {
                 valid.then(|| Self(text.to_owned()))
             }
 
-            /// The identifier as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -83,7 +82,6 @@ impl DeviceName {
         self.0.split_once('.').map_or("", |(_, domain)| domain)
     }
 
-    /// The whole name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -100,10 +98,10 @@ pub struct Device {
     pub domain: Option<String>,
 }
 
-/// What a replica's device must look like.
+/// Required properties of a replica's device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpectedDevice {
-    /// Host names: the one in the replica's config, and the one that its group asks for now.
+    /// Host names: the one in the replica's config, and the one that its group requests now.
     pub hostnames: Vec<String>,
     /// Tags, of which the device must have at least one.
     pub tags: Vec<String>,

@@ -1,4 +1,4 @@
-//! Parses Ingresses and Services that are to be advertised in a tailnet.
+//! Parses Ingresses and Services that request a name in a tailnet.
 //!
 //! Each object is parsed alone, so that an invalid one does not affect others. Only the object and its backends are read; conflicts of
 //! names and states are decided in [`crate::model::controller::proxygroup`].
@@ -55,7 +55,7 @@ pub struct PublishSpec {
     pub tags: Vec<String>,
     /// Ports of its Tailscale Service, in the control plane's notation.
     pub ports: Vec<String>,
-    /// Where its traffic goes.
+    /// Target of its traffic.
     pub target: PublishTarget,
     /// Parts that are not served, each with an action.
     pub notes: Vec<String>,
@@ -75,7 +75,7 @@ pub enum CertificateIssue {
     Ending,
 }
 
-/// Where traffic goes.
+/// Target of traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishTarget {
     /// Backends, by host and path.

@@ -1,4 +1,4 @@
-//! Allocator of match ports: which port of the proxies stands for which port of which Service.
+//! Allocator of match ports: maps each port of each Service to a port of the proxies.
 //!
 //! One allocator serves a whole group during one pass, so two Services cannot get the same port. A recorded port is stable; a new one is
 //! searched from the last allocation onwards, so that a port that clients may have cached is reused as late as possible. Deterministic

@@ -253,7 +253,6 @@ impl fmt::Display for Kind {
 }
 
 impl ObjectRef {
-    /// A reference.
     pub fn new(kind: Kind, namespace: &str, name: impl Into<String>) -> Self {
         Self { kind, namespace: namespace.to_owned(), name: name.into() }
     }

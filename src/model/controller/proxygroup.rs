@@ -56,8 +56,8 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     work.pass
 }
 
-/// The groups that a user's Service affects, besides those with a child of it: the one that it names and the one for which it was
-/// configured. The empty name stands for a Service that must be released and names neither.
+/// The groups that a user's Service affects, besides those with a child of it: the named one and the one in its conditions. The empty name
+/// means a Service that must be released and has neither.
 pub fn concerns(service: &Service) -> BTreeSet<String> {
     let target = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| validate::annotation(service, key).is_some());
     let named = validate::annotation(service, names::PROXY_GROUP).filter(|_| target);

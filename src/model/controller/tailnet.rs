@@ -70,7 +70,7 @@ pub struct TailnetValidation {
     pub ends: bool,
 }
 
-/// Parses credentials. The error names what is missing. An audience has priority over a client secret, as in the Tailscale operator.
+/// Parses credentials. The error names the missing keys. An audience has priority over a client secret, as in the Tailscale operator.
 pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, String> {
     let text = |key: &str| {
         let text = data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).map(str::trim);

@@ -24,12 +24,12 @@ pub struct Advertised {
 /// Progress of a replica's withdrawal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WithdrawalProgress {
-    /// New connections are to be dropped.
+    /// New connections must be dropped.
     pub shut: bool,
     pub withdrawn: bool,
 }
 
-/// Whether a service is served, or why not.
+/// Whether a service is served, or the reason against it.
 pub type Placement = Result<(), String>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct AdvertiseInputs {
 }
 
 impl Advertised {
-    /// Whether a prefix of the config is left out.
+    /// Whether a prefix of the config is withheld.
     pub fn withholds(&self, text: &str) -> bool {
         text.parse::<IpNet>().is_ok_and(|net| self.withheld.contains(&net))
     }
@@ -62,7 +62,7 @@ impl AdvertiseInputs {
         }
     }
 
-    /// The services that are to be advertised and are not, and why.
+    /// Configured services that are not advertised, with reasons.
     pub fn withheld(&self) -> BTreeMap<String, String> {
         let reason = |name: &String| match self.placed.get(name) {
             Some(Ok(())) => None,

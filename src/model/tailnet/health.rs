@@ -1,14 +1,13 @@
-//! What `/readyz`, `/healthz` and `/livez` answer: the unmet conditions of a replica's readiness, by name.
+//! Responses of `/readyz`, `/healthz` and `/livez`: the unmet conditions of a replica's readiness, by name.
 //!
-//! `/livez`: does every task run? A task that ends ends the process; one that blocks stops its heartbeat. `/readyz`: should this replica
-//! get new connections? [`readiness`]. `/healthz`: can this Pod forward at all? [`forwards`]; the Tailscale operator asks it through every
-//! service before it counts the Pod in, and a leaving replica asks it through its services to learn whether they still lead to this
-//! Pod, so it stays true while the replica leaves.
+//! `/livez`: whether every task runs. A task that ends terminates the process; a blocked one misses its heartbeat. `/readyz`: whether this
+//! replica should get new connections, [`readiness`]. `/healthz`: whether this Pod can forward at all, [`forwards`]. The Tailscale operator
+//! requests it through every service before it counts the Pod, and a draining replica requests it through its services to detect whether
+//! they still reach this Pod. So it stays true during a drain.
 //!
-//! Two failures do not block readiness. A state Secret that cannot be written: a replica that starts while the API server is down serves.
-//! A newer plan that the kernel does not take: the rules before it keep serving, and the cause (a program that the image lacks, a
-//! config that the kernel refuses) is likely the same in every replica, so that blocking would make an outage of it. It is a warning:
-//! [`warnings`].
+//! Two failures do not block readiness. First, failed writes of the state Secret: a replica that starts while the API server is down
+//! serves. Second, a newer plan that the kernel rejects: the previous rules stay in force, and the cause (a program missing in the image, a
+//! config that the kernel rejects) probably affects every replica, so that blocking would cause an outage. It is a warning: [`warnings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,8 +31,7 @@ pub struct HealthInputs {
     pub interface: Option<String>,
     /// Connectivity to the targets' peers.
     pub paths: Paths,
-    /// Services that were not advertised and approved since tailscaled's start, with reasons; empty once they were, or were awaited long
-    /// enough.
+    /// Services that were not advertised and approved since tailscaled's start, with reasons; empty once they were, or after a timeout.
     pub services: BTreeMap<String, String>,
     /// Funnel errors by host.
     pub funnel_errors: BTreeMap<String, String>,
@@ -76,7 +74,7 @@ pub enum Rules {
     Current,
     /// Of an older plan.
     Behind {
-        /// It is the first written ruleset, which was already outdated: the first write takes longer than a change.
+        /// The first written ruleset, outdated already: the first write takes longer than a change.
         first: bool,
         /// Time without progress.
         since: Duration,
@@ -99,7 +97,7 @@ pub struct RulesetWrites {
     pub newest: bool,
     /// Changed by another program and not repaired yet.
     pub damaged: bool,
-    /// Why the last write failed, if it did: kind and message.
+    /// Error of the last write, if it failed: kind and message.
     pub fault: Option<(&'static str, String)>,
 }
 
@@ -168,9 +166,9 @@ pub enum Blocker {
 /// A fault that does not affect readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadinessWarning {
-    /// The kernel holds an older plan than the newest.
+    /// The kernel has an older plan than the newest.
     Behind { since: Duration, fault: Option<(&'static str, String)> },
-    /// A site is not reached from the internet, as it is to be.
+    /// Funnel does not work for a virtual host that requests it.
     FunnelBlocked {
         /// The Tailscale Service, or `node`.
         service: String,
@@ -195,7 +193,7 @@ impl Blocker {
     pub const NAMES: [&'static str; 10] =
         ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
 
-    /// A closed set of words for metric labels and the first word of a line.
+    /// Label value of metrics and first word of a line; closed set.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leaving => "draining",
@@ -245,7 +243,7 @@ impl fmt::Display for Blocker {
     }
 }
 
-/// Everything that is in the way of new connections to this replica; nothing if it is ready.
+/// All readiness blockers; empty if the replica is ready.
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
@@ -276,7 +274,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     blockers
 }
 
-/// What is wrong and in nobody's way.
+/// Faults that do not block readiness.
 pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
         Rules::Behind { since, fault, .. } if *since > BEHIND => Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() }),
@@ -287,7 +285,7 @@ pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     behind.into_iter().chain(funnel_errors).collect()
 }
 
-/// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
+/// Whether the Pod can forward: it is a node of the tailnet, and the kernel has the required ruleset, if only an older plan's.
 pub fn forwards(facts: &HealthInputs) -> bool {
     facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })
 }

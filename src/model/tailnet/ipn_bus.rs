@@ -18,7 +18,7 @@ use ipnet::IpNet;
 /// Health code of a failed login.
 pub const LOGIN_STATE: &str = "login-state";
 
-/// What the daemon does, as it calls it (`ipn.State`).
+/// State of the daemon (`ipn.State`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum BackendState {
     #[default]
@@ -37,19 +37,19 @@ pub struct Snapshot {
     pub state: BackendState,
     /// The netmap; `None` before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
-    /// The codes of what the daemon finds unhealthy.
+    /// Codes of the daemon's health warnings.
     pub health: Arc<BTreeSet<String>>,
-    /// The preferences in force, once the daemon has told them.
+    /// Current preferences; `None` before the daemon's first report.
     pub prefs: Option<Prefs>,
-    /// Whether the daemon has a node key of an earlier login, by the last status.
+    /// Whether the daemon has a node key of an earlier login, from the last status.
     pub have_node_key: bool,
 }
 
-/// What follows from one message.
+/// Required actions after one message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
-    /// may have changed, may have removed peers and changed DNS records.
+    /// Request the complete status. For a new netmap the bus reports only that this node may have changed; peers may be removed and DNS
+    /// records changed.
     pub ask_status: bool,
     /// Error message of the daemon (e.g. slow reader): messages may be lost, so subscribe again.
     pub lost: Option<String>,
@@ -91,14 +91,14 @@ impl fmt::Display for BackendState {
 }
 
 impl Snapshot {
-    /// Whether the daemon says that its login has failed for good.
+    /// Whether the daemon reports a permanently failed login.
     pub fn login_broken(&self) -> bool {
         self.health.contains(LOGIN_STATE)
     }
 }
 
 impl Fold {
-    /// What is known now. Costs nothing; the next change that touches the tailnet copies it if this one is still held.
+    /// Current state. Cheap; the next change of the netmap copies it if this snapshot is still in use.
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot.clone()
     }
@@ -141,11 +141,11 @@ impl Fold {
         effect
     }
 
-    /// Takes in the whole state: what is not in it is gone.
+    /// Replaces the complete state.
     pub fn status(&mut self, status: &DaemonStatus) {
         self.snapshot.state = BackendState::from_word(&status.backend_state);
         self.snapshot.have_node_key = status.have_node_key;
-        // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
+        // Before a login the node has no addresses: that is not a netmap, and the previous one stays.
         let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return };
         let records = status.extra_records.as_deref().map(records);
         let node = self_status(node);
@@ -153,12 +153,12 @@ impl Fold {
         self.replace(Some(node), peers, records, &status.cert_domains);
     }
 
-    /// Takes in DNS records and certificate domains.
+    /// Sets DNS records and certificate domains.
     pub fn dns(&mut self, dns: &DnsConfig) {
         self.names(Some(records(&dns.extra_records)), &dns.cert_domains);
     }
 
-    /// Sets DNS records, where they are told, and certificate domains.
+    /// Sets DNS records, if reported, and certificate domains.
     fn names(&mut self, records: Option<DnsRecords>, certs: &[String]) {
         self.change(|map| {
             if let Some(records) = records.filter(|records| map.records != *records) {
@@ -216,7 +216,7 @@ impl Fold {
         }
     }
 
-    /// Edits the tailnet, once it is known.
+    /// Edits the netmap, if complete.
     fn change(&mut self, edit: impl FnOnce(&mut NetMap)) {
         if let Some(map) = &mut self.snapshot.netmap {
             edit(Arc::make_mut(map));
@@ -278,7 +278,7 @@ fn records(records: &[DnsRecord]) -> DnsRecords {
     by_name
 }
 
-/// Counts one holder more; true for the first.
+/// Increments the count; true for the first.
 fn bump(holders: &mut HashMap<IpNet, u32>, net: IpNet) -> bool {
     let count = holders.entry(net).or_default();
     *count += 1;

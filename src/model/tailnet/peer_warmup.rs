@@ -1,4 +1,4 @@
-//! Which peers are pinged before a replica gets traffic.
+//! Peer warmup: selects the peers that are pinged before a replica gets traffic.
 //!
 //! A tailscaled that has just started has no tunnels. A peer that exchanged packets with the previous tailscaled keeps sending to its
 //! address for up to 6.5 s after the last answer ([`TRUST`]). If that address is another Pod's, the peer's half of the first handshake is
@@ -31,14 +31,14 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Maximum age of a recorded mute start: an older one is not of the previous Pod.
 const OLD: SignedDuration = SignedDuration::from_mins(1);
 
-/// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
-/// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
+/// Delay between a peer's disco response and the handshake request: until the peer no longer trusts the predecessor's endpoint, which has
+/// been silent since `silent_since`. Never longer than [`TRUST`], whatever the clocks say.
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
 }
 
-/// The addresses to try: one for each distinct target, at most [`MAX_TARGETS`]; none that no peer answers for.
+/// Addresses to probe: one for each distinct target, at most [`MAX_TARGETS`]; only those routed to a peer.
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
@@ -56,7 +56,7 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     chosen
 }
 
-/// Of those whom a predecessor spoke with the ones that some peer still answers for.
+/// Recent peers of a predecessor that are still routed to a peer.
 pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     recent.iter().copied().filter(|ip| netmap.routes_to(*ip)).collect()

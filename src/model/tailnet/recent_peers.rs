@@ -1,8 +1,8 @@
 //! Recent peers of a replica: the next Pod warms up paths to them before it gets traffic.
 //!
-//! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
-//! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
-//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::RECENT_PEERS`]).
+//! A recent client of a replica may send its reply to the successor's first handshake to the old endpoint, and `WireGuard` retries only
+//! after 5 s. Targets of services are known from the config ([`crate::model::tailnet::peer_warmup`]). Clients are known to the predecessor
+//! only, so it records them in the state Secret ([`crate::api::state::RECENT_PEERS`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ pub const MAX_PEERS: usize = 64;
 /// Maximum age of the last handshake. `WireGuard` renews it after 2 min while there is traffic.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Of each peer with whom there was a handshake of late one address, its first.
+/// The first address of each peer with a recent handshake.
 pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     let mut recent: Vec<(Timestamp, IpAddr)> = status
         .peer
@@ -32,12 +32,12 @@ pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     recent.into_iter().map(|(_, ip)| ip).collect()
 }
 
-/// As it is written down.
+/// Encodes the record.
 pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
     serde_json::to_vec(recent).unwrap_or_default()
 }
 
-/// What was written down; nobody where it cannot be read, and no more than [`MAX_PEERS`].
+/// Decodes the record: at most [`MAX_PEERS`] addresses; empty if unreadable.
 pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
     serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MAX_PEERS).collect()
 }

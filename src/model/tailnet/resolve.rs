@@ -1,4 +1,4 @@
-//! When DNS names are looked up and which addresses they have: events in, lookups out.
+//! DNS lookup scheduler: schedules lookups and stores the last good addresses. Events in, lookups out.
 //!
 //! - An answer is renewed when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
 //! - After any failure (no such name, a server's failure, no answer, an answer without addresses) the last good answer
@@ -56,7 +56,7 @@ pub enum LookupFailure {
 impl LookupFailure {
     pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
 
-    /// A closed set of words for metric labels.
+    /// Label value of metrics; closed set.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoName => "NxDomain",
@@ -146,12 +146,12 @@ impl ResolveSchedule {
         good.map(|(name, entry)| (name.to_string(), entry.addresses.clone())).collect()
     }
 
-    /// What is known of every wanted name.
+    /// Status of every requested name.
     pub fn statuses(&self) -> BTreeMap<Arc<str>, NameStatus> {
         self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
     }
 
-    /// How many lookups have failed so far, by reason.
+    /// Number of failed lookups, by reason.
     pub fn failures(&self) -> &BTreeMap<LookupFailure, u64> {
         &self.failures
     }
@@ -235,7 +235,7 @@ struct OutcomeVerdict {
 /// Usable part of an outcome.
 struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
-    /// The family whose lookup failed: what was known of it stays.
+    /// The family whose lookup failed: its previous addresses stay.
     keep: Option<Family>,
     ttl: Duration,
 }
@@ -263,8 +263,8 @@ fn classify(outcome: &LookupOutcome) -> OutcomeVerdict {
     }
 }
 
-/// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
-/// the other, means that the first has none.
+/// Evaluates an answer of one family and a failure of the other. NXDOMAIN for one family with addresses in the other means that the first
+/// has none.
 fn half(good: &FamilyRecords, failure: LookupFailure, keep: Family) -> OutcomeVerdict {
     let answer = UsableAnswer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
     match failure {

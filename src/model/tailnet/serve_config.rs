@@ -91,7 +91,7 @@ pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
     }
 }
 
-/// Why the internet does not reach a site that asks for it.
+/// Reason why Funnel does not work for a virtual host that requests it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FunnelError {
     #[error("the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)")]
@@ -101,7 +101,7 @@ pub enum FunnelError {
 }
 
 impl FunnelError {
-    /// A closed set of words for metric labels.
+    /// Label value of metrics; closed set.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotAllowed => "NotAllowed",
@@ -110,9 +110,8 @@ impl FunnelError {
     }
 }
 
-/// The sites that ask to be reached from the internet and are not, and why; under [`shared_host::NAME`] what the node itself serves.
-/// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
-/// another.
+/// Virtual hosts that request Funnel without success, with reasons; the node's own under [`shared_host::NAME`]. `allowed`: the tailnet
+/// permits Funnel on this node. `shared`: the virtual hosts share the node's ports, so that these do not conflict.
 pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
     let mut taken = BTreeSet::new();
     let funnel_error = |(name, site): (&String, &Arc<Vhost>)| {
@@ -129,8 +128,8 @@ pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, share
     funnel_errors
 }
 
-/// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
-/// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
+/// Ports of an L3 service that tailscaled forwards instead of the kernel, with a PROXY protocol header: to the cluster's IPv4 address, if
+/// any. Empty for an external name: tailscaled would resolve it only once.
 pub fn announced(service: &ingress::IngressService) -> Forwarded {
     let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
     let Some(to) = mappings.find_map(|mapping| mapping.cluster_ip.parse::<IpAddr>().ok()) else { return Forwarded::new() };
@@ -142,8 +141,8 @@ fn handlers(ports: &SitePorts) -> BTreeMap<u16, TcpHandler> {
     ports.iter().map(|(port, to)| (*port, handler(to))).collect()
 }
 
-/// The configs to write one after the other to get from one to another; none if they are the same. tailscaled refuses to serve a
-/// port, or a service, in another way than before: so what is to change its way goes first, and nothing else does.
+/// Configs to write in sequence to change `from` to `to`; empty if they are equal. tailscaled rejects a change of the handler type of a
+/// port or service, so exactly these are removed first.
 pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
     if from == to {
         return Vec::new();

@@ -15,13 +15,13 @@ pub type Content = BTreeMap<String, Bytes>;
 /// Desired values by key; `None` removes the key.
 pub type StateChanges = BTreeMap<String, Option<Bytes>>;
 
-/// As a JSON object of base64 by key.
+/// Encodes the content as a JSON object of base64 by key.
 pub fn to_json(content: &Content) -> Vec<u8> {
     let values: BTreeMap<&String, ByteString> = content.iter().map(|(key, value)| (key, ByteString(value.to_vec()))).collect();
     serde_json::to_vec(&values).unwrap_or_default()
 }
 
-/// What such a text says; nothing if it is none.
+/// Decodes such a text; `None` if it is malformed.
 pub fn from_json(text: &[u8]) -> Option<Content> {
     let values: BTreeMap<String, ByteString> = serde_json::from_slice(text).ok()?;
     Some(values.into_iter().map(|(key, value)| (key, value.0.into())).collect())
@@ -38,8 +38,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// What a starting container writes: its version and Pod, and the end of what its predecessor said.
-    /// The device stays, for the operator deletes the old one by it. A request for a new auth key ends once the mounted key is another one.
+    /// Changes of a starting container: sets version and Pod, and removes stale keys of its predecessor. The device stays: the operator
+    /// needs it to delete the old one. A request for a new auth key is removed once the mounted key differs.
     pub fn changes(&self, found: &Content) -> StateChanges {
         let mut changes: StateChanges = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
         let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into())));
@@ -57,7 +57,7 @@ impl Start {
     }
 }
 
-/// The wanted changes that the known content does not already show.
+/// Desired changes that are not in the known content yet.
 pub fn outstanding(wanted: &StateChanges, current: &StateChanges) -> StateChanges {
     wanted.iter().filter(|(key, value)| current.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
@@ -73,15 +73,15 @@ pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
     content
 }
 
-/// What makes tailscaled begin as a new device: the end of its keys, of its profile and of what was said of the device.
+/// Changes that make tailscaled start as a new device: remove its keys, its profile and the device fields.
 pub fn forget_identity(found: &Content) -> StateChanges {
     let profile = found.get(keys::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
     let profile = profile.filter(|name| name.starts_with(keys::PROFILE_PREFIX));
     keys::IDENTITY.into_iter().chain(profile).map(|key| (key.to_owned(), None)).collect()
 }
 
-/// Whether tailscaled's state is whole: no key of its profile at all, or every one of them and exactly one profile.
-/// Between two of tailscaled's writes it is not, and a tailscaled that ends there comes back as another device.
+/// Whether tailscaled's state is consistent: no key of a profile at all, or all of them and exactly one profile. Between two writes of
+/// tailscaled it is not; a tailscaled that exits then starts as another device.
 pub fn consistent(found: &Content) -> bool {
     let parts = [keys::MACHINE_KEY, keys::PROFILES, keys::CURRENT_PROFILE].into_iter().filter(|key| found.contains_key(*key)).count();
     let profiles = found.keys().filter(|key| key.starts_with(keys::PROFILE_PREFIX)).count();

@@ -1,10 +1,9 @@
-//! The status that a replica publishes in its state Secret, in the operator's own format.
+//! Status of a replica in its state Secret, in the operator's own format.
 //!
-//! The operator sends a service's traffic to a replica whose status has the service's ports and target exactly as configured, and
-//! looks at nothing else. So both are copied from the config, never derived. A service that cannot be served yet is withheld for a while
-//! ([`ServeHistory`]), so that replicas that can serve it get the traffic first. After that it is published without addresses, and its
-//! ports refuse: a rollout waits until every service is reachable through the new Pod, and a name that does not resolve would stop it.
-//! A status is only made of a plan that the kernel has accepted.
+//! The operator sends a service's traffic to a replica whose status has exactly the configured ports and target, and compares nothing else.
+//! So both are copied from the config. An unresolved service is withheld for a limited time ([`ServeHistory`]), so that replicas that can
+//! serve it get the traffic first. After that it is published without addresses, and its ports reject: a rollout waits until every service
+//! is reachable through the new Pod, and an unresolvable name would block it. A status always describes a plan that the kernel has applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -75,7 +74,7 @@ impl Serialize for PublishedServices<'_> {
     }
 }
 
-/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
+/// Egress status of the applied plan for this config, without withheld services.
 pub fn egress_status<'a>(
     plan: &'a Plan,
     config: &'a EgressConfig,
@@ -100,8 +99,8 @@ fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>)
     said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
 }
 
-/// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
-/// as configured. One of which nothing is served is left out, for what is published gets advertised.
+/// Ingress status of the applied plan for this config: L3 services with at least one served address, as configured. Others are omitted,
+/// because published services are advertised.
 pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::IngressStatus {
     let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
     let (pod_ipv4, pod_ipv6) = pod.text();
@@ -141,7 +140,7 @@ pub enum Omitted {
     Services,
 }
 
-/// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
+/// Encodes a status into at most `room` bytes for both keys, as far as parts can be omitted.
 pub fn encode(mut status: EgressStatus<PublishedServices<'_>>, room: usize) -> Encoded {
     let text = |status: &EgressStatus<PublishedServices<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);

@@ -10,9 +10,7 @@ use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::ingress::cert_orders::Validity;
 
-/// HTTPS port.
 const HTTPS: u16 = 443;
-/// HTTP port.
 const HTTP: u16 = 80;
 
 /// Builder of the routes.

@@ -31,7 +31,7 @@ pub struct DesiredVipService {
     pub adopt: bool,
 }
 
-/// Whether and how to write it.
+/// Decision about a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnershipVerdict {
     Settled,

@@ -1,10 +1,10 @@
-//! A site as tailscaled's serve config says it, for the Tailscale operator's proxy: one name, prefixes only, the cluster's
-//! addresses of backends.
+//! Renders a virtual host into a serve config for the Tailscale operator's proxy: one name, path prefixes only, cluster addresses of
+//! backends.
 
 use crate::api::routes::{BackendProtocol, Listener, Route, Site};
 use crate::api::serve::{HttpHandler, ServiceConfig, TcpHandler, WebServer};
 
-/// The serve config of a site whose name in the tailnet is `dns`.
+/// Serve config of a virtual host with the tailnet name `dns`.
 pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
     let mut config = ServiceConfig::default();
     let routes = || site.routes.iter().filter(|route| (route.host.is_empty() || route.host == dns) && !route.backend.address.is_empty());
@@ -16,7 +16,7 @@ pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
             Listener::Https | Listener::Http => HttpHandler { proxy: proxy(route), ..HttpHandler::default() },
         };
         let mut web = WebServer::default();
-        // An exact path is served as a prefix; the name's own route takes the place of one for every name.
+        // An exact path becomes a prefix; the name's own route replaces one for every name.
         for of_name in [true, false] {
             for route in routes().filter(|route| route.host.is_empty() != of_name) {
                 web.handlers.entry(route.path.clone()).or_insert_with(|| handler(route));
@@ -27,7 +27,7 @@ pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
     config
 }
 
-/// The serve config of a service all of whose packets go to the kernel.
+/// Serve config of a service whose packets all go to the kernel.
 pub fn tun() -> ServiceConfig {
     ServiceConfig { tun: true, ..ServiceConfig::default() }
 }

@@ -1,4 +1,4 @@
-//! A Service as it is published whole: every port of its address, or of the DNS name that stands for it.
+//! Parses a Service that is advertised with all ports of its address or external name.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::{L4Service, PublishSpec, PublishTarget, annotation, common, service_l
 use crate::api::names;
 use crate::api::vip::ANY_PORT;
 
-/// Reads a Service. The error is everything that is wrong with it, each a sentence that says what to do.
+/// Parses a Service. The error lists all faults, each with an action.
 pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
     let mut wrong = Vec::new();
     let label = service_label(service);
@@ -36,7 +36,7 @@ pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
     Ok(PublishSpec { label, tags, ports, target: PublishTarget::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
 }
 
-/// The addresses of a Service in the cluster, the first of each family.
+/// ClusterIPs of a Service, the first of each family.
 fn addresses(service: &Service) -> Vec<IpAddr> {
     let Some(spec) = service.spec.as_ref() else { return Vec::new() };
     let all = spec.cluster_ips.iter().flatten().chain(spec.cluster_ip.iter()).filter_map(|ip| ip.parse::<IpAddr>().ok());
@@ -49,7 +49,7 @@ fn addresses(service: &Service) -> Vec<IpAddr> {
     found
 }
 
-/// The DNS name that stands for a Service.
+/// External name of a Service.
 fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
     let named = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default().trim_end_matches('.');
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -60,7 +60,7 @@ fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
     named.to_ascii_lowercase()
 }
 
-/// The TCP ports that are to get the client's address in front.
+/// TCP ports that get a PROXY protocol header.
 fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     let Some(setting) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|requested| !untruth(requested))
     else {
@@ -89,7 +89,7 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     chosen
 }
 
-/// Whether an annotation says no.
+/// Whether an annotation is false.
 fn untruth(text: &str) -> bool {
     matches!(text, "false" | "False" | "FALSE" | "f" | "F")
 }

@@ -17,7 +17,7 @@ fn object(name: &str, spec: Value) -> Service {
     serde_json::from_value(json!({"metadata": {"namespace": "u", "name": name}, "spec": spec})).expect("a Service")
 }
 
-/// What an Ingress comes to, with three backends.
+/// Parses an Ingress with three backends.
 fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
     let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));

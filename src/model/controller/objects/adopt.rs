@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::FIELD_MANAGER;
 use crate::api::names;
 
-/// `managedFields` that make us the owner of what others updated; `None` if nothing changes.
+/// `managedFields` that make us the owner of fields that others updated; `None` if nothing changes.
 ///
 /// `api_version` is the object's. Several entries become one: their fields are merged.
 pub fn adopted(managed_fields: &Value, api_version: &str) -> Option<Value> {

@@ -6,7 +6,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Kind, Manifest, RenderContext};
 
-/// The `PodDisruptionBudget`.
 pub fn disruption_budget(shape: &RenderContext<'_>) -> Manifest {
     let selector = LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() };
     let budget = PodDisruptionBudget {

@@ -88,7 +88,7 @@ fn contained(container: &mut Container, class: &ClassContainer) {
             existing.limits = Some(device.into_iter().chain(resources.limits.clone()).flatten().collect());
         }
     }
-    // The proxy's container has them already, in place of ours.
+    // The proxy's container has them already; they replace ours.
     for variable in &class.env {
         env::set(container.env.get_or_insert_default(), env::value(&variable.name, variable.value.as_deref().unwrap_or_default()));
     }

@@ -143,7 +143,7 @@ fn tun<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
 fn security(shape: &RenderContext<'_>) -> SecurityContext {
     let plugin = tun(shape).is_some();
     let mut context = SecurityContext { privileged: Some(shape.stock() && !plugin), ..SecurityContext::default() };
-    // Listeners of sites are at ports such as 443 of the loopback network.
+    // Listeners of virtual hosts use ports such as 443 of the loopback network.
     let add: &[&str] = match (shape.stock(), plugin) {
         (true, false) => return context,
         (true, true) => &["NET_ADMIN", "NET_RAW"],

@@ -150,7 +150,7 @@ pub struct ObjectUpdate {
 }
 
 impl ObjectUpdate {
-    /// One of an object as it was observed, which gets or loses a finalizer if it must and changes nothing else.
+    /// Update of an observed object that sets or removes a finalizer as `wanted` and changes nothing else.
     pub(super) fn new(source: PublishSource, metadata: &ObjectMeta, finalizer: &str, wanted: bool) -> Self {
         Self {
             source,
@@ -171,7 +171,7 @@ impl ObjectUpdate {
 }
 
 impl GroupPlan {
-    /// Has a user's object changed, if there is anything to change; whether there is.
+    /// Plans the update of a user's object, unless it is empty. Returns whether it was planned.
     pub(super) fn update(&mut self, update: ObjectUpdate) -> bool {
         let changes = !update.is_empty();
         self.services.extend(changes.then_some(update));
@@ -179,7 +179,7 @@ impl GroupPlan {
     }
 }
 
-/// What an Event is about.
+/// Object of an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     Group,

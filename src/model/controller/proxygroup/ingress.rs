@@ -96,7 +96,7 @@ struct Rejection {
     message: String,
 }
 
-/// Computes what to advertise and its state. Plans no writes yet.
+/// Computes the names to advertise and their state. Plans no writes yet.
 pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> IngressPlan<'a> {
     let mut plan = IngressPlan::empty(work, shape);
     let Some(suffix) = suffix(work) else {
@@ -135,7 +135,7 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
                 plan.items.insert(name, Item { claimant: claim.claimant.clone(), wish, dns, standing });
             }
             Err(refused) => {
-                // The last good one goes on.
+                // The last valid config stays.
                 if refused.reason != reason::NAME_CONFLICT {
                     plan.unchanged.extend(claim.recorded.iter().cloned());
                 }

@@ -1,8 +1,8 @@
-//! What a pass takes over from the one before: what it made of Services that are still the very same objects.
+//! Memo of a pass: results for Services that are unchanged since the previous pass.
 //!
-//! The stores hand out an object as the same `Arc` for as long as it does not change, so identity is proof enough. A pass with
-//! a memory comes to what it comes to without one, and costs what changed: of ten thousand Services, the one. Nothing is
-//! decided by it, and nothing is in it that is not on the objects: to lose it costs time.
+//! A store returns an unchanged object as the same `Arc`, so pointer identity is sufficient. A pass with a memo gives the same plan as one
+//! without, at the cost of the changes: of ten thousand Services, the changed one. The memo has no data that is not on the objects, so
+//! losing it costs only time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ struct CachedConfig {
 pub(super) type Entries = BTreeMap<Arc<str>, Arc<egress::EgressService>>;
 
 impl Memory {
-    /// Number of Services that were evaluated again.
+    /// Number of evaluated Services so far.
     pub fn evaluated(&self) -> u64 {
         self.evaluated
     }
@@ -75,7 +75,6 @@ impl Memory {
         self.summary.as_ref()
     }
 
-    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.config.is_none() && self.messages.is_empty()
     }

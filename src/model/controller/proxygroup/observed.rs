@@ -219,9 +219,9 @@ pub struct ReplicaState {
     pub ingress: Option<ingress::IngressStatus>,
     /// Funnel errors by service name.
     pub funnel_errors: BTreeMap<String, String>,
-    /// The Tailscale Services that it advertises and the control server has not approved it for.
+    /// Tailscale Services that it advertises without the control server's approval.
     pub unapproved: BTreeSet<String>,
-    /// The tailnet gives no certificates, as HTTPS is disabled in it.
+    /// The tailnet issues no certificates: HTTPS is disabled in it.
     pub no_https: bool,
     /// Tailscale Services that its tailscaled advertises.
     pub advertises: BTreeSet<String>,
@@ -321,7 +321,7 @@ fn parse<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
     if elements > MAX_ELEMENTS { None } else { serde_json::from_slice(text).ok() }
 }
 
-/// Part of tailscaled's current profile: what it advertises.
+/// Part of tailscaled's current profile: advertised services and routes.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Profile {

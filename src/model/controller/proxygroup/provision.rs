@@ -1,4 +1,4 @@
-//! The objects that a ProxyGroup owns, in the order of their creation, and the deletion of a group.
+//! Objects of a ProxyGroup in the order of their creation, and the deletion of a group.
 //!
 //! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
 
@@ -32,7 +32,7 @@ pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
     }
 }
 
-/// Requests every object that a group owns.
+/// Plans all objects of a group.
 pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     let observed = work.observed;

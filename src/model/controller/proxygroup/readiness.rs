@@ -83,7 +83,7 @@ impl ReplicaAcks {
         one.status().is_some_and(|status| holds(status, &self.fingerprint, key, service))
     }
 
-    /// Whether both give the same result for every service.
+    /// Whether both yield the same result for every service.
     pub(super) fn same(&self, other: &Self) -> bool {
         let whole = |one: &ReplicaAck| one.status().is_some_and(|status| status.services.is_none());
         let equal = |(one, other): (&ReplicaAck, &ReplicaAck)| {

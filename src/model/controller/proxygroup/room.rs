@@ -1,4 +1,4 @@
-//! Selects the Services for an egress config that cannot hold all.
+//! Selects Services for an egress config that has no room for all.
 //!
 //! Existing entries stay. Then come Services with a child, then the oldest. The others are rejected, use no resources, and are tried
 //! again in each pass.
@@ -14,7 +14,7 @@ use crate::model::controller::objects::{EgressConfigMap, RenderContext};
 
 /// Message for Services that do not fit.
 const FULL: &str = "The egress config of the ProxyGroup is full: use another ProxyGroup.";
-/// The same, where our image would have room.
+/// The same, if our image would have room.
 const FULL_STOCK: &str =
     "The egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
 

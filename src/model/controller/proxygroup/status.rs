@@ -10,7 +10,7 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::proxygroup::ObservedReplica;
 
-/// The reasons that come first, whatever was found before them.
+/// Most severe reasons: reported before any other.
 const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
 
 pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {

@@ -1,4 +1,4 @@
-//! Passes over a small cluster: what they come to, what they never do, and that they end.
+//! Reconciliation of a small cluster: results, invariants and termination.
 
 use serde_json::json;
 use world::{NS, World, idle, to};
@@ -22,7 +22,7 @@ mod services;
 mod tenants;
 mod world;
 
-/// A cluster with a group that serves one Service.
+/// A cluster with a group and one served Service.
 fn serving() -> World {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));

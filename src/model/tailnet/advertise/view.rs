@@ -18,10 +18,10 @@ use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 
 use super::{AdvertiseInputs, Placement, WithdrawalProgress};
 
-/// Why a tailscaled without config file advertises nothing.
+/// Reason why a tailscaled without config file advertises nothing.
 const NO_CONFIG_FILE: &str = "tailscaled has no config file that could tell it to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
 
-/// Which parts this process decides.
+/// Parts of advertising that this process controls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdvertiseMode {
     /// Writes tailscaled's serve config.
@@ -38,12 +38,12 @@ pub struct AdvertiseStatus {
     /// Services that are not advertised and approved, with reasons.
     pub waiting: BTreeMap<String, String>,
     pub approved: BTreeSet<String>,
-    /// Those that tailscaled advertises and the control server has not approved this node for; none while that is not known.
+    /// Advertised services without the control server's approval for this node; `None` while unknown.
     pub unapproved: Option<BTreeSet<String>>,
     pub leading: BTreeSet<String>,
     /// Funnel errors; `None` while unknown.
     pub funnel_errors: Option<BTreeMap<String, FunnelError>>,
-    /// The start of tailscaled for which all were approved once, or awaited long enough.
+    /// The start of tailscaled for which all were approved once, or the wait timed out.
     pub settled: Option<u64>,
     /// tailscaled drops new connections.
     pub shut: bool,
@@ -100,12 +100,12 @@ pub struct AdvertiseView {
 }
 
 impl AdvertiseView {
-    /// Every config has been read: before that, nothing that is advertised already is withdrawn.
+    /// Whether every config was read: before that, no advertised service is withdrawn.
     pub fn is_complete(&self) -> bool {
         self.served.is_some() && self.ingress.is_some()
     }
 
-    /// The serve config that tailscaled is to have; nothing while it is not known or not ours.
+    /// Desired serve config of tailscaled; `None` while unknown or not ours.
     pub fn serve_config(&self) -> Option<ServeConfig> {
         let (served, ingress) = (self.served.as_ref()?, self.ingress.as_ref()?);
         if !self.mode.serves {
@@ -136,8 +136,8 @@ impl AdvertiseView {
         Some(config)
     }
 
-    /// Listener addresses of a virtual host's ports, or why it is not served. Without any certificate only its plain ports are served; a
-    /// name without certificate does not affect others.
+    /// Listener addresses of a virtual host's ports, or the reason why it is not served. Without any certificate only its plain ports are
+    /// served; a name without certificate does not affect others.
     fn ports(&self, site: &Vhost, name: &str) -> Result<SitePorts, String> {
         let place = self.sites.get(name).ok_or("it is not listened on yet")?;
         let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
@@ -151,7 +151,7 @@ impl AdvertiseView {
         Err(missing.into_iter().chain(faults).collect::<Vec<_>>().join("; "))
     }
 
-    /// The services that are to be advertised, and whether each is in place.
+    /// Configured services, and whether each is served.
     pub fn inputs(&self) -> AdvertiseInputs {
         let mut facts = AdvertiseInputs {
             configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(),
@@ -216,7 +216,7 @@ impl AdvertiseView {
         mappings.filter_map(|mapping| mapping.tailscale_service_ip.parse().ok()).collect()
     }
 
-    /// How the services of `facts` stand.
+    /// Status of the services of `facts`.
     pub fn status(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
         let mut standing = AdvertiseStatus {
             waiting: facts.withheld(),

@@ -1,4 +1,4 @@
-//! What one node contributes to the tailnet: a name, addresses, and prefixes that it answers for; and what this node is itself.
+//! One node's part of the netmap: name, addresses and routed prefixes; and the data of this node itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use crate::model::base::netmap::{Fqdn, SelfNode, in_tailscale_range};
 pub(super) struct Peer {
     pub(super) name: Option<Fqdn>,
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Its own addresses and those of Tailscale Services: usable whatever the preferences say.
+    /// Its own addresses and those of Tailscale Services: usable with any preferences.
     own: BTreeSet<IpNet>,
-    /// Subnets: usable only where the preferences accept routes.
+    /// Subnets: usable only if the preferences accept routes.
     subnets: BTreeSet<IpNet>,
 }
 
@@ -28,7 +28,7 @@ impl Peer {
         Self::new(&peer.dns_name, &peer.tailscale_ips, peer.allowed_ips.as_deref(), peer.expired)
     }
 
-    /// A peer whose key has expired contributes nothing: the daemon sends it no packet.
+    /// Parses a peer. One with an expired key is empty: the daemon sends it no packets.
     fn new(name: &str, own: &[String], allowed: Option<&[String]>, expired: bool) -> Self {
         if expired {
             return Self::default();
@@ -41,19 +41,19 @@ impl Peer {
         Self { name: Fqdn::new(name), addresses, own, subnets }
     }
 
-    /// The prefixes that it answers for, given whether routes are accepted (not known: they are).
+    /// Prefixes routed to it. `accept`: whether routes are accepted; unknown counts as yes.
     pub(super) fn routes(&self, accept: Option<bool>) -> impl Iterator<Item = IpNet> + '_ {
         let subnets = self.subnets.iter().filter(move |_| accept.unwrap_or(true));
         self.own.iter().chain(subnets).copied()
     }
 }
 
-/// An address with or without its prefix length.
+/// Parses an address with or without prefix length.
 fn prefix(text: &str) -> Option<IpNet> {
     text.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
 }
 
-/// This node, as a message of the bus has it.
+/// This node, from a message of the bus.
 pub(super) fn self_node(node: &PeerNode) -> SelfNode {
     this(&node.stable_id, &node.name, &node.addresses, node.allowed_ips.as_deref(), &node.cap_map)
 }

@@ -13,7 +13,7 @@ fn fqdn(text: &str) -> Fqdn {
     Fqdn::new(text).expect("a name")
 }
 
-/// A fold that has seen a complete state with one peer, `db`.
+/// A fold with a complete state of one peer, `db`.
 fn started() -> Fold {
     let mut fold = Fold::default();
     fold.fold(notify(
@@ -201,12 +201,12 @@ fn backend_states_round_trip_through_their_names() {
     assert_eq!(BackendState::from_number(99), BackendState::NoState);
 }
 
-/// A step of the tailnet: a peer set to a name and an address, or gone.
+/// Steps of the tailnet: a peer gets a name and an address, or is removed.
 fn steps() -> impl Strategy<Value = Vec<(i64, Option<(u8, u8)>)>> {
     prop::collection::vec((1..6_i64, prop::option::of((0..4_u8, 0..4_u8))), 0..40)
 }
 
-/// A node as the bus has it: of few names and addresses, so that peers share them; some of its fields null, absent or no addresses.
+/// Nodes in the bus's format: few names and addresses, so that peers share them; some fields are null, absent or invalid.
 fn nodes() -> impl Strategy<Value = Value> {
     let id = prop_oneof![8 => 1..5_i64, 1 => any::<i64>()];
     let name = prop_oneof![6 => (0..3_u8).prop_map(|n| json!(format!("N{n}.lab."))), 1 => Just(json!(null)), 1 => Just(json!("."))];
@@ -292,7 +292,7 @@ proptest! {
     fn messages_are_idempotent_and_a_full_netmap_replaces_all(messages in prop::collection::vec(messages(), 1..12), netmap: bool) {
         let mut fold = if netmap { started() } else { Fold::default() };
         for message in &messages {
-            // Each message that the strategy makes is one: a text that does not parse would test nothing.
+            // Each generated message must parse: one that does not would test nothing.
             let read = || notify(&message.to_string());
             let effect = fold.fold(read());
             prop_assert_eq!(effect.lost.is_some(), message.get("ErrMessage").is_some_and(Value::is_string));
@@ -310,7 +310,7 @@ proptest! {
             fold.fold(notify(&whole.to_string()));
         }
         prop_assert_eq!(map(&fold), map(&fresh));
-        // What is behind the map is replaced as well: it shows when a peer leaves.
+        // The state behind the map is replaced too: removing a peer shows it.
         for fold in [&mut fold, &mut fresh] {
             fold.fold(notify(r#"{"PeersRemoved":[2]}"#));
         }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A schedule with a clock that is set by hand and randomness that is always the same.
+/// A schedule with a manual clock and constant randomness.
 struct Lab {
     schedule: ResolveSchedule,
     start: Instant,
@@ -45,7 +45,7 @@ impl Lab {
         self.step(ResolveEvent::Answered(name.into(), outcome))
     }
 
-    /// Goes to the next wake and says how long that took.
+    /// Advances to the next wake and returns the passed time.
     fn wake(&mut self, actions: &Actions) -> (Duration, Actions) {
         let wake = actions.wake.expect("a wake");
         let passed = wake - self.now;
@@ -173,7 +173,7 @@ fn unwanted_names_are_dropped() {
     let actions = lab.want(&["b"]);
     assert!(actions.changed);
     assert_eq!((lab.schedule.answers().len(), lab.schedule.statuses().len()), (0, 1));
-    // An answer that comes after its name has left changes nothing; a second one for the same lookup neither.
+    // A late answer for a removed name changes nothing; a second one for the same lookup neither.
     lab.want(&[]);
     assert_eq!(lab.answer("b", v4(&["10.0.0.2"], 60)), Actions::default());
     assert_eq!(lab.answer("b", v4(&["10.0.0.2"], 60)), Actions::default());
@@ -204,8 +204,8 @@ fn any_outcome() -> impl Strategy<Value = LookupOutcome> {
 }
 
 proptest! {
-    /// Whatever happens: a wanted name is always either under way or due, never sooner than a retry may be, never later
-    /// than the ceiling; no more are under way than allowed; and an address once known never vanishes without an answer.
+    /// Invariants: a requested name is always in progress or due, not earlier than the minimum retry delay and not later than the ceiling;
+    /// the limit of lookups in progress holds; a known address is removed only by an answer.
     #[test]
     fn every_wanted_name_is_in_progress_or_due(steps in prop::collection::vec((0..4_u8, any_outcome(), 0..700_u64, 0.0..=1.0_f64), 1..60)) {
         let mut lab = lab(2);

@@ -1,4 +1,4 @@
-//! Services withheld from the status, and for how long.
+//! Services withheld from the status, and the time limit of that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ enum State {
 }
 
 impl ServeHistory {
-    /// With this grace; [`GRACE`] is meant.
+    /// A history with this grace time; production uses [`GRACE`].
     pub fn new(grace: Duration) -> Self {
         Self { grace, services: BTreeMap::new() }
     }
@@ -58,7 +58,7 @@ impl ServeHistory {
         existing.map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// When a service that is held back will be published without anything else changing.
+    /// Time at which a withheld service is published without another change.
     pub fn due(&self, now: Duration) -> Option<Duration> {
         let ends = self.services.values().filter_map(|(_, state)| match state {
             State::Waiting(since) => Some(since.saturating_add(self.grace)),

@@ -30,7 +30,7 @@ fn pod() -> PodAddresses {
     PodAddresses::of([ip("10.244.2.3"), ip("fd00::5")])
 }
 
-/// The plan of these configs in a tailnet where `names` is known under the given addresses.
+/// Plan of this config in a tailnet with these names and addresses.
 fn planned(egress: &str, names: &[(&str, &[&str])]) -> Planned {
     let peers =
         names.iter().map(|(name, ips)| (Fqdn::new(name).expect("a name"), ips.iter().map(|text| ip(text)).collect::<BTreeSet<_>>()));
@@ -50,12 +50,12 @@ const KNOWN: &[(&str, &[&str])] = &[("db.tail.lab", &["100.64.0.2", "fd7a:115c:a
 
 static NOTHING: BTreeSet<Arc<str>> = BTreeSet::new();
 
-/// The status of a plan of which no service is withheld.
+/// Status of a plan without withheld services.
 fn status(planned: &Planned) -> EgressStatus<PublishedServices<'_>> {
     egress_status(&planned.plan, &planned.world.egress, pod(), &NOTHING)
 }
 
-/// The status as others read it.
+/// Status after a JSON round trip.
 fn read(status: &EgressStatus<PublishedServices<'_>>) -> EgressStatus {
     serde_json::from_slice(&serde_json::to_vec(status).expect("text")).expect("a status")
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::settings::{DaemonSettings, StateStore};
 
-/// The arguments of tailscaled, program name not among them. `config` is the file of a one-step login; `state` takes the place of a
-/// Secret that cannot be had.
+/// Arguments of tailscaled, without the program name. `config`: config file of a one-step login. `state`: state file that replaces an
+/// unavailable Secret.
 pub fn command_line(settings: &DaemonSettings, config: Option<&Path>, state: Option<&Path>) -> Vec<String> {
     let mut args = vec![format!("--socket={}", settings.socket.display())];
     match &settings.state {

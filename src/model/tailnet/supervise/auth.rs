@@ -36,27 +36,27 @@ pub enum AuthEvent {
 /// Progress of a login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuthStep {
-    /// Nothing is under way.
+    /// No login in progress.
     Idle,
-    /// The login is reported broken; until then it may heal.
+    /// A login failure is reported; it may recover until then.
     Doubting { until: At },
-    /// tailscaled is leaving the control server.
+    /// tailscaled disconnects from the control server.
     Leaving { failed: Secret },
     /// The request for another key is being written.
     Marking { failed: Secret },
-    /// The operator, or whoever writes the config, has not given another key yet.
+    /// Waits for another key in the config.
     AwaitingKey { failed: Secret },
     /// The request is being removed.
     Clearing,
-    /// The key was given to the daemon.
+    /// The daemon has the key; waits for the connection.
     Applying { until: At },
-    /// The daemon ends, so that it starts anew; it is killed then.
+    /// The daemon exits for a restart; it is killed at this time.
     Ending { until: At },
-    /// The old device's identity has to be forgotten before the daemon starts.
+    /// The old device's identity must be removed before the daemon starts.
     Forgetting { requested: bool },
-    /// A two-step login or its preferences are on their way.
+    /// A two-step login or its preferences are in progress.
     LoggingIn,
-    /// The next two-step login is not due.
+    /// Waits for the next two-step login.
     Resting { until: At },
 }
 
@@ -81,12 +81,12 @@ pub struct Auth {
 }
 
 impl Auth {
-    /// A node with a config file; `in_secret`: its state is in a Secret that an operator watches.
+    /// A node with a config file. `in_secret`: its state is in a Secret that an operator watches.
     pub fn one_step(in_secret: bool) -> Self {
         Self::new(Mode::OneStep, in_secret)
     }
 
-    /// A node that is told what to be; `once`: only when it needs a login.
+    /// A node that gets its preferences by API. `once`: only when it needs a login.
     pub fn two_step(once: bool, in_secret: bool) -> Self {
         Self::new(Mode::TwoStep { once }, in_secret)
     }
@@ -101,7 +101,7 @@ impl Auth {
         self.current = key;
     }
 
-    /// Whether the daemon may not be started yet.
+    /// Whether the daemon must not be started yet.
     pub(super) fn holds_start(&self) -> bool {
         matches!(self.step, AuthStep::Forgetting { .. })
     }

@@ -44,7 +44,7 @@ pub enum ConfFault {
 }
 
 impl ConfFault {
-    /// A closed set of words for metric labels.
+    /// Label value of metrics; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::None { .. } => "NoConfig",
@@ -105,8 +105,7 @@ const SHIELDS: &str = "ShieldsUp";
 
 /// Copy of a file with reduced advertised services and shields-up as requested; otherwise equal. A text that is no config stays unchanged.
 ///
-/// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
-/// killed before it could take it back.
+/// Shields-up is always written: tailscaled keeps the last value, even that of a predecessor that was killed before it could revert it.
 pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
     let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
         return bytes.to_vec();

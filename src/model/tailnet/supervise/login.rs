@@ -21,7 +21,7 @@ pub enum LoginPlan {
 /// File name of standard input.
 const STDIN: &str = "file:/dev/stdin";
 
-/// How to log in with these settings. `socket` is the LocalAPI's.
+/// Login plan for these settings. `socket` is the LocalAPI's.
 pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
     let oauth =
         settings.client_id.is_some() || settings.client_secret.is_some() || settings.id_token.is_some() || settings.audience.is_some();
@@ -31,12 +31,12 @@ pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
     }
 }
 
-/// The preferences that the settings mean, nothing where an extra argument is not known.
+/// Preferences for the settings; `None` for an unknown extra argument.
 pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
     let mut prefs = MaskedPrefs {
         want_running: Some(true),
         corp_dns: Some(settings.accept_dns.unwrap_or(false)),
-        route_all: Some(false), // what `tailscale up` means on Linux; a fresh daemon would accept routes
+        route_all: Some(false), // default of `tailscale up` on Linux; a new daemon would accept routes
         hostname: Some(settings.hostname.clone().unwrap_or_default()),
         advertise_routes: settings.routes.as_deref().map(list),
         ..MaskedPrefs::default()

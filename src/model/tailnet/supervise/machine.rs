@@ -19,7 +19,7 @@ const GAP: Duration = Duration::from_secs(1);
 /// Run time after which the next crash counts as the first.
 const STEADY: Duration = Duration::from_mins(1);
 
-/// Where the daemon stands, for readiness, status and metrics.
+/// Phase of the daemon, for readiness, status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DaemonPhase {
     /// No process; the next start is due.
@@ -90,7 +90,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that has done nothing yet; its first event is [`DaemonEvent::Tick`].
+    /// A machine in its initial state; its first event is [`DaemonEvent::Tick`].
     pub fn new(settings: &DaemonSettings) -> Self {
         let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
         let auth = match &settings.login {

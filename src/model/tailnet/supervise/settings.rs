@@ -19,7 +19,7 @@ pub struct Secret(String);
 pub struct DaemonSettings {
     /// The tailscaled program; a bare name is searched in `PATH`.
     pub tailscaled: PathBuf,
-    /// The tailscale command: asked for the capability version, and logs in where [`TwoStep`] has more than prefs can say.
+    /// The tailscale command: reports the capability version, and logs in where [`TwoStep`] has more than prefs can express.
     pub tailscale: PathBuf,
     /// The LocalAPI socket (`TS_SOCKET`).
     pub socket: PathBuf,
@@ -39,7 +39,7 @@ pub struct DaemonSettings {
     pub env: BTreeMap<String, String>,
     /// The config directory is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
     pub fill_config: bool,
-    /// How the node logs in.
+    /// Login of the node.
     pub login: Login,
     /// Timeout of the first start until the node runs (`TS_BOOT_TIMEOUT`).
     pub boot_timeout: Duration,
@@ -105,7 +105,7 @@ impl DaemonSettings {
         }
     }
 
-    /// The file that stands in for a Secret that cannot be read; nothing where there is no Secret.
+    /// State file that replaces an unreadable Secret; `None` without a Secret.
     pub fn state_file(&self) -> Option<PathBuf> {
         let StateStore::KubeSecret { dir, .. } = &self.state else { return None };
         Some(self.pod_dir().or(dir.as_deref()).unwrap_or(Path::new("/tmp")).join("tailscaled.state"))
@@ -117,9 +117,8 @@ impl DaemonSettings {
         Some(self.pod_dir()?.join("state-secret.json"))
     }
 
-    /// The address of the cluster or of one of these DNS servers that the daemon's own filter would cut off: it drops whatever comes
-    /// from 100.64.0.0/10 by any interface but its own. With such an address that filter has to stay out of the way; filters and NAT
-    /// are then ours alone.
+    /// The address of the cluster or of these DNS servers that the daemon's own filter would block: it drops packets from 100.64.0.0/10 on
+    /// other interfaces than its own. With such an address that filter must be off; filters and NAT are then ours alone.
     pub fn address_cut_off(&self, dns_servers: &BTreeSet<IpAddr>) -> Option<IpAddr> {
         let inside = |ip: &&IpAddr| ip.is_ipv4() && in_tailscale_range(**ip) && **ip != MAGIC_DNS;
         if self.userspace { None } else { self.cluster_ips.iter().chain(dns_servers).find(inside).copied() }
@@ -131,7 +130,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text itself, for the one place that needs it.
+    /// The text itself, for its only consumer.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,7 +1,7 @@
-//! The part of the state Secret that is tailscaled's, as a state file: with it tailscaled starts without the Secret.
+//! Copy of tailscaled's keys of the state Secret, as a state file: tailscaled can start with it without the Secret.
 //!
-//! In a Pod of ours two files outlive a container: a copy of the Secret, and the file of a tailscaled that was started without it.
-//! The second exists only while the Secret may lack something of it.
+//! In Pods of our reconciler two files outlive a container: a copy of the Secret, and the state file of a tailscaled that was started
+//! without it. The second exists only while the Secret may lack some of its content.
 //!
 //! In the Secret each key of tailscaled is a key of its own, with `_` for characters that Secret keys may not have; a file is one JSON
 //! object of base64 by key (`ipn/store` of tailscaled). Here keys are named as in the Secret.
@@ -18,8 +18,8 @@ pub struct StateBackup {
 }
 
 impl StateBackup {
-    /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
-    /// the Secret. The first is newer, and may be nowhere else.
+    /// Reads the files of an earlier container of this Pod: the state file that its tailscaled used instead of the Secret, and the copy of
+    /// the Secret. The first is newer and may be the only copy.
     pub fn from_files(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
         let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
         match read(used) {
@@ -28,13 +28,13 @@ impl StateBackup {
         }
     }
 
-    /// A file holds what the Secret may lack.
+    /// Whether a file has content that the Secret may lack.
     pub fn is_ahead(&self) -> bool {
         self.content.is_some() && !self.given_back
     }
 }
 
-/// The keys of a Secret that are tailscaled's: its machine, its profiles, and which of them is in use.
+/// tailscaled's keys of a Secret: machine key, profiles and current profile.
 pub fn of_daemon(secret: &Content) -> Content {
     let own = |key: &str| key.starts_with('_') || key.starts_with("profile-");
     secret.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -46,13 +46,13 @@ pub fn to_file(content: &Content) -> Vec<u8> {
     to_json(&content.iter().map(|(key, value)| (own(key), value.clone())).collect())
 }
 
-/// What a file holds; nothing if it is none.
+/// Content of a state file; `None` if malformed.
 pub fn from_file(text: &[u8]) -> Option<Content> {
     let valid = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     Some(from_json(text)?.into_iter().map(|(key, value)| (key.chars().map(valid).collect(), value)).collect())
 }
 
-/// What makes of the Secret what the file is.
+/// Changes that make the Secret equal to the file.
 pub fn changes(file: &Content, secret: &Content) -> StateChanges {
     let (file, existing) = (of_daemon(file), of_daemon(secret));
     let gone = existing.keys().filter(|key| !file.contains_key(*key)).map(|key| (key.clone(), None));

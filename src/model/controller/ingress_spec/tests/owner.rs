@@ -1,4 +1,4 @@
-//! Whose a Tailscale Service is.
+//! Ownership of Tailscale Services.
 
 use super::*;
 use crate::api::vip::{OWNERS, VipService};
@@ -24,7 +24,7 @@ fn existing(owners: &str) -> VipService {
     VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
 }
 
-/// The record of these owners, ours with our group.
+/// Owner annotation with these IDs; ours has our group.
 fn refs(ids: &[&str]) -> String {
     let reference = |id: &&str| if *id == "me" { json!({"operatorID": id, "tailyardGroup": "g"}) } else { json!({"operatorID": id}) };
     json!({"ownerRefs": ids.iter().map(reference).collect::<Vec<_>>()}).to_string()

@@ -1,4 +1,4 @@
-//! Services that are published whole.
+//! Services that are advertised with all ports.
 
 use super::*;
 use crate::model::controller::ingress_spec;
@@ -15,7 +15,7 @@ fn a_service_is_published_by_its_addresses() {
     }
 }
 
-/// What a Service comes to that asks for the client's address so.
+/// Parses a Service with this PROXY protocol annotation.
 fn announced(annotation: &str, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let mut service = object("web", spec);
     service.metadata.annotations = Some([("tailyard.io/proxy-protocol".to_owned(), annotation.to_owned())].into());

@@ -67,7 +67,7 @@ impl IngressPlan<'_> {
     }
 }
 
-/// Whether a replica that gets traffic advertises a name, and the control server leads clients to it.
+/// Whether a replica that gets traffic advertises a name and is approved for it.
 pub fn serves(replica: &ObservedReplica, name: &str) -> bool {
     live(replica) && replica.advertises(name) && !unapproved(replica, name)
 }

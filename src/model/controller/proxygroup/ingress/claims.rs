@@ -1,4 +1,4 @@
-//! Objects that request a name from a group, or had one, and which of several gets a name.
+//! Objects that request a name from a group, or had one, and the selection of one object for each name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -178,7 +178,8 @@ fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, n
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 
-/// Why no replica serves it, as the first says that can speak; and how many are not approved for it.
+/// Suffix of a status message: the number of unapproved replicas, else why the first replica with a reason rejects the name, if none serves
+/// it.
 fn rejected(work: &GroupPass<'_>, name: &str, serving: usize) -> String {
     let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
     if count > 0 {
@@ -258,7 +259,7 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
 /// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
 fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let (source, metadata) = (claim.claimant.source, claim.object.metadata());
-    // One that is being deleted gets no new one.
+    // An object that is being deleted gets no new finalizer.
     let finalized = finalized && (finalizers::has(metadata, source.finalizer()) || metadata.deletion_timestamp.is_none());
     let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
     let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);

@@ -1,4 +1,4 @@
-//! How the certificates of what a group publishes stand, its own and users', and what is said of them.
+//! Certificates of advertised names, issued and user-provided: state, conditions and Events.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -9,25 +9,25 @@ use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::ingress::cert_orders::Certificate;
 use crate::model::ingress::certificate::Leaf;
 
-/// So many days after the beginning.
+/// Time `day` days after the start.
 fn day(day: i64) -> Timestamp {
     Timestamp::from_second(World::new().now + day * 24 * 60 * 60).expect("a time")
 }
 
-/// It is that day.
+/// Sets the clock to that day and reconciles.
 fn on(world: &mut World, at: i64) {
     world.now = day(at).as_second();
     world.settle();
 }
 
-/// An Ingress has a host of its own, of this label, with the Secret of that name for it.
+/// Creates an Ingress with an own host that uses this Secret.
 fn shows(world: &mut World, name: &str, secret: &str) {
     let tls = json!([{"hosts": [name]}, {"hosts": [format!("{secret}.example.com")], "secretName": secret}]);
     let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
     world.put_ingress(name, json!({"tailscale.com/proxy-group": "in"}), json!({"tls": tls, "defaultBackend": backend}));
 }
 
-/// The user's Secret holds a certificate that is valid between these days.
+/// Sets a user-provided certificate that is valid between these days.
 fn own(world: &mut World, secret: &str, from: i64, until: i64) {
     let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
     world.own_certificates.insert(secret.into(), UserCertificate::Leaf(Leaf { certificate, names: vec![format!("{secret}.example.com")] }));
@@ -123,7 +123,7 @@ fn expiry_of_a_user_certificate_is_announced() {
 #[test]
 fn group_is_requeued_before_a_certificate_expires() {
     let mut world = publishing(ingress());
-    // Where nothing else is asked for anew every few minutes.
+    // Without Tailscale Services nothing else is polled every few minutes.
     let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
     world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
     shows(&mut world, "app", "www");
@@ -152,7 +152,7 @@ fn older_object_gets_a_host_on_the_replicas_own_addresses() {
     assert!(!routes.contains_key("svc:aaa"), "it has no host of its own: {routes:?}");
 }
 
-/// The Secrets that the Role of the group names.
+/// Rules of the group's Role.
 fn role_secrets(world: &World) -> String {
     world.objects[&object(Kind::Role, "in")]["rules"].to_string()
 }

@@ -1,4 +1,4 @@
-//! Ports and keys of the egress config: kept, given and told apart.
+//! Ports and keys of the egress config: stable, allocated and distinct.
 
 use super::*;
 

@@ -1,11 +1,11 @@
-//! Whatever happens, passes come to an end, and to the right one.
+//! Egress reconciliation converges to the desired state after any sequence of changes.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
 
-/// Something that users and clusters do.
+/// An action of users or clusters.
 #[derive(Debug, Clone)]
 enum Act {
     Group(u8, u8),
@@ -61,7 +61,7 @@ impl Act {
             Self::Unannotate(name) => world.service(&service(*name), json!({}), &[80]),
             Self::DeleteService(name) => world.delete_service(&service(*name)),
             Self::Lose(which) => {
-                // A state Secret that is lost takes the identity with it; the device is then nobody's.
+                // Secrets are never lost: with a state Secret the identity would be lost, and the device would have no owner.
                 let config = |object: &&ObjectRef| object.kind != Kind::Secret;
                 let lost = world.objects.keys().filter(config).nth(nth(world.objects.keys().filter(config).count(), *which)).cloned();
                 lost.map(|lost| world.objects.remove(&lost));
@@ -81,7 +81,7 @@ proptest! {
     // The same cases each time, as a run costs seconds; another seed explores others.
     #![proptest_config(ProptestConfig { cases: 48, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
-    /// Whatever happens in whatever order, passes come to an end, everything wanted is served, everything else is gone.
+    /// After any sequence of changes passes terminate, everything requested is served and everything else is removed.
     #[test]
     fn egress_reconciliation_converges(acts in prop::collection::vec((acts(), 0u8..3), 1..30)) {
         let mut world = World::new();
@@ -95,7 +95,7 @@ proptest! {
         world.settle();
         for ((_, name), service) in &world.services {
             prop_assert!(service.metadata.deletion_timestamp.is_none(), "{} is stuck", name);
-            // The one that it names: a group that it was moved from may still be concerned, and serve it meanwhile.
+            // Check the group that it names: its previous group may still serve it meanwhile.
             let Some(group) = service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP).cloned()) else { continue };
             let serves = world.groups.get(&group).is_some_and(|group| group.spec.replicas != Some(0));
             if serves && validate::service(service).is_empty() {

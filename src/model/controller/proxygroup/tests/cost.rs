@@ -1,4 +1,4 @@
-//! What passes write, by counting.
+//! Cost of passes: numbers of writes and evaluations.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn change_among_many_services_writes_only_the_affected_objects() {
     assert!(port.services.len() <= 1 && port.delete.is_empty());
 }
 
-/// What one change of one Service among so many takes: Services evaluated anew, objects written, changes of users' Services.
+/// Cost of one change of one Service among `services`: evaluated Services, written objects, updates of users' Services.
 fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));

@@ -1,4 +1,4 @@
-//! What a group consists of: made, mended, taken over, left to others, taken away.
+//! Objects of a group: creation, repair, adoption, foreign owners and deletion.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! How published names end: every order in which it can happen, state by state, in a small world.
+//! Release of advertised names in every order of events: an exhaustive state search in a small world.
 //!
-//! [`super::publishing`] draws long histories in a larger one. Here a group, its names, its replicas and another cluster that may share
-//! a name are led through everything that can happen next, from each state that differs in what a pass decides by, until no state is
-//! new. Time stands still, and each pass is made by a reconciler that remembers nothing.
+//! [`super::publishing`] generates long random histories in a larger world. Here every possible step of a group, its names, its replicas
+//! and another cluster that may share a name is applied in each distinct state, until no new state is found. States are distinct if they
+//! differ in the inputs of a pass. The clock is fixed, and each pass runs without a memo.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,63 +12,63 @@ use crate::model::controller::objects::{accounts_ref, domain_of, filled};
 
 const GROUP: &str = "in";
 
-/// Something that happens.
+/// A step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     DeleteIngress(usize),
     DeleteGroup,
-    /// The Pod of a replica ends, and says nothing any more.
+    /// The Pod of a replica is removed; its reported state stays.
     Kill(u32),
-    /// Somebody deletes a Tailscale Service at the control plane.
+    /// A Tailscale Service is deleted at the control plane.
     DeleteVip(usize),
-    /// Somebody deletes the Secret of a certificate.
+    /// The Secret of a certificate is deleted.
     DeleteSecret(usize),
-    /// Another cluster takes a part in a Tailscale Service.
+    /// Another cluster becomes an owner of a Tailscale Service.
     Join(usize),
-    /// It gives its part back.
+    /// The other cluster releases it.
     Leave(usize),
-    /// Another reconciler leads, which has asked nobody yet.
+    /// A new leader without control plane data.
     Restart,
-    /// The control plane answers it.
+    /// The control plane responds to it.
     Answer,
-    /// A pass over everything.
+    /// A pass over all groups.
     Pass,
-    /// The controller of the Pods makes and takes them.
+    /// The StatefulSet controller creates and deletes Pods.
     Pods,
-    /// A replica takes up what it is told, and says so.
+    /// A replica applies its config and reports it.
     Acknowledge(u32),
 }
 
-/// How large the world is.
+/// Size of the world.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     names: usize,
     replicas: u32,
-    /// Who else does something.
+    /// Other actors.
     others: &'static [Other],
 }
 
-/// Somebody who is neither the user nor the reconciler.
+/// An actor besides the user and the reconciler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Other {
-    /// Another cluster takes a part in what is published, and gives it back.
+    /// Another cluster becomes an owner of advertised names, and releases them.
     Cluster,
-    /// Somebody deletes what is published at the control plane.
+    /// Deletes Tailscale Services at the control plane.
     Vandal,
-    /// Somebody deletes the Secrets of certificates.
+    /// Deletes Secrets of certificates.
     Thief,
-    /// Reconcilers come and go.
+    /// Changes the leader.
     Leader,
-    /// Pods end.
+    /// Kills Pods.
     Killer,
     Group,
 }
 
-/// A state, and what led to it first.
+/// A state, and the step that first reached it.
 struct State {
     world: World,
     before: Option<(usize, Step)>,
-    /// What follows by itself, whoever does nothing more.
+    /// Successors without further actions of users or other actors.
     follows: Vec<usize>,
 }
 
@@ -88,21 +88,20 @@ fn them() -> ServiceOwner {
     ServiceOwner { id: "them".into(), ..ServiceOwner::default() }
 }
 
-/// The owners of a Tailscale Service; none if it is not there.
+/// Owners of a Tailscale Service; empty if it does not exist.
 fn owners(world: &World, name: &str) -> Vec<String> {
     let text = world.hosted.vips.get(name).and_then(|vip| vip.annotations.get(crate::api::vip::OWNERS));
     let owners = text.map(|text| serde_json::from_str::<crate::api::vip::Owners>(text).expect("owners"));
     owners.into_iter().flat_map(|owners| owners.owner_refs).map(|reference| reference.operator_id).collect()
 }
 
-/// The Secret of a name's certificate.
+/// Certificate Secret of a name.
 fn secret(world: &World, name: usize) -> Option<ObjectRef> {
     let of = |dns: &str| dns.split('.').next() == Some(&label(name));
     world.objects.iter().find(|(_, stored)| domain_of(stored).is_some_and(of)).map(|(object, _)| object.clone())
 }
 
-/// Whether a replica whose Pod is there says that it advertises a name. A Pod that is new may have been told otherwise: what is said
-/// of it is what the last one said.
+/// Whether a replica with a Pod is recorded as advertising a name. The record may be of an earlier Pod.
 fn advertising(world: &World, name: &str) -> bool {
     world.observed_replicas(GROUP).values().any(|replica| {
         let says = replica.state.as_ref().is_some_and(|state| state.advertises.contains(name));
@@ -110,13 +109,13 @@ fn advertising(world: &World, name: &str) -> bool {
     })
 }
 
-/// Whether a Pod that is there says so itself.
+/// Whether a replica serves a name according to its current Pod.
 fn advertises(world: &World, name: &str) -> bool {
     world.observed_replicas(GROUP).values().any(|replica| crate::model::controller::proxygroup::serves(replica, name))
 }
 
 impl Size {
-    /// Everything is published and at rest.
+    /// A converged world with all names advertised.
     fn world(self) -> World {
         let mut world = super::publish::publishing(json!({"type": "ingress", "replicas": self.replicas}));
         for name in 0..self.names {
@@ -127,7 +126,7 @@ impl Size {
         world
     }
 
-    /// Everything that can happen.
+    /// All possible steps.
     fn steps(self) -> Vec<Step> {
         let replicas = 0..self.replicas;
         let each = (0..self.names).flat_map(|name| {
@@ -143,12 +142,12 @@ impl Size {
         all.filter(|(who, _)| who.is_none_or(|who| self.others.contains(&who))).map(|(_, step)| step).collect()
     }
 
-    /// Whether all names were taken back by their users.
+    /// Whether users have deleted all names.
     fn over(self, world: &World) -> bool {
         (0..self.names).all(|name| ingress(world, name).is_none_or(|stored| stored.metadata.deletion_timestamp.is_some()))
     }
 
-    /// What is left of ours of the names, and of the group if that was taken back, too.
+    /// Remaining objects of our names, and of the group if it was deleted.
     fn remaining(self, world: &World) -> Vec<String> {
         let ours = |name: &String| owners(world, name).iter().any(|owner| owner == "here");
         let vips = (0..self.names).map(vip).filter(ours);
@@ -164,12 +163,12 @@ impl Size {
 }
 
 impl Step {
-    /// Whether it happens by itself, however little users do.
+    /// Whether the step happens without actions of users or other actors.
     fn follows(self) -> bool {
         matches!(self, Self::Answer | Self::Pass | Self::Pods | Self::Acknowledge(_))
     }
 
-    /// Whether it can happen.
+    /// Whether the step is possible in this world.
     fn can(self, world: &World) -> bool {
         let there = |ordinal| world.pods.contains_key(&names::replica(GROUP, ordinal));
         let owned = |name, by: &str| owners(world, &vip(name)).iter().any(|owner| owner == by);
@@ -194,7 +193,7 @@ impl Step {
             Self::Kill(ordinal) => drop(world.pods.remove(&names::replica(GROUP, ordinal))),
             Self::DeleteVip(name) => drop(world.hosted.vips.remove(&vip(name))),
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
-            // What we had listed does not tell of it.
+            // The cached list does not show it.
             Self::Join(name) => elsewhere(world, |hosted| {
                 let desired = DesiredVipService {
                     name: vip(name),
@@ -219,7 +218,7 @@ impl Step {
         }
     }
 
-    /// What must not have become of it.
+    /// Checks the invariants of a pass.
     fn judge(self, size: Size, (before, after): (&World, &World)) -> Result<(), String> {
         if self != Self::Pass {
             return Ok(());
@@ -249,14 +248,14 @@ impl Step {
     }
 }
 
-/// Another cluster does something at the control plane; the list that we have stays as it is.
+/// Changes the control plane as another cluster does; the cached list stays unchanged.
 fn elsewhere(world: &mut World, act: impl FnOnce(&mut super::world::Hosted)) {
     let listed = world.hosted.listed.take();
     act(&mut world.hosted);
     world.hosted.listed = listed;
 }
 
-/// What tells a state from another: all that a pass decides by, without times and numbers that only have to differ.
+/// Key of a state: all inputs of a pass, without times and generated IDs.
 fn key(world: &World) -> String {
     let metadata = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         (metadata.deletion_timestamp.is_some(), metadata.finalizers.clone().unwrap_or_default())
@@ -278,7 +277,7 @@ fn key(world: &World) -> String {
     format!("{groups:?} {ingresses:?} {objects:?} {config:?} {replicas:?} {plane:?}")
 }
 
-/// A replica as far as a pass looks at it.
+/// Inputs of a pass from a replica.
 fn said(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
     let uid = replica.pod.as_ref().map(|pod| pod.metadata.uid.clone());
     let state = replica.state.as_deref();
@@ -290,7 +289,7 @@ fn said(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
     (own, state, advertised, replica.device().cloned())
 }
 
-/// How a state came to be, for the message of a failure.
+/// Steps that reached a state, for failure messages.
 fn story(states: &[State], mut at: usize) -> String {
     let mut steps = Vec::new();
     while let Some((before, step)) = states[at].before {
@@ -301,7 +300,7 @@ fn story(states: &[State], mut at: usize) -> String {
     steps.join(", ")
 }
 
-/// Goes through everything that can happen; the states, in the order of how many steps they need.
+/// Breadth-first search over all steps; returns the states in the order of their distance.
 fn explore(size: Size) -> Vec<State> {
     let world = size.world();
     let mut visited = HashMap::from([(key(&world), 0)]);
@@ -331,7 +330,7 @@ fn explore(size: Size) -> Vec<State> {
     states
 }
 
-/// Once nobody does anything more, every order of what follows comes to an end, at which nothing is left.
+/// Once users have deleted all names, every order of the following steps terminates with nothing left.
 fn all_end(size: Size, states: &[State]) {
     let over: Vec<bool> = states.iter().map(|state| size.over(&state.world)).collect();
     let mut awaited: Vec<usize> = states.iter().map(|state| state.follows.len()).collect();
@@ -359,7 +358,7 @@ fn all_end(size: Size, states: &[State]) {
     assert_eq!(count, over.iter().filter(|over| **over).count());
 }
 
-/// Every order of what happens is safe, and ends; so many states at least are met.
+/// Every order of steps is safe and terminates; visits at least `least` states.
 fn every_order_ends(size: Size, least: usize) {
     let states = explore(size);
     assert!(states.len() >= least, "{} states of {size:?}", states.len());

@@ -1,4 +1,4 @@
-//! What a group of type ingress publishes, what it cannot, and what it says of that.
+//! Ingress groups: advertised names, rejections and reports.
 
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
@@ -11,12 +11,12 @@ use crate::api::routes;
 use crate::api::vip::VipService;
 use crate::model::config::source::{Document, ServeDocument};
 
-/// A cluster with a group that publishes, and a backend.
+/// A cluster with an ingress group and a backend.
 pub(super) fn publishing(spec: serde_json::Value) -> World {
     publishing_by(None, spec)
 }
 
-/// The same, of a class.
+/// The same, with a class.
 fn publishing_by(class: Option<serde_json::Value>, spec: serde_json::Value) -> World {
     let mut world = World::new();
     if let Some(class) = class {
@@ -32,7 +32,7 @@ pub(super) fn ingress() -> serde_json::Value {
     json!({"type": "ingress"})
 }
 
-/// Has a Service ask to be published at a label, with more said in annotations.
+/// Creates a Service that requests a name, with additional annotations.
 pub(super) fn expose(world: &mut World, name: &str, more: serde_json::Value, spec: serde_json::Value) {
     let mut annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/expose": "true", "tailscale.com/hostname": name});
     annotations.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -97,7 +97,7 @@ fn lost_config_during_withdrawal_leaves_no_tailscale_service() {
     expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
     world.settle();
     assert_eq!(world.hosted.vips.len(), 1);
-    // The replicas are told to withdraw it, and do, before the config gets lost.
+    // The replicas withdraw it before the config is lost.
     world.delete_service("db");
     world.pass("in");
     world.live();
@@ -266,12 +266,12 @@ fn endpoints_role_binding_exists_while_the_backend_is_served() {
     assert!(world.objects[&binding]["subjects"].is_null(), "{:?}", world.objects[&binding]);
 }
 
-/// An Ingress of so many paths, made after all others.
+/// Creates an Ingress with `count` paths.
 fn with_paths(world: &mut World, name: &str, count: usize) {
     with(world, name, (0..count).map(|nth| format!("/{nth}")));
 }
 
-/// A tenth as many paths of random letters, which hardly become smaller by packing.
+/// Creates an Ingress with a tenth as many paths of random letters, which hardly compress.
 fn with_random_paths(world: &mut World, name: &str, count: usize) {
     let mut random = fastrand::Rng::with_seed(count as u64);
     with(world, name, (0..count / 10).map(|_| iter::once('/').chain((0..1_100).map(|_| random.alphanumeric())).collect()));
@@ -288,10 +288,10 @@ fn with(world: &mut World, name: &str, paths: impl Iterator<Item = String>) {
     );
 }
 
-/// Makes an Ingress of so many paths.
+/// Creates an Ingress with this number of paths.
 type Make = fn(&mut World, &str, usize);
 
-/// Has a group of this class refuse what is too large for it, and nothing else.
+/// Checks that a group of this class rejects only what is too large for it.
 fn refuse_what_does_not_fit(class: Option<serde_json::Value>, large: Make) -> World {
     let mut world = publishing_by(class, ingress());
     with_paths(&mut world, "first", 10);

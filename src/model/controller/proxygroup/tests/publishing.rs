@@ -1,4 +1,4 @@
-//! Whatever is asked to be published, changed and taken away in whatever order, passes come to an end, and to the right one.
+//! Ingress reconciliation converges to the desired state after any sequence of requests, changes and deletions.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -10,7 +10,7 @@ use crate::model::controller::ingress_spec::{
 };
 use crate::model::controller::objects::accounts_ref;
 
-/// Something that users and clusters do. Groups 0 and 1 publish, group 2 is of the other direction.
+/// An action of users or clusters. Groups 0 and 1 are ingress groups, group 2 is an egress group.
 #[derive(Debug, Clone)]
 enum Act {
     Group(u8, u8),
@@ -42,7 +42,7 @@ enum Act {
     Sleep(u8),
     Wake,
     Time(u8),
-    /// Another reconciler leads, which has asked nobody yet.
+    /// A new leader without control plane data.
     Lead,
     Answer,
 }
@@ -76,7 +76,7 @@ fn nth<T: Clone>(all: impl IntoIterator<Item = T>, which: u8) -> Option<T> {
 }
 
 impl Act {
-    /// Somebody asks to be published, or no more. Nobody who is going is changed.
+    /// A user requests or releases a name. An object that is being deleted is not changed.
     fn ask(&self, world: &mut World) {
         let key = |name: &str| ("default".to_owned(), name.to_owned());
         let going = |world: &World, name: &str| {
@@ -145,7 +145,7 @@ impl Act {
                 let own = [UserCertificate::Unlabelled, UserCertificate::Unread, UserCertificate::Unusable("it is empty".into())];
                 world.own_certificates.insert("own".into(), own[usize::from(*how)].clone());
             }
-            // Replicas' own Secrets are their identity, and a config that is lost is a record that is lost.
+            // Never removes replicas' own Secrets, which are their identity, or egress configs, which are records.
             Self::Lose(which) => {
                 let replicas = |object: &ObjectRef| object.kind == Kind::Secret && !object.name.ends_with(".ts.net");
                 let config = |object: &ObjectRef| object.kind == Kind::ConfigMap && !object.name.ends_with("-ingress-config");
@@ -170,7 +170,7 @@ impl Act {
     }
 }
 
-/// Everybody who asks a group that is there and publishes: who, the group, the label, when made, whether it is valid.
+/// All requests to existing ingress groups: object, group, label, creation time, validity.
 fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
     let made = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         metadata.creation_timestamp.as_ref().expect("it was made").0.as_second()
@@ -202,7 +202,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
 
-/// Everything wanted is served by the one whose it is, and nothing else is there.
+/// Checks that the oldest valid request for each label is served, and that nothing else exists.
 fn right(world: &World) -> Result<(), TestCaseError> {
     let hosted = matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
     let asking = asking(world);
@@ -241,7 +241,7 @@ fn right(world: &World) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Takes everything away, one thing after the other in the order that the numbers say.
+/// Deletes everything in the order of the numbers.
 fn demolish(world: &mut World, order: &[(u8, u8)]) {
     let mut order = order.iter().cycle();
     loop {

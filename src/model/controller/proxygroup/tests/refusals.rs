@@ -1,10 +1,10 @@
-//! What others refuse, or do instead of us: control planes that deny, and groups that somebody else looks after.
+//! Denials of the control plane, and groups of other controllers.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
-/// From now on the control plane denies this.
+/// The control plane denies this request from now on.
 fn deny(world: &mut World, what: &str) {
     let denial = ControlPlaneError { since: world.time(), why: format!("{what}: the control plane answers 403: no.") };
     world.denied.insert(what.to_owned(), denial);
@@ -44,7 +44,7 @@ fn undeletable_device_delays_group_deletion_for_five_minutes() {
 fn late_denial_delays_group_deletion_for_five_minutes() {
     let mut world = serving();
     world.delete_group("pg");
-    // Its Pods take long to drain.
+    // Its Pods drain slowly.
     let set = object(Kind::StatefulSet, "pg");
     let stored = world.objects[&set].clone();
     world.pass("pg");
@@ -96,7 +96,7 @@ fn unqueried_control_plane_changes_no_condition() {
     assert!(world.groups.is_empty() && world.devices.is_empty());
 }
 
-/// A group of a type that we do not serve, made now.
+/// A new group of an unserved type.
 fn ingress() -> World {
     let mut world = World::new();
     world.group("pg", json!({"type": "kube-apiserver"}));

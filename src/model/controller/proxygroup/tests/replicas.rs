@@ -1,4 +1,4 @@
-//! Replicas: their keys, and how they leave.
+//! Replicas: auth keys and removal.
 
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ fn edit_of_tags_that_replicas_have_not_joined_with_is_reported_once() {
     assert_eq!(reported(&mut world), Vec::<String>::new(), "they have the tags again that they joined with");
 }
 
-/// Writes into the state Secret of a replica, as its Pod may.
+/// Writes the state Secret of a replica, as its Pod may.
 fn write_state(world: &mut World, replica: &str, values: &[(&str, &str)]) {
     let state = object(Kind::Secret, replica);
     let mut secret: Secret = serde_json::from_value(serde_json::Value::clone(&world.objects[&state])).expect("a Secret");
@@ -137,7 +137,7 @@ fn write_state(world: &mut World, replica: &str, values: &[(&str, &str)]) {
     world.asleep.insert(replica.into());
 }
 
-/// Adds a device that is none of the group's.
+/// Adds a device that does not belong to the group.
 fn add_victim(world: &mut World, id: &str, hostname: &str, tag: &str) -> DeviceId {
     let id = DeviceId::parse(id).expect("an ID");
     world.devices.insert(id.clone(), Device { hostname: hostname.into(), tags: vec![tag.into()], domain: None });

@@ -1,4 +1,4 @@
-//! Services that are reached by routes, where the control plane has no Tailscale Services.
+//! Services with routes, on a control plane without Tailscale Services.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::publish::{expose, publishing};
 use super::*;
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 
-/// The control plane has no Tailscale Services.
+/// A world whose control plane has no Tailscale Services.
 fn headscale(spec: serde_json::Value) -> World {
     let mut world = publishing(spec);
     let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
@@ -19,7 +19,7 @@ fn address(nth: u8) -> serde_json::Value {
     json!({"clusterIP": format!("10.96.0.{nth}"), "ports": [{"port": 80}]})
 }
 
-/// The routes that each replica is told to advertise.
+/// Routes in each replica's config.
 fn advertised_routes(world: &World) -> Vec<Vec<String>> {
     let replicas = world.observed_replicas("in");
     replicas.values().map(|replica| replica.config.iter().flat_map(|config| config.routes()).map(str::to_owned).collect()).collect()

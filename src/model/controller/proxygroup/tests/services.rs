@@ -1,4 +1,4 @@
-//! Users' Services: what they are told, and when they are pointed at a group.
+//! Users' Services: conditions, and when `externalName` points to a group.
 
 use super::*;
 

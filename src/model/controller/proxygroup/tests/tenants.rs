@@ -1,4 +1,4 @@
-//! Who may use a group, and how much of it.
+//! Tenancy: which namespaces may use a group, and their limits.
 
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
@@ -11,14 +11,14 @@ use super::*;
 use crate::api::condition::INGRESS_SVC_VALID;
 use crate::model::controller::tenancy::DefaultTenancy;
 
-/// A group with one tenant: namespaces of the team `shop`, and what else is said of it.
+/// Spec of a group with one tenant: namespaces of the team `shop`, with additional fields.
 fn tenant(kind: &str, more: Value) -> Value {
     let mut tenant = json!({"namespaceSelector": {"matchLabels": {"team": "shop"}}});
     tenant.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     json!({"type": kind, "tailyard": {"tenants": [tenant]}})
 }
 
-/// The namespace of users belongs to this team.
+/// Sets the team label of the users' namespace.
 fn team(world: &mut World, team: &str) {
     world.namespaces.insert("default".to_owned(), Arc::new([("team".to_owned(), team.to_owned())].into()));
 }
@@ -37,7 +37,7 @@ fn egress_service_of_an_unselected_namespace_is_refused() {
     let valid = world.condition("db", EGRESS_SVC_VALID).expect("a condition");
     assert!(valid.0 == "False" && valid.2.contains("Namespace default may not use it in ProxyGroup pg"), "{valid:?}");
     assert!(world.children().is_empty());
-    // The label alone changes, which no Service shows.
+    // Only the label changes; the Services do not.
     team(&mut world, "shop");
     world.settle();
     assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");

@@ -1,5 +1,5 @@
-//! A cluster in miniature: an API server that applies passes, a controller that makes Pods, and replicas that obey their
-//! config. Enough to run passes to a fixpoint and to watch what must never be, on the way.
+//! A simulated cluster: an API server that applies passes, a controller that creates Pods, and replicas that apply their config. Enough to
+//! run passes to a fixpoint and to check invariants after each step.
 
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
@@ -50,33 +50,33 @@ pub(super) struct World {
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) devices: BTreeMap<DeviceId, Device>,
     pub(super) denied: BTreeMap<String, ControlPlaneError>,
-    /// Keys that were minted and neither used nor revoked.
+    /// Created keys that are neither used nor revoked.
     pub(super) keys: BTreeSet<KeyId>,
-    /// Replicas that do not look at their config.
+    /// Replicas that ignore their config.
     pub(super) asleep: BTreeSet<String>,
-    /// Replicas for which there is no room: their Pods are not made.
+    /// Replicas without room: their Pods are not created.
     pub(super) unmade: BTreeSet<String>,
     pub(super) minted: u32,
-    /// The reasons of all Events.
+    /// Reasons of all Events.
     pub(super) events: Vec<&'static str>,
     next: u64,
-    /// The Services as they were shown last: one that did not change is shown as the same object.
+    /// Services as last observed: an unchanged one is the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) memories: BTreeMap<String, Memory>,
-    /// What was read of objects, by their place in memory, which is nobody else's as long as they are held here.
+    /// Parsed objects by address, which is unique while they are held here.
     read: Rc<RefCell<Read>>,
     pub(super) writes: u64,
     pub(super) ingresses: BTreeMap<(String, String), Ingress>,
-    /// What the control plane has of what is published.
+    /// Tailscale Services and routes of the control plane.
     pub(super) hosted: Hosted,
     pub(super) namespaces: imbl::OrdMap<String, Arc<Labels>>,
     pub(super) own_certificates: BTreeMap<String, UserCertificate>,
 }
 
-/// The Secrets of a replica: that of its state and that of its config.
+/// State Secret and config Secret of a replica.
 type Secrets = [Option<Arc<Value>>; 2];
 
-/// What was read of objects that are still the very same.
+/// Cache of parsed objects that are unchanged.
 #[derive(Debug, Default)]
 struct Read {
     replicas: HashMap<[usize; 2], (ObservedReplica, Secrets)>,
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// The same cluster once more, with reconcilers that remember nothing.
+    /// A copy of the cluster with reconcilers without memos.
     pub(super) fn fork(&self) -> Self {
         Self {
             settings: self.settings.clone(),
@@ -161,7 +161,7 @@ impl World {
         Timestamp::from_second(self.now).expect("a time")
     }
 
-    /// Makes a group, or gives it another spec.
+    /// Creates a group or replaces its spec.
     pub(super) fn group(&mut self, name: &str, spec: Value) {
         let uid = self.groups.get(name).and_then(|stored| stored.metadata.uid.clone());
         let uid = uid.unwrap_or_else(|| self.id());
@@ -212,7 +212,7 @@ impl World {
         self.collect();
     }
 
-    /// Every name of which a pass must be made.
+    /// All keys of the work queue.
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
@@ -285,7 +285,7 @@ impl World {
         replica.clone()
     }
 
-    /// Passes over a group whose control plane denies something, which is asked for again and again.
+    /// Runs passes over a group whose control plane denies a repeated request.
     pub(super) fn settle_denied(&mut self, name: &str) {
         for _ in 0..10 {
             self.round();
@@ -296,7 +296,7 @@ impl World {
         assert_eq!(rest, (0, 0, None, 0, 0), "nothing else is left to do");
     }
 
-    /// Passes over everything, once; whether any came to something.
+    /// Runs one pass over every group; returns whether any changed something.
     pub(super) fn round(&mut self) -> bool {
         let mut busy = false;
         for name in self.keys_of_work() {
@@ -309,7 +309,7 @@ impl World {
         busy
     }
 
-    /// Passes until there is nothing left to do, also not later.
+    /// Runs passes until nothing changes, now or later.
     pub(super) fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..200 {
@@ -333,7 +333,7 @@ impl World {
     }
 }
 
-/// Whether a pass came to nothing.
+/// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
     GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
 }
@@ -347,7 +347,7 @@ fn owner_of(stored: &Value) -> Option<String> {
     group_of(&labels).map(str::to_owned)
 }
 
-/// The annotations of a Service of a group.
+/// Annotations of an egress Service of a group.
 pub(super) fn to(group: &str) -> Value {
     json!({"tailscale.com/proxy-group": group, "tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"})
 }

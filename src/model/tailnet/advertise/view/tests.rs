@@ -11,7 +11,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
-/// A Service that the kernel forwards to this cluster address.
+/// Config of an L3 service with this cluster address.
 fn forwarded(to: &str) -> Arc<IngressConfig> {
     let text = format!(r#"{{"{DB}":{{"IPv4Mapping":{{"TailscaleServiceIP":"{ADDRESS}","ClusterIP":"{to}"}}}}}}"#);
     Arc::new(IngressConfig::parse(text.as_bytes()).expect("a config"))
@@ -23,7 +23,7 @@ fn planned(ingress: &Arc<IngressConfig>) -> Arc<Planned> {
     Arc::new(Planned::new(&world))
 }
 
-/// This node, approved for these services, with a route to the address of [`DB`] if it is `routed`.
+/// This node, approved for these services; `routed`: with a route to the address of [`DB`].
 fn node(approved: &[&str], routed: bool) -> Arc<NetMap> {
     let address: IpAddr = ADDRESS.parse().expect("an address");
     let node = SelfNode {
@@ -34,7 +34,7 @@ fn node(approved: &[&str], routed: bool) -> Arc<NetMap> {
     Arc::new(NetMap { node: Some(node), ..NetMap::default() })
 }
 
-/// A replica with one Service in the kernel, which tailscaled's config names.
+/// A replica with one L3 service in the kernel and in tailscaled's config.
 fn kernel() -> AdvertiseView {
     let ingress = forwarded("10.96.0.9");
     AdvertiseView {
@@ -47,7 +47,7 @@ fn kernel() -> AdvertiseView {
     }
 }
 
-/// A replica with one site, whose serve config it writes.
+/// A replica with one virtual host that writes the serve config.
 fn site(status: SiteStatus) -> AdvertiseView {
     let vhost = Vhost {
         hosts: [("web.x.ts.net".to_owned(), crate::api::routes::Host::default())].into(),
@@ -76,7 +76,7 @@ fn status(view: &AdvertiseView) -> AdvertiseStatus {
     view.status(&view.inputs())
 }
 
-/// Why a service waits; empty if it does not.
+/// Reason why a service is not advertised; empty if it is.
 fn waits(view: &AdvertiseView, name: &str) -> String {
     status(view).waiting.get(name).cloned().unwrap_or_default()
 }

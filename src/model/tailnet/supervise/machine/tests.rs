@@ -5,7 +5,7 @@ use crate::model::tailnet::supervise::StateWrite;
 use crate::model::tailnet::supervise::TwoStep;
 use crate::model::tailnet::supervise::settings::tests::settings;
 
-/// A machine with a clock that the test moves.
+/// A machine with a manual clock.
 struct Lab {
     machine: Machine,
     now: At,
@@ -30,7 +30,7 @@ impl Lab {
         Self::new(&DaemonSettings { login, ..settings() })
     }
 
-    /// What an event leads to, without the wake-ups.
+    /// Actions of an event, without wake-ups.
     fn on(&mut self, event: DaemonEvent) -> Vec<DaemonAction> {
         let mut actions = self.machine.step(event, self.now, 0.0);
         actions.retain(|action| !matches!(action, DaemonAction::Wake(_)));
@@ -294,7 +294,7 @@ fn events() -> impl Strategy<Value = DaemonEvent> {
 }
 
 proptest! {
-    /// Whatever happens: no two processes at once, nothing is started after a stop, and a daemon that is down comes back.
+    /// Invariants: never two processes, no start after a stop, and a daemon that is down restarts.
     #[test]
     fn at_most_one_daemon_runs_and_it_is_restarted(steps in prop::collection::vec((events(), 0..20_u64, any::<bool>()), 1..120), two in any::<bool>()) {
         let mut lab = if two { Lab::two_step(false) } else { Lab::in_secret() };

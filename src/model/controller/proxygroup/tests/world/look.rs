@@ -1,9 +1,9 @@
-//! What a test reads of the cluster, and what must never be.
+//! Accessors of the cluster, and its invariants.
 
 use super::*;
 
 impl World {
-    /// What must never be.
+    /// Checks the invariants.
     pub(in super::super) fn check(&self) {
         self.check_published();
         let mut children = BTreeSet::new();
@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// How many Events of this reason there were.
+    /// Number of Events with this reason.
     pub(in super::super) fn event_count(&self, reason: &str) -> usize {
         self.events.iter().filter(|stored| **stored == reason).count()
     }
@@ -65,7 +65,7 @@ impl World {
         self.says(group, "ProxyGroupReady")
     }
 
-    /// A condition of a group.
+    /// Status, reason and message of a condition of a group.
     pub(in super::super) fn says(&self, group: &str, kind: &str) -> (String, String, String) {
         let conditions = &self.groups[group].status.as_ref().expect("a status").conditions;
         let stored = crate::model::base::conditions::get(conditions, kind).expect("a condition");

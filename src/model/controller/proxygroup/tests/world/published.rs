@@ -1,4 +1,4 @@
-//! What is asked to be published, as the stores would show it, and the control plane's part of it.
+//! Requests for names as the stores show them, and the control plane's part.
 
 use super::*;
 use crate::api::routes::Origin;
@@ -10,28 +10,28 @@ use crate::model::controller::ingress_spec::{ingress_group, ingress_label, servi
 use crate::model::controller::objects::{accounts_ref, domain_of};
 use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ServiceList, serves};
 
-/// What the control plane has of what is published.
+/// Tailscale Services and routes of the control plane.
 #[derive(Debug, Clone, Default)]
 pub(in super::super) struct Hosted {
     pub(in super::super) vips: BTreeMap<String, VipService>,
     pub(in super::super) listed: Option<Arc<ServiceList>>,
-    /// The routes that are led to devices.
+    /// Approved routes by device.
     pub(in super::super) approved: BTreeMap<DeviceId, Approved>,
-    /// Services behind which there is nobody.
+    /// Services without a ready endpoint.
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
-    /// Sites that the tailnet does not let the internet reach, and why.
+    /// Funnel errors by service name.
     pub(in super::super) funnel_errors: BTreeMap<String, String>,
-    /// How many more times Tailscale Services are written or read before they have addresses.
+    /// Number of `publish` calls after which Tailscale Services get addresses.
     pub(in super::super) late: usize,
-    /// Tailscale Services have an IPv6 address alone.
+    /// Tailscale Services have only an IPv6 address.
     pub(in super::super) v6_only: bool,
-    /// The tailnet gives no certificates.
+    /// The tailnet issues no certificates.
     pub(in super::super) no_https: bool,
-    /// Names that replicas advertise and are not approved for.
+    /// Advertised names without approval.
     pub(in super::super) unapproved: BTreeSet<String>,
 }
 
-/// An object that asks.
+/// Reference to a requesting object.
 pub(in super::super) fn claimant(source: PublishSource, (namespace, name): &(String, String)) -> Publisher {
     Publisher { source, namespace: namespace.clone(), name: name.clone() }
 }
@@ -88,7 +88,7 @@ impl World {
         );
     }
 
-    /// An Ingress with this spec; one that there is keeps what is not the user's.
+    /// Creates an Ingress with this spec; an existing one keeps fields that are not the user's.
     pub(in super::super) fn put_ingress(&mut self, name: &str, annotations: Value, mut spec: Value) {
         let key = ("default".to_owned(), name.to_owned());
         spec["ingressClassName"] = json!("tailscale");
@@ -111,27 +111,27 @@ impl World {
         self.collect();
     }
 
-    /// A Service of the cluster with annotations and a spec; one that there is keeps what is not the user's.
+    /// Creates a Service with annotations and a spec; an existing one keeps fields that are not the user's.
     pub(in super::super) fn plain(&mut self, name: &str, annotations: Value, spec: Value) {
         self.service(name, annotations, &[80]);
         let service = self.services.get_mut(&("default".to_owned(), name.to_owned())).expect("it was just made");
         service.spec = serde_json::from_value(spec).expect("a spec");
     }
 
-    /// A Service that is to be published, at this label.
+    /// Creates a Service that requests this label.
     pub(in super::super) fn exposed(&mut self, name: &str, group: &str, label: &str) {
         let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/expose": "true", "tailscale.com/hostname": label});
         let ip = format!("10.96.1.{}", name.bytes().fold(0_u8, u8::wrapping_add));
         self.plain(name, annotations, json!({"clusterIP": ip, "ports": [{"port": 80, "protocol": "TCP"}]}));
     }
 
-    /// Everybody who may ask.
+    /// All objects that may request a name.
     pub(super) fn claimants(&self) -> Vec<Publisher> {
         let ingresses = self.ingresses.keys().map(|key| claimant(PublishSource::Ingress, key));
         ingresses.chain(self.services.keys().map(|key| claimant(PublishSource::Service, key))).collect()
     }
 
-    /// What is recorded of a group.
+    /// Ingress config of a group.
     pub(in super::super) fn config(&self, group: &str) -> IngressConfigMap {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
         let Some(stored) = self.objects.get(&object) else { return IngressConfigMap::default() };
@@ -140,7 +140,7 @@ impl World {
         read.or_insert_with(|| (IngressConfigMap::read(stored), Arc::clone(stored))).0.clone()
     }
 
-    /// The group that one names, its label, and when it was made; none if it is not there or is going.
+    /// Group, label and creation time of a request; `None` if the object is missing or being deleted.
     fn asks(&self, claimant: &Publisher) -> Option<(String, String, i64)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (group, label, metadata) = match claimant.source {
@@ -157,7 +157,7 @@ impl World {
         Some((group?.to_owned(), label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
     }
 
-    /// The groups that one concerns; the empty name for one that is to be let go.
+    /// Groups that an object affects; the empty name for one that must be released.
     pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<String> {
         let named = self.asks(claimant).map(|(group, ..)| group);
         let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
@@ -224,7 +224,7 @@ impl World {
         self.claimants().into_iter().filter_map(rival).collect()
     }
 
-    /// The objects of a group, and what is of no group alone.
+    /// Objects of a group and shared objects.
     pub(super) fn with_shared(&self, mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>, group: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
         let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
         let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
@@ -236,7 +236,7 @@ impl World {
         owned
     }
 
-    /// A replica that is awake fills the certificates of its group's names and advertises what it is told and holds.
+    /// An awake replica fills the certificates of its group's names and advertises the configured names that it serves.
     pub(super) fn serve(
         &mut self,
         group: &str,
@@ -265,7 +265,8 @@ impl World {
         ]
     }
 
-    /// Nobody is led to where nothing is served: what a replica is told is in the config, and what one advertises is there.
+    /// Checks that traffic only reaches served names: replicas' configs only have names of the group's config, and advertised names exist
+    /// there.
     pub(super) fn check_published(&self) {
         for group in self.groups.keys() {
             let config = self.config(group);

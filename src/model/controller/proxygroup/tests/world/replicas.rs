@@ -1,9 +1,9 @@
-//! The controller that makes Pods, and the replicas in them that obey their config.
+//! The StatefulSet controller, and replicas that apply their config.
 
 use super::*;
 
 impl World {
-    /// The controller makes and takes Pods; replicas log in and take up their config.
+    /// Creates and deletes Pods; replicas log in and apply their config.
     pub(in super::super) fn live(&mut self) {
         for (group, ordinal) in self.controller() {
             let name = names::replica(&group, ordinal);
@@ -13,7 +13,7 @@ impl World {
         }
     }
 
-    /// The controller of `StatefulSet`s makes and takes Pods; those that are to be there.
+    /// Creates and deletes Pods as the StatefulSet controller; returns the desired replicas.
     pub(in super::super) fn controller(&mut self) -> BTreeSet<(String, u32)> {
         let mut wanted = BTreeSet::new();
         let sets: Vec<_> = self
@@ -41,7 +41,7 @@ impl World {
         wanted
     }
 
-    /// A replica takes up its config, and says so.
+    /// A replica applies its config and reports it.
     pub(in super::super) fn replica(&mut self, group: &str, ordinal: u32) {
         let name = names::replica(group, ordinal);
         let (state, config) =
@@ -86,7 +86,7 @@ impl World {
         self.objects.insert(state, Arc::new(serde_json::to_value(&secret).expect("JSON")));
     }
 
-    /// A name is pointed only at a child that is there, and whose ports every replica maps.
+    /// Checks that an `externalName` points to an existing child whose ports every replica maps.
     pub(super) fn acknowledged(&self, group: &str, host: &str) {
         let child = host.split('.').next().expect("a label");
         let child = self.objects.get(&ObjectRef::new(Kind::Service, NS, child)).expect("the child is there first");

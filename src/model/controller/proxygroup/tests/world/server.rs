@@ -1,9 +1,9 @@
-//! The API server: does what a pass came to, and collects what nobody owns any more.
+//! The API server: applies the plan of a pass, and collects garbage.
 
 use super::*;
 
 impl World {
-    /// Makes one pass over a group and does what it came to.
+    /// Runs one pass over a group and applies its plan.
     pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
         let observed = self.observe(name);
         let made = plan_with_memo(&observed, self.memories.entry(name.to_owned()).or_default());
@@ -18,7 +18,7 @@ impl World {
         made
     }
 
-    /// Does what a pass came to.
+    /// Applies a plan.
     pub(in super::super) fn act(&mut self, name: &str, made: &GroupPlan) {
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name)
@@ -74,7 +74,7 @@ impl World {
         self.collect();
     }
 
-    /// Records a device as the reconciler does, if it is the expected one and the recorded one is gone.
+    /// Records a device as the reconciler does, if it matches and the recorded one is gone or the same.
     fn record_device(&mut self, action: &ControlAction) {
         let ControlAction::RecordDevice { device, domain, recorded, draft, .. } = action else { return };
         let replaceable = recorded.as_ref().is_none_or(|recorded| *recorded == device.id || !self.devices.contains_key(recorded));
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Deletes a device as the reconciler does: only the expected one.
+    /// Deletes a device as the reconciler does, if it matches.
     fn delete_device(&mut self, device: &ClaimedDevice) {
         if self.devices.get(&device.id).is_none_or(|found| device.expected.check(found).is_ok()) {
             self.devices.remove(&device.id);
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// What is being deleted and has no finalizer goes, and what it owned.
+    /// Removes objects that are being deleted without finalizers, and their dependents.
     pub(super) fn collect(&mut self) {
         let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
         self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
