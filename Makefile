@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine, `make demo` and `make test` need no other setup.
 TIERS = cargo run --locked --quiet --package tailyard-kit --bin tiers --
 CLUSTER = cargo run --locked --quiet --package tailyard-kit --bin cluster --
 # As in the image: glibc returns freed memory.
@@ -8,10 +8,10 @@ export MALLOC_MMAP_THRESHOLD_ = 131072
 .DEFAULT_GOAL := help
 .PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak style lint deny fuzz
 
-help: ## Say what can be made
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Install the programs that demo, test and bench run (Debian packages; needs root where one is missing)
+setup: ## Install the programs that demo, test and bench run (Debian packages; needs root if one is missing)
 	@tests/setup
 
 servers: setup ## Build and cache the real servers of tests and cluster (tailscaled, headscale, Kubernetes, etcd, containerd...)
@@ -20,19 +20,19 @@ servers: setup ## Build and cache the real servers of tests and cluster (tailsca
 build: ## Build the release binary: target/release/tailyard
 	cargo build --release --locked
 
-image: setup build ## Build the image, without a container engine: target/image/tailyard.tar, and what is in it
+image: setup build ## Build the image and its SBOM, without a container engine: target/image/tailyard.tar
 	@config/image/build tailyard --servers "$$(tests/servers/build tailscaled tailscale)"
 
-cluster: setup ## Start a real cluster beside a real tailnet on this machine (needs root); NODES=3
+cluster: setup ## Start a real cluster and a real tailnet on this machine (needs root); NODES=3
 	@$(CLUSTER) up --nodes $(or $(NODES),3)
 
-cluster-down: ## End it; nothing is left
+cluster-down: ## Stop the cluster and remove everything of it
 	@$(CLUSTER) down
 
-cluster-status: ## Say how it is and how it is used
+cluster-status: ## Show the cluster's state and how to use it
 	@$(CLUSTER) status
 
-cluster-load-image: ## Make an image known on its nodes: what `make image` made, or IMAGE=FILE
+cluster-load-image: ## Import an image on the cluster's nodes: the output of `make image`, or IMAGE=FILE
 	@$(CLUSTER) load-image $(IMAGE)
 
 demo: setup ## Run a whole group on this machine, under load: replicas, retargets, a kill (25 s)
@@ -42,35 +42,35 @@ demo: setup ## Run a whole group on this machine, under load: replicas, retarget
 check: style ## Check a change: format, clippy, unit, property and loopback tests; no root, no servers
 	$(TIERS) --check
 
-test: setup ## Pass every test of every tier; servers are built meanwhile
+test: setup ## Run lint and every test of every tier; servers are built meanwhile
 	@tests/run
 
-test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processors; stop at nothing
+test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processes (BUSY); continue after failures
 	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2) --jobs 2
 
 bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md
 	cargo bench --locked --bench suite -- $(BENCHES)
 
-bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; all that need no cluster, or BENCHES="live connect"
+bench-smoke: setup ## Check that the benchmarks work: small sizes, few repetitions, no release build; all that need no cluster, or BENCHES="live connect"
 	cargo bench --locked --profile dev --bench suite -- $(or $(BENCHES),--no-cluster) --quick
 
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
 	cargo bench --locked --bench suite -- $(BENCHES) --json bench/results
 	UPDATE_GOLDEN=1 cargo test --locked --test pure report::
 
-soak: setup ## Keep a group under load while troubles befall it: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE loads more
+soak: setup ## Run a group under load with fault injection: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE sets the load
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
 		cargo test --locked --profile bench --test api soak::nothing_is_lost -- --nocapture
 
-style: ## Format and clippy, of the whole workspace
+style: ## Check format and clippy of the whole workspace
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-lint: deny style ## Format, clippy, the fuzzers' lock, licences and sources of dependencies
+lint: deny style ## Check format, clippy, the fuzzers' lock file, licences and sources of dependencies
 	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers
 
-deny: ## Licences and sources of dependencies, by cargo-deny (ADVISORIES=1: advisories too)
+deny: ## Check licences and sources of dependencies with cargo-deny (ADVISORIES=1: advisories too)
 	@tests/deny
 
-fuzz: ## Fuzz every parser of outside bytes (FUZZ_SECONDS each, default 10)
+fuzz: ## Fuzz every parser of untrusted input (FUZZ_SECONDS each, default 10)
 	@tests/fuzz/run

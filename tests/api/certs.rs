@@ -1,7 +1,7 @@
-//! Certificates: a real ACME server (Pebble) that asks a real DNS server, real tailscaleds by which names are proven, and a real
-//! kube-apiserver that holds the Secrets; the control server is the stand-in of Tailscale's hosted one.
+//! Certificates from a real ACME server (Pebble) with a real DNS server. Real tailscaleds prove the names, and a real kube-apiserver stores
+//! the Secrets; the control server is the stand-in of Tailscale's hosted one.
 //!
-//! Needs root and what `tests/servers/build` makes.
+//! Needs root and the programs of `tests/servers/build`.
 
 mod closing;
 mod front;
@@ -31,12 +31,12 @@ fn refs(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// How a name stands, if it is known.
+/// State of a name; the default if it is unknown.
 fn named(state: &CertStoreState, name: &str) -> NameState {
     state.names.get(name).cloned().unwrap_or_default()
 }
 
-/// The note of a name.
+/// Order note of a name, from the annotation of its Secret.
 async fn note(stage: &Stage, name: &str) -> OrderNote {
     let secret = stage.cluster.secrets().get(name).await.expect("a Secret");
     let text = secret.metadata.annotations.unwrap_or_default().remove(ISSUANCE);
@@ -58,7 +58,7 @@ fn fifty_names_are_ordered_once_by_one_replica_and_read_by_the_other() {
         println!("50 certificates after {:?}", begin.elapsed());
         assert_eq!(stage.pebble.issued(), 50);
         assert!(second.certs.state.borrow().orders.is_empty() && !*second.certs.leads.borrow());
-        // A Secret is as the Tailscale operator's proxies leave it.
+        // The Secret has the format of the Tailscale operator's proxies.
         let values = stage.cluster.secrets().get(&names[0]).await.expect("a Secret").data.expect("values");
         let keys: Vec<&str> = values.keys().map(String::as_str).collect();
         assert_eq!(keys, [ACCOUNT_FINGERPRINT, "tls.crt", "tls.key"]);
@@ -159,7 +159,7 @@ fn retry_after_is_respected_by_every_replica() {
         let pause = order_note.not_before.expect("a time").duration_since(Timestamp::now());
         assert!(pause > SignedDuration::from_mins(110), "{pause:?}");
         drop(first);
-        // The next one to order has a server that would take the order, and does not ask it.
+        // The ACME server of the next leader would accept the order, but the replica does not send it.
         let second = stage.replica(1).await;
         second.until_leads(true).await;
         second.until("seen", |state| named(state, WEB).note.failures == 1).await;
@@ -178,11 +178,11 @@ fn acme_outage_and_lost_account_only_delay_orders() {
         first.until("it cannot be asked", |state| named(state, API).note.failures >= 2).await;
         assert_eq!(note(&stage, API).await.reason, "Unreachable");
         assert_eq!(first.certs.pairs.borrow().get(WEB), Some(&pair), "what there is is served");
-        // It comes back, and knows no account.
+        // Pebble restarts without accounts.
         stage.pebble.run(&stage.tailnet);
         first.pair(API).await;
         first.until("nothing is left of it", |state| named(state, API).note == OrderNote::default()).await;
-        // Its owner closes the account: another one takes its place.
+        // The owner closes the account: a new one replaces it.
         let key = async || stage.cluster.secret(ACCOUNTS).await.0[FIELD].clone();
         let closed = key().await;
         closing::close(&stage.pebble.directory(), &stage.pebble.ca(), &closed).await;

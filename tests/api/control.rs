@@ -1,4 +1,4 @@
-//! Control planes: our client against the stand-in of Tailscale's hosted API with its faults, and against a real headscale.
+//! Control plane clients: against the stand-in of Tailscale's hosted API with its faults, and against a real headscale.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Configs and state against a real kube-apiserver and etcd, which come and go.
+//! Configs and state with a real kube-apiserver and etcd that stop and restart.
 
 mod configs;
 mod endpoints;

@@ -1,4 +1,4 @@
-//! Tests on a real kube-apiserver and etcd, and on control servers. Needs root and what `tests/servers/build` makes.
+//! Tests with a real kube-apiserver and etcd, and with control servers. Need root and the programs of `tests/servers/build`.
 
 #![allow(
     clippy::expect_used,

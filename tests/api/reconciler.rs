@@ -1,5 +1,5 @@
-//! The reconciler, as the compiled binary under exactly the rights of config/rbac, on a real kube-apiserver and etcd. There is
-//! no kubelet: the tests play it, by making Pods and writing what replicas would say. The control plane is a stand-in.
+//! The reconciler as the compiled binary, with exactly the permissions of config/rbac, on a real kube-apiserver and etcd. There is no
+//! kubelet: the tests create Pods and write the replicas' state. The control plane is a stand-in.
 
 mod changes;
 mod groups;

@@ -1,8 +1,9 @@
-//! The soak: a group under load for a long time, while its config changes without pause and one trouble after the other befalls it.
-//! Nothing may be lost or mis-delivered outside the windows of docs/failures.md, and nothing may grow.
+//! Soak test: a group under load for a long time, with continuous config changes and one fault after the other. Outside the windows of
+//! docs/failures.md nothing may be lost or misdelivered, and memory and file descriptors may not grow.
 //!
-//! `make soak` runs it for two hours (`SOAK_SECONDS`), with a seed that it prints (`SOAK_SEED` repeats one). The schedule of a seed is
-//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kube tier needs.
+//! `make soak` runs it for two hours (`SOAK_SECONDS`) with a seed that it prints; `SOAK_SEED` repeats a run. A seed always has the same
+//! schedule, but timing depends on the machine. By default the run is short and the seed fixed. The requirements are those of the kube
+//! tests.
 
 use std::num::NonZeroU32;
 use std::thread;
@@ -28,14 +29,14 @@ use growth::{Samples, grown, thirds};
 use play::Play;
 use schedule::{REPLICAS, STRUCK, Schedule};
 
-/// How long without a setting, in seconds, and by which seed.
+/// Default duration in seconds, and default seed.
 const SECONDS: u64 = 35;
 const SEED: u64 = 6;
-/// New connections and flows a second: what a busy machine of two processors offers in time without optimization.
+/// New connections and flows per second: a busy machine with two processors sustains this rate without optimization.
 const RATE: u32 = 100;
 
-/// How long a replica has to leave: short beside a Pod's 30 s, so that many leave, and long enough that a second of it is for resets,
-/// which a busy machine needs.
+/// Grace period of a replica. It is short compared with a Pod's 30 s, so that many replicas leave, and long enough to reserve a second for
+/// resets, which a busy machine needs.
 const GRACE: Duration = Duration::from_secs(6);
 
 fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {

@@ -1,7 +1,7 @@
-//! What real tailscaleds serve and advertise of Tailscale Services, and when: as members of a group whose control plane is the
-//! stand-in of Tailscale's hosted one, which leads a service to one approved node that advertises it.
+//! Tailscale Services of real tailscaleds: what is served and advertised, and when. The nodes are members of a group; the control plane is
+//! the stand-in of Tailscale's hosted one, which routes a service to one approved node that advertises it.
 //!
-//! Needs root and what `tests/servers/build` makes.
+//! Needs root and the programs of `tests/servers/build`.
 
 mod listener;
 mod port;
@@ -26,16 +26,16 @@ use kit::tailnet::{Control, Tailnet};
 use kit::wait::eventually;
 use kit::{apiserver, stock};
 
-/// How long one connection may take.
+/// Timeout of one connection.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one may take that is tried until it succeeds.
+/// Timeout of one attempt that is repeated until it succeeds.
 const TRY: Duration = Duration::from_millis(100);
 
 fn names(list: &[&str]) -> BTreeSet<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// An L3 mapping of a service.
+/// L3 mapping of a service.
 fn mapping(vips: &[IpAddr], to: IpAddr) -> serde_json::Value {
     json!({"IPv4Mapping": {"TailscaleServiceIP": vips[0].to_string(), "ClusterIP": to.to_string()}})
 }
@@ -70,7 +70,7 @@ fn l4_service_is_advertised_when_mapped_and_withdrawn_before_exit() {
     two.wait_ready();
     assert_eq!(two.advertised(), names(&["svc:db"]));
 
-    // One leaves under load. Nobody new is let in before the address moves, and who is in may end: so none is cut.
+    // One member leaves under load. It accepts no new connections before the address moves, and open ones may finish: so none is cut.
     let (mut attempts, mut failed) = (0, Vec::new());
     thread::scope(|scope| {
         let leaving = scope.spawn(|| one.leave());
@@ -98,7 +98,7 @@ fn service_is_reached_with_pod_network_in_the_tailnet_range() {
     let _served = backend.node.serve(7000);
     let client = tailnet.machine("client");
     let _tailscaled = client.tailscaled();
-    tailnet.join(&client, &["--netfilter-mode=nodivert"]); // else its own filter would cut it off
+    tailnet.join(&client, &["--netfilter-mode=nodivert"]); // otherwise tailscaled's filter drops its own network's packets
     let one = Member::start(&tailnet, "one", &["svc:db"], &json!({"svc:db": mapping(&vips, backend.address)}), None);
     one.wait_ready();
     let at = SocketAddr::new(vips[0], 7000);
@@ -151,7 +151,7 @@ fn site_is_served_before_advertised_with_the_client_address() {
     assert_eq!(member.advertised(), names(&["svc:web"]));
 }
 
-/// A site whose certificate the group orders, and that has a name with a certificate of the user's own, too.
+/// Routes of a site with a certificate that the group orders, and with another name that has the user's own certificate.
 fn routes(host: &str, backend: SocketAddr) -> serde_json::Value {
     json!({"svc:web": {
         "hosts": {host: {"secret": host, "issue": true}, OWN: {"secret": "own"}}, "listeners": {"443": "https", "80": "redirect"},
@@ -159,7 +159,7 @@ fn routes(host: &str, backend: SocketAddr) -> serde_json::Value {
     }})
 }
 
-/// A name whose certificate is the user's.
+/// Name with the user's own certificate.
 const OWN: &str = "own.example.com";
 
 /// Whether a replica's metrics have this line.
@@ -167,7 +167,7 @@ fn metric(member: &Member, line: &str) -> bool {
     member.get("/metrics").is_ok_and(|page| page.lines().any(|found| found == line))
 }
 
-/// A user's certificate that is not there, or cannot be used, is told and holds nobody else's name back; then it comes.
+/// A missing or unusable certificate of the user is reported and does not affect other names; a valid one is then served.
 async fn own_certificate(
     cluster: &apiserver::Cluster,
     members: &[Member],
@@ -237,7 +237,7 @@ fn site_is_reached_over_https_through_either_replica() {
         assert!(plain.is_empty() || plain.contains("301") || plain.contains("https"), "{plain}");
         let ask = |host: &str, ca: &Path| site::curl(&client, &format!("https://{host}/"), vips[0], ca);
         own_certificate(&cluster, &members, ask, tailnet.dir()).await;
-        // The one that the service leads to goes; then the other has it.
+        // The replica that the service is routed to leaves; then the other one serves it.
         let _ = members[0].leave();
         eventually("an answer through the other", DEADLINE, || site::curl(&client, &url, vips[0], &ca).ok());
         members[0].run();
@@ -279,7 +279,7 @@ fn client_port_can_be_reused_after_a_tls_connection() {
         eventually("a way to the service", DEADLINE, || client.node.connect(SocketAddr::new(vips[0], 443), TRY).ok());
         let asking = port::Client { node: &client.node, host: HOST, at: vips[0], authority: made.cert.der().clone() };
         assert_eq!(asking.twice(443), Some(["HTTP/1.1 200 OK"; 2].map(str::to_owned)), "{}", member.output());
-        // What is to be known of tailscaled: whose port its own TCP has closed first is not answered for a minute.
+        // Known behaviour of tailscaled: if its own TCP closes a connection first, it ignores the client's port for a minute.
         assert_eq!(asking.twice(80), None, "tailscaled answers by now: docs/failures.md and bench/words/tls.md say that it does not");
     });
 }
@@ -300,7 +300,7 @@ fn serve_config_of_the_stock_proxy_is_replaced() {
         let tailscaled = stock::start(&tailnet, machine, &[]);
         stock::serve(machine, &leftover, &["svc:web", "svc:old"]);
         tailscaled.leave();
-        // Its config names nothing: what is served is advertised because of this.
+        // Its config advertises no service: with this setting, served ones are advertised.
         vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
     });
     let _listener = preamble::listen(&member.machine.node, 9443);

@@ -1,6 +1,6 @@
-//! Real clusters: Pods of the image under test, on real nodes, on a real tailnet.
+//! Tests on real clusters: Pods of the image under test, on real nodes, on a real tailnet.
 //!
-//! Needs root, control groups of version 1 and what `tests/servers/build` makes.
+//! Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod group;
 mod published;
@@ -17,9 +17,9 @@ use kit::cluster::{Cluster, DEADLINE, turn};
 use kit::wait::eventually;
 use scenarios::Stage;
 
-/// The port of the target, and of its Service.
+/// Port of the target and of its Service.
 const PORT: u16 = 7000;
-/// How many nodes a cluster has.
+/// Number of nodes of a cluster.
 const NODES: u8 = 3;
 
 #[test]
@@ -50,7 +50,7 @@ fn pod_reaches_a_tailnet_target_through_a_service() {
         let answer = eventually(&format!("an answer by {to}"), DEADLINE, || ask(to).filter(|answer| !answer.is_empty()));
         let (name, peer) = answer.trim().split_once(' ').expect("a greeting");
         assert_eq!(name, "db");
-        // A name leads to either family.
+        // A name may be resolved to either family.
         let six = to.parse().ok().map(|to: IpAddr| to.is_ipv6());
         let source: SocketAddr = peer.parse().expect("an address");
         assert!(replicas.contains(&source.ip()), "the target sees a replica's own address, not {source}");

@@ -1,9 +1,8 @@
-//! Two clusters on one tailnet: a Service that one publishes is used by Pods of the other, through a group of proxies on either side,
-//! while the publishing side is restarted; and a name that both publish is answered over HTTPS until the last of them leaves it.
+//! Two clusters on one tailnet. Pods of one cluster use a Service that the other publishes, through a proxy group on either side, while the
+//! publishing side restarts. A name that both publish is served over HTTPS until the last cluster withdraws it.
 //!
-//! Both clusters, the ACME server (Pebble) and the tailnet are real but for its control plane, which is a stand-in
-//! (`tests/servers/hosted`): Tailscale's own cannot run here, and headscale has no Tailscale Services. Needs root, control groups of
-//! version 1 and what `tests/servers/build` makes.
+//! Both clusters, the ACME server (Pebble) and the tailnet are real; the control plane is a stand-in (`tests/servers/hosted`): Tailscale's
+//! own cannot run here, and headscale has no Tailscale Services. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod both;
 mod shared;
@@ -29,7 +28,7 @@ fn service_is_used_across_clusters_during_proxy_restarts() {
     sides.user.wait(&["--for=condition=TailscaleEgressSvcReady", "service/orders"]);
 
     let to = format!("orders.default.svc.cluster.local:{PORT}");
-    // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+    // Longer than WireGuard's retry of a handshake, which is after 5 s.
     let load = Load::begin(&sides.user, "load", None, &[&to, "--expect", "orders", "--rate", "20", "--timeout", "10s"]);
     let begin = Instant::now();
     sides.publisher.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/in"]);
@@ -37,7 +36,7 @@ fn service_is_used_across_clusters_during_proxy_restarts() {
     let took = begin.elapsed();
     let report = load.end();
     println!("the publishing group restarted within {took:?}: {report}");
-    // A service's address is at one replica at a time: who is in the middle of connecting when it moves is cut.
+    // A service's address is at one replica at a time: connections that are being established when it moves are cut.
     report.assert_few_failures("a restart of the publishing group");
 }
 
@@ -60,7 +59,7 @@ fn shared_name_is_served_over_https_until_the_last_cluster_leaves() {
     assert_eq!((shop.owners().len(), shop.pebble.issued()), (2, 2), "another one, and a certificate of its own");
     assert_eq!(shop.client.get("https", SHOP).as_deref(), Ok(first), "an address stays where it is");
 
-    // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+    // Longer than WireGuard's retry of a handshake, which is after 5 s.
     let load = shop.client.begin((SHOP, 443), EITHER, "10", "10s");
     let begin = Instant::now();
     shop.close(0);

@@ -1,8 +1,8 @@
-//! Tailyard and the Tailscale operator in each other's place, on a real cluster: our reconciler with their proxy image, our
-//! image under their operator, and a group handed over from theirs to ours and back under load.
+//! Tailyard and the Tailscale operator as replacements of each other, on a real cluster: our reconciler with their proxy image, our image
+//! under their operator, and a group moved from theirs to ours and back under load.
 //!
-//! Their operator and their proxy are real; the control plane of both is a stand-in (`tests/servers/hosted`), since
-//! Tailscale's own cannot run here. Needs root, control groups of version 1 and what `tests/servers/build` makes.
+//! Their operator and their proxy are real; the control plane of both is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot
+//! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
 
@@ -14,9 +14,9 @@ use kit::cluster::{DEADLINE, turn};
 use kit::operators::Stage;
 use kit::wait::eventually;
 
-/// In so many seconds connections may fail where ours cannot help it. Their operator gives Pods neither a probe nor a readiness
-/// gate: the second replica is taken away as soon as the first one's new process runs, and both are no endpoints until that one
-/// has published its services. And their proxy is healthy before the ways to its targets are open.
+/// Failures that our code cannot prevent, in seconds. Their operator sets neither a probe nor a readiness gate: the second replica is
+/// removed as soon as the first one's new process runs, and neither is an endpoint until the first has published its services. Their proxy
+/// is also healthy before the paths to its targets exist.
 const UNSERVED: May = May::Fail(15);
 
 #[test]
@@ -73,7 +73,7 @@ fn group_is_handed_over_and_back() {
     assert_eq!(stage.image(), TAILYARD);
     stage.through_both_replicas();
 
-    // Two controllers of theirs write one EndpointSlice, and while they settle who has it, it may lead nowhere for a moment.
+    // Two of their controllers write one EndpointSlice; until one of them owns it, it may briefly have no endpoints.
     acts.replace("from our reconciler back to their operator", May::Fail(2), || stage.give_back());
     assert_eq!(stage.image(), STOCK);
     same();

@@ -1,8 +1,8 @@
-//! Ingress on a real cluster: a user applies a group, an Ingress and a Service, and somebody in the tailnet reaches them, over
-//! HTTPS with certificates of a real ACME server (Pebble) and without TLS, while replicas are replaced.
+//! Ingress on a real cluster: a user applies a group, an Ingress and a Service. A tailnet client reaches them while replicas are replaced,
+//! over HTTPS with certificates of a real ACME server (Pebble) and without TLS.
 //!
-//! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, control groups of
-//! version 1 and what `tests/servers/build` makes.
+//! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, cgroup v1 and the programs
+//! of `tests/servers/build`.
 
 mod hands;
 mod outage;
@@ -16,7 +16,7 @@ use kit::cluster::site::GREETS;
 use serde_json::Value;
 use stage::{ANSWER, GROUP, Stage};
 
-/// After how many seconds an attempt has failed. A client's kernel asks again after one second, two, three and so on.
+/// Timeout of an attempt. A client's kernel retransmits after one second, two, three and so on.
 const PATIENCE: &str = "5s";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests on real tailnets and on real clusters. Needs root, control groups of version 1 and what `tests/servers/build` makes.
+//! Tests on real tailnets and on real clusters. Need root, cgroup v1 and the programs of `tests/servers/build`.
 
 #![allow(
     clippy::expect_used,

@@ -1,6 +1,6 @@
-//! Real tailscaleds on a real control server: what the LocalAPI tells, and what the supervised daemon does.
+//! Real tailscaleds on a real control server: contents of the LocalAPI, and behaviour of the supervised daemon.
 //!
-//! Needs root and what `tests/servers/build` makes.
+//! Needs root and the programs of `tests/servers/build`.
 
 mod group;
 
@@ -25,7 +25,7 @@ use kit::machine::DEADLINE;
 use kit::tailnet::Tailnet;
 use kit::wait::{eventually, uninterrupted};
 
-/// Reads the bus of a daemon until `done`, in which the fold's snapshot is looked at after each message.
+/// Reads the bus of a daemon until `done`, which checks the fold's snapshot after each message.
 async fn read_until(api: &LocalApi, what: &str, mut done: impl FnMut(&Fold) -> bool) {
     let work = async {
         let (mut bus, mut fold) = (api.watch(MASK).await.expect("the bus"), Fold::default());
@@ -100,7 +100,7 @@ fn supervised_daemon_recovers_from_a_kill_and_accepts_a_new_key() {
 
     let id = tailnet.node_id("replica").to_string();
     eventually("waiting for a key", DEADLINE, || {
-        // The restarted daemon registers again within its first seconds, which takes an expiry back.
+        // The restarted daemon registers again within its first seconds, which reverts an expiry.
         tailnet.headscale(&["nodes", "expire", "-i", &id]);
         agent.soon(Duration::from_secs(3), |said| said.phase == "Degraded" && said.login == "waiting for another key")
     });
@@ -140,10 +140,10 @@ fn pod_network_in_the_tailnet_range_stays_reachable() {
     agent.stop();
 }
 
-/// How many connections of a client that waits a second for each may fail while a tailscaled starts again.
+/// Permitted failures while a tailscaled restarts, for a client with a connection timeout of one second.
 const FEW: usize = 6;
 
-/// The egress config of the group: `db` by its name (TCP and UDP), `app` by its address, `app` by its name.
+/// Egress config of the group: `db` by its name (TCP and UDP), `app` by its address, `app` by its name.
 fn services(app: IpAddr) -> serde_json::Value {
     let port = |protocol: &str, port: u16| serde_json::json!({"protocol": protocol, "matchPort": port, "targetPort": 7000});
     serde_json::json!({
@@ -157,7 +157,7 @@ fn services(app: IpAddr) -> serde_json::Value {
 struct Group {
     replicas: [Replica; 2],
     client: kit::machine::Machine,
-    /// What keeps the nodes and their servers running.
+    /// Nodes, with handles that keep their processes and servers running.
     nodes: Vec<(kit::machine::Machine, kit::machine::Process, kit::netns::Server)>,
     tailnet: Tailnet,
 }
@@ -180,7 +180,7 @@ impl Group {
         Self { replicas, client, nodes, tailnet }
     }
 
-    /// Waits until every replica's service is answered by this node.
+    /// Waits until this node answers the service of every replica.
     fn answered_by(&self, port: u16, name: &str) {
         for replica in &self.replicas {
             eventually(&format!("{name} at port {port}"), DEADLINE, || {
@@ -210,7 +210,7 @@ fn replicas_serve_and_follow_real_peers() {
     kit::netns::Greeting::read(&mut lasting).expect("a greeting");
     let load = Load::start(&group.client.node, &group.replicas.each_ref(), 10001);
 
-    // The name moves to another node, and so to another address.
+    // The name moves to another node, and thus to another address.
     let begin = Instant::now();
     group.rename("db", "db-old");
     group.rename("spare", "db");
@@ -220,13 +220,13 @@ fn replicas_serve_and_follow_real_peers() {
     println!("a name moved: {made} connections, {} refused while nobody bore it, moved after {:?}", failed.len(), moved - begin);
     assert!(failed.iter().all(|outcome| outcome.answer == Err(ErrorKind::ConnectionRefused)), "{failed:?}");
 
-    // A flow of another service has lived through it.
+    // A flow of another service was not interrupted.
     lasting.write_all(b"still").expect("sent");
     let mut echo = [0; 5];
     lasting.read_exact(&mut echo).expect("an echo");
     assert_eq!(&echo, b"still");
 
-    // A node leaves: its name refuses at once.
+    // A node is deleted: connections to its name are refused at once.
     group.tailnet.headscale(&["nodes", "delete", "--force", "-i", &group.tailnet.node_id("app").to_string()]);
     for replica in &group.replicas {
         eventually("a refusal", DEADLINE, || {
@@ -255,7 +255,7 @@ fn killed_tailscaled_and_restarted_replica_lose_few_connections() {
     assert!(unready < Duration::from_secs(5), "unready after {unready:?}");
     assert!(failed.len() <= FEW, "{failed:?}");
 
-    // A replica that leaves ends the flow that outlives its grace.
+    // A leaving replica ends a flow that outlives its grace period.
     let mut lasting = group.client.node.connect(group.replicas[1].at(10002), PATIENCE).expect("a connection");
     kit::netns::Greeting::read(&mut lasting).expect("a greeting");
     lasting.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
@@ -286,7 +286,7 @@ fn crashed_replica_keeps_forwarding_and_readopts_tailscaled() {
     kill(Pid::from_raw(replica.worker().expect("it runs")), Signal::SIGKILL).expect("killed");
     let begin = Instant::now();
     let (mut ready, mut answers) = (None, Vec::new());
-    // Nobody is kept away by readiness, which a kubelet asks for less often than this.
+    // Connections do not depend on readiness here: a kubelet polls it less often than this loop connects.
     while ready.is_none_or(|at: Duration| begin.elapsed() < at + Duration::from_secs(12)) {
         answers.push((begin.elapsed(), group.client.node.ask_tcp(replica.at(10001), PATIENCE).map(|greeting| greeting.name)));
         ready = ready.or_else(|| replica.ready().then(|| begin.elapsed()));
@@ -299,7 +299,7 @@ fn crashed_replica_keeps_forwarding_and_readopts_tailscaled() {
     lasting.write_all(b"x").and_then(|()| lasting.read_exact(&mut [0])).expect("the flow from before");
     assert!(replica.log().contains("crashed (signal SIGKILL)"), "{}", replica.log());
 
-    // One that was taken over is watched as its own would be, and ends with it.
+    // An adopted tailscaled is supervised like an own child: its exit makes the replica unready until it is restarted.
     let after = replica.worker();
     kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("killed");
     replica.wait_unready();
@@ -308,7 +308,7 @@ fn crashed_replica_keeps_forwarding_and_readopts_tailscaled() {
     group.replicas[0].leave();
 }
 
-/// How soon a connection is to be answered that is made as soon as a replica is ready; without a way to the target it takes 5 s.
+/// Time limit for a connection right after a replica becomes ready; without a path to the target it takes 5 s.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[test]
@@ -347,7 +347,7 @@ fn replica_with_pod_network_in_the_tailnet_range_forwards() {
     let tailnet = Tailnet::start([100, 65, 0]);
     let db = tailnet.machine("db");
     let _tailscaled = db.tailscaled();
-    tailnet.join(&db, &["--netfilter-mode=nodivert"]); // else its own filter would cut it off
+    tailnet.join(&db, &["--netfilter-mode=nodivert"]); // otherwise tailscaled's filter drops its own network's packets
     let _server = db.node.serve(7000);
     let client = tailnet.machine("client");
     let replica = Replica::start(&tailnet, "eg-0", &services("100.64.0.1".parse().expect("an address")));
@@ -359,7 +359,7 @@ fn replica_with_pod_network_in_the_tailnet_range_forwards() {
 struct Pair {
     replica: Replica,
     client: kit::machine::Machine,
-    /// What keeps the node and its server running.
+    /// Node, with handles that keep its process and server running.
     _db: (kit::machine::Machine, kit::machine::Process, kit::netns::Server),
     _tailnet: Tailnet,
 }
@@ -378,7 +378,7 @@ impl Pair {
 #[test]
 fn replica_answers_probes_of_nodes_in_the_tailnet_range() {
     let Pair { replica, client, .. } = &Pair::start(Manner { node_ip: "100.66.0.1", ..Manner::default() });
-    // A client with a node's address: the kubelet, or a Pod in its node's network.
+    // A client with a node's address: the kubelet, or a Pod in its host network.
     let [at, from]: [IpAddr; 2] = ["100.66.0.5", "100.66.0.9"].map(|ip| ip.parse().expect("an address"));
     for (machine, ip) in [(&replica.machine, at), (client, from)] {
         machine.node.ip(&format!("addr add {ip}/24 dev eth0\n"));
@@ -393,7 +393,7 @@ fn replica_answers_probes_of_nodes_in_the_tailnet_range() {
 fn unprivileged_replica_forwards() {
     let Pair { replica, client, .. } = &Pair::start(Manner { confined: true, ..Manner::default() });
     let status = std::fs::read_to_string(format!("/proc/{}/status", replica.worker().expect("a process"))).expect("a status");
-    // Of linux/capability.h: 10 NET_BIND_SERVICE, 12 NET_ADMIN, 13 NET_RAW.
+    // From linux/capability.h: 10 NET_BIND_SERVICE, 12 NET_ADMIN, 13 NET_RAW.
     assert!(status.contains("CapEff:\t0000000000003400") && status.contains("NoNewPrivs:\t1"), "{status}");
     let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(replica.at(10001), PATIENCE).ok());
     assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));

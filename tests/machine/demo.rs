@@ -1,16 +1,16 @@
-//! The demo, run for some seconds on each firewall as a user runs it: nothing may be lost, nothing misdelivered.
+//! The demo, run for some seconds on each firewall as a user runs it: no connection may be lost or misdelivered.
 
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-/// Long enough for the killed replica and for the leaving one to come back under load.
+/// Long enough for the killed and the drained replica to come back under load.
 const DURATION: &str = "10s";
-/// What a busy machine offers in time even without optimization: a load that waits for the processor says nothing of the proxies.
+/// Rate that a busy machine sustains even without optimization: a load that waits for the processor does not measure the proxies.
 const RATE: &str = "100";
 
-/// One demo at a time: two of them on a small machine would measure each other.
+/// One demo at a time: two on a small machine would measure each other.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn demo(arguments: &[&str]) -> Output {

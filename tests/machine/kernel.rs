@@ -1,6 +1,6 @@
-//! The kernel tier: what our rules do to real packets, in namespaces that the tests make and that vanish with them.
+//! Kernel tests: effects of our rules on real packets, in network namespaces that the tests create and that are deleted with them.
 //!
-//! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
+//! Needs root, or `unshare -Urnm`; nft, iptables (both variants) and iproute2. A missing program fails the tests.
 
 pub(crate) mod entries;
 mod firewall;

@@ -1,4 +1,4 @@
-//! `tailyard load` as a user runs it: the compiled binary against real servers in a network namespace of the test's own.
+//! `tailyard load` as a user runs it: the compiled binary against real servers in the test's own network namespace.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -16,10 +16,10 @@ use tailyard::edge::tls::Certificates;
 use tailyard::model::ingress::certificate::Pair;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Where the servers of the tests are.
+/// Address of the tests' servers.
 const PORT: u16 = 7000;
 const TO: &str = "127.0.0.1:7000";
-/// Longer than anything takes on a machine that has much else to do.
+/// Longer than any operation on a busy machine.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 fn start(node: &Node, args: &[&str]) -> Child {
@@ -73,7 +73,7 @@ fn answer_of_another_server_is_a_timed_failure() {
 #[test]
 fn slow_server_does_not_reduce_the_offered_rate() {
     let node = Node::make("slow".to_owned());
-    // It takes connections, by the kernel, and never says a word.
+    // The kernel accepts connections, but the server never responds.
     let _silent = node.ns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))).expect("the namespace").expect("a port");
     let (_, lines) = run(&node, &[TO, "--rate", "50", "--duration", "2s", "--timeout", "1s", "--max-in-flight", "20", "--expect", "db "]);
     let failed = &summary(&lines)["failed"];
@@ -88,7 +88,7 @@ fn reset_and_hanging_connections_are_reported() {
     let node = Node::make("db".to_owned());
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let silent = node.ns.run(|| TcpListener::bind(at)).expect("the namespace").expect("a port");
-    // The first connection that asks is ended by a reset, for most of what it sent is never read; the second is never answered.
+    // The first connection with a request is reset, since most of the received data is never read; the second is never answered.
     let serving = std::thread::spawn(move || {
         let asking = || {
             eventually("a question", DEADLINE, || {
@@ -120,7 +120,7 @@ fn signal_ends_the_load_with_a_summary() {
     assert_eq!(summary["ok"], true, "{summary}");
 }
 
-/// An authority's certificate in PEM, and one that it has signed for a name with its key.
+/// CA certificate in PEM, and a certificate that it has signed for a name, with its key.
 fn signed(name: &str) -> (String, Pair) {
     let mut params = CertificateParams::new(vec![]).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -160,7 +160,7 @@ fn answer_over_tls(node: &Node, name: &str, pair: Pair, answer: &'static str) {
     });
 }
 
-/// What a load says of a server that answers so; `believed` is whether its authority is the one that the load believes.
+/// Report of a load on a server with this answer; `believed`: whether the load trusts the server's CA.
 fn over_https(answer: &'static str, believed: bool) -> (Output, Vec<Value>) {
     const NAME: &str = "web.lab";
     let node = Node::make("web".to_owned());

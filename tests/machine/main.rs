@@ -1,4 +1,4 @@
-//! Tests on the real kernel, in network namespaces that they make: rules, replicas, the load generator, the demo. Needs root.
+//! Tests on the real kernel, in network namespaces that they create: rules, replicas, the load generator, the demo. Need root.
 
 #![allow(
     clippy::expect_used,

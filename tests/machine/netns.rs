@@ -1,4 +1,4 @@
-//! The network of namespaces that the other tests stand on.
+//! Network of namespaces that the other tests use.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! The whole tier: the compiled `tailyard proxy` in a lab of namespaces, with a static netmap in place of tailscaled.
+//! Proxy tests: the compiled `tailyard proxy` in a lab of namespaces, with a static netmap in place of tailscaled.
 //!
-//! Each fault of docs/failures.md that needs no API server and no tailscaled has its test here. Needs what the kernel tier needs.
+//! Each fault of docs/failures.md that needs no API server and no tailscaled has its test here. The requirements are those of the kernel
+//! tests.
 
 mod endpoints;
 mod faults;

@@ -1,9 +1,8 @@
-//! charts/tailyard as the pinned helm renders it: golden objects, the rights of config/rbac, the definitions of config/crd,
-//! settings that the program takes, and bad values that are refused before anything is made.
+//! charts/tailyard as the pinned helm renders it: golden objects, the permissions of config/rbac, the definitions of config/crd, settings
+//! that the program accepts, and invalid values that are rejected before any object is created.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test package chart` writes the golden files anew. Objects
-//! are compared, not texts: the order and the comments of a rendered chart are the business of helm's version.
-//! Needs what `tests/servers/build helm` makes, and promtool.
+//! `UPDATE_GOLDEN=1 cargo test --test package chart` rewrites the golden files. Objects are compared, not texts: the order and the comments
+//! of a rendered chart depend on helm's version. Needs the program of `tests/servers/build helm`, and promtool.
 
 mod alerts;
 mod documents;
@@ -20,12 +19,11 @@ use serde_json::Value;
 use tailyard::model::settings::Flags;
 use tailyard::model::settings::reconciler::{DefaultCredentials, Reconciler};
 
-/// The chart.
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
-/// The names of the files of values, each with what is rendered with it.
+/// Names of the values files and of the golden files rendered with them.
 const CASES: [&str; 4] = ["default", "headscale", "identity", "everything"];
 
-/// A path of the checkout.
+/// A path in the repository.
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
@@ -34,12 +32,12 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The file of values of a case.
+/// Values file of a case.
 fn values(case: &str) -> String {
     path("tests/golden/chart").join(format!("{case}.values.yaml")).display().to_string()
 }
 
-/// Runs the pinned helm, which finds nothing of this machine's repositories, plugins and clusters.
+/// Runs the pinned helm, isolated from this machine's repositories, plugins and clusters.
 fn helm(args: &[&str]) -> Output {
     let directory = servers(&["helm"]);
     let home = tempfile::TempDir::new().expect("a directory");
@@ -50,29 +48,29 @@ fn helm(args: &[&str]) -> Output {
     helm.env("KUBECONFIG", home.path().join("none")).args(args).output().expect("helm")
 }
 
-/// What helm prints; it must succeed.
+/// Output of helm, which must succeed.
 fn printed(args: &[&str]) -> String {
     let output = helm(args);
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The arguments that render the chart, whatever Kubernetes this helm was made for.
+/// Arguments that render the chart, independent of helm's own Kubernetes version.
 fn template(namespace: &str) -> [&str; 7] {
     ["template", "tailyard", CHART, "--namespace", namespace, "--kube-version", "1.36.0"]
 }
 
-/// What is rendered with these flags in the namespace tailscale.
+/// Objects rendered with these flags in the namespace tailscale.
 fn rendered_with(flags: &[&str]) -> BTreeMap<String, Value> {
     objects(&printed(&[&template("tailscale")[..], flags].concat()))
 }
 
-/// What is rendered with the values of a case.
+/// Chart rendered with the values of a case.
 fn rendered(case: &str, namespace: &str) -> String {
     printed(&[&template(namespace)[..], &["--values", &values(case)]].concat())
 }
 
-/// The objects of a file of several documents, by kind, namespace and name.
+/// Objects of a file with several documents, by kind, namespace and name.
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let text = format!("\n{text}");
     let documents = text.split("\n---\n").filter(|text| text.lines().any(|line| !line.trim().is_empty() && !line.starts_with('#')));
@@ -115,7 +113,7 @@ fn rendered_chart_matches_golden_files() {
     }
 }
 
-/// Objects that give rights, without the labels that every object of a chart has.
+/// RBAC objects, without the labels that every object of a chart has.
 fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let rights = objects.into_iter().filter(|(_, object)| object["apiVersion"] == "rbac.authorization.k8s.io/v1");
     let plain = rights.map(|(key, mut object)| {
@@ -125,7 +123,7 @@ fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     plain.collect()
 }
 
-/// The objects of a file of config/rbac, for another namespace of the reconciler.
+/// Objects of a file of config/rbac, for another namespace of the reconciler.
 fn config(file: &str, namespace: &str) -> BTreeMap<String, Value> {
     let text = read(&path("config/rbac").join(file));
     objects(&text.replace("namespace: tailscale\n", &format!("namespace: {namespace}\n")))
@@ -143,7 +141,7 @@ fn sample_manifest_equals_the_rendered_chart() {
     assert_eq!((sample.len(), &sample), (2, &chart));
 }
 
-/// The Secrets that a document's commands make, with their keys.
+/// Secrets that a document's commands create, with their keys.
 fn made_secrets(text: &str) -> BTreeMap<String, BTreeSet<String>> {
     let commands = text.split("create secret generic ").skip(1).filter_map(|rest| rest.lines().next()).map(str::split_whitespace);
     let secret = |mut words: std::str::SplitWhitespace<'_>| {
@@ -237,7 +235,7 @@ fn chart_crds_equal_config_crd() {
     }
 }
 
-/// What the program reads from the environment that the chart gives it.
+/// Settings that the program reads from the chart's environment variables.
 fn settings(case: &str) -> Reconciler {
     let deployment = deployment(case);
     let variables = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment");
@@ -304,7 +302,7 @@ fn files_are_mounted_where_the_program_reads_them() {
     }
 }
 
-/// Names of metrics in a text, without what a histogram adds.
+/// Metric names in a text, without the suffixes of histograms.
 fn metrics(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_').filter(|word| word.starts_with("tailyard_"));
     words.map(|word| word.trim_end_matches("_bucket").to_owned()).collect()
@@ -329,7 +327,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
     }
 }
 
-/// Values that are refused, each beside one that differs in what is wrong and is taken.
+/// Rejected values, each with a corrected one that is accepted.
 const REFUSED: [(&str, &str); 22] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),

@@ -1,5 +1,5 @@
-//! config/crd holds what `tailyard crd` prints, and docs/compatibility.md tells all that it has otherwise than the Tailscale
-//! operator's definitions.
+//! config/crd equals the output of `tailyard crd`, and docs/compatibility.md lists all differences from the Tailscale operator's
+//! definitions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use kit::golden::{assert_golden, assert_part};
 const BEGIN: &str = "<!-- differences: made by tests/package/crd.rs -->\n";
 const END: &str = "<!-- end of differences -->";
 
-/// What the program prints, document by document.
+/// Output of the program, document by document.
 fn printed() -> Vec<String> {
     let output = Command::new(kit::tailyard()).arg("crd").output().expect("the compiled binary");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -32,7 +32,7 @@ fn crd_files_equal_printed_definitions() {
     assert_eq!(there.collect::<BTreeSet<_>>(), KINDS.map(|kind| file(kind).into()).into(), "one file for each kind");
 }
 
-/// A place in a definition, and what is there on either side.
+/// Place in a definition, with the value on either side.
 #[derive(Debug, PartialEq, Eq)]
 struct Difference {
     place: String,
@@ -40,7 +40,7 @@ struct Difference {
     theirs: bool,
 }
 
-/// All differences but texts; the order of what is required means nothing, and 0.0 is 0.
+/// All differences except texts. The order of required fields is ignored, and 0.0 equals 0.
 fn differences(place: &str, ours: &Value, theirs: &Value) -> Vec<Difference> {
     match (ours, theirs) {
         (Value::Object(ours), Value::Object(theirs)) => in_objects(place, ours, theirs),
@@ -73,7 +73,7 @@ fn other(place: &str) -> Difference {
     Difference { place: place.to_owned(), ours: true, theirs: true }
 }
 
-/// The differences as the document lists them.
+/// Differences as the document lists them.
 fn table(differences: &[Difference]) -> String {
     let row = |Difference { place, ours, theirs }: &Difference| {
         let what = match (ours, theirs) {

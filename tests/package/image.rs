@@ -1,7 +1,6 @@
-//! Images as `config/image/build` writes them, read back with other tools: every digest, what is inside, and that the same
-//! inputs give the same bytes.
+//! Images written by `config/image/build`, read back with other tools: every digest, the contents, and equal bytes for equal inputs.
 //!
-//! Needs python3 and the Debian packages of `tests/setup`; the product's image needs what `tests/servers/build` makes.
+//! Needs python3 and the Debian packages of `tests/setup`; the product's image needs the programs of `tests/servers/build`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,21 +8,21 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// An image, unpacked: the layout, its parsed documents and the root file system.
+/// Unpacked image: the layout, its parsed documents and the root file system.
 struct Unpacked {
     place: tempfile::TempDir,
     manifest: Value,
     config: Value,
 }
 
-/// Runs a program, which must succeed; returns what it prints.
+/// Runs a program, which must succeed; returns its output.
 fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).stderr(Stdio::inherit()).output().unwrap_or_else(|fault| panic!("{program}: {fault}"));
     assert!(output.status.success(), "{program} {args:?}: {}", output.status);
     String::from_utf8(output.stdout).expect("text").trim().to_owned()
 }
 
-/// Builds an image; returns the digest that is printed.
+/// Builds an image; returns the printed digest.
 fn build(args: &[&str]) -> String {
     run(concat!(env!("CARGO_MANIFEST_DIR"), "/config/image/build"), args)
 }
@@ -37,7 +36,7 @@ fn json(path: &Path) -> Value {
 }
 
 impl Unpacked {
-    /// Unpacks an image and holds every blob to its name and size.
+    /// Unpacks an image and verifies the digest and size of every blob.
     fn open(tar: &Path, digest: &str) -> Self {
         let place = tempfile::TempDir::new().expect("a directory");
         let layout = text(place.path());
@@ -76,14 +75,14 @@ impl Unpacked {
         layers.into_iter().zip(diffs).map(|(layer, diff)| (layer, diff.as_str().expect("a digest").to_owned())).collect()
     }
 
-    /// What a program of the image prints, with nothing but the image around it.
+    /// Output of a program of the image, with only the image's files and without a network.
     fn ask(&self, argv: &[&str]) -> String {
         let root = text(&self.root());
         run("unshare", &[&["--net", "chroot", root.as_str()][..], argv].concat())
     }
 }
 
-/// The file of a blob, which is what its descriptor says.
+/// File of a blob, verified against its descriptor.
 fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:")).expect("a digest");
     let path = layout.join("blobs/sha256").join(digest);
@@ -98,7 +97,7 @@ fn image_build_is_reproducible() {
     let mut written = Vec::new();
     let nft = PathBuf::from(run("sh", &["-c", "PATH=$PATH:/usr/sbin command -v nft"]));
     for turn in ["one", "two"] {
-        // Another place, another time, another mode of a file that is the same.
+        // Another directory, another time, and another mode of the same file.
         let (source, out) = (place.path().join(turn), place.path().join(turn).join("image.tar"));
         fs::create_dir(&source).expect("a directory");
         fs::write(source.join("greeting"), "hello\n").expect("written");

@@ -1,4 +1,4 @@
-//! Tests of what is installed: custom resource definitions, the chart, the images. Needs root, Go and what `tests/servers/build` makes.
+//! Tests of what is installed: custom resource definitions, the chart, the images. Need root, Go and the programs of `tests/servers/build`.
 
 #![allow(
     clippy::expect_used,

@@ -1,6 +1,6 @@
 //! `tailyard plan` as a user runs it: golden output, rules that load into an empty namespace, deltas that count their operations.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test pure cli` writes the golden files anew.
+//! `UPDATE_GOLDEN=1 cargo test --test pure cli` rewrites the golden files.
 
 use kit::golden::assert_golden;
 use std::io::Write;
@@ -24,7 +24,7 @@ fn printed(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The arguments of a plan of the golden config.
+/// Arguments of a plan of the golden config.
 const CONFIG: [&str; 3] = ["egress.json", "--netmap", "netmap.json"];
 
 #[test]
@@ -47,7 +47,7 @@ fn printed_rules_load_into_an_empty_namespace() {
     for (format, load) in cases {
         let text = printed(&[&CONFIG[..], &["--format", format]].concat());
         let namespace = Namespace::make().expect("a network namespace (root, or unshare -Urnm)");
-        // Twice: what is loaded must also load over itself.
+        // Twice: the rules must also load over themselves.
         for round in ["an empty namespace", "itself"] {
             let output = namespace.run(|| feed(load, &text)).expect("the namespace");
             assert!(output.status.success(), "{load:?} into {round}: {}", String::from_utf8_lossy(&output.stderr));

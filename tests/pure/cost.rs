@@ -1,8 +1,7 @@
-//! What one change costs, by counting: it is the same among ten services and among ten thousand.
+//! Cost of one change, by counting: the same with ten services and with ten thousand.
 //!
-//! What the kernel is told is counted in netlink messages and bytes, what the API server is told in writes, and the work of the
-//! process in allocations, which this binary's allocator counts. Where something does grow with the number of services, the test says
-//! how much and why.
+//! Writes to the kernel are counted in netlink messages and bytes, API writes in requests, and the work of the process in allocations,
+//! which this binary's allocator counts. If a cost does grow with the number of services, the test states how much and why.
 
 use allocation_counter::{AllocationInfo, measure};
 use bytes::Bytes;
@@ -22,26 +21,26 @@ use kit::world;
 const FEW: u32 = 10;
 const MANY: u32 = 10_000;
 
-/// What one change of a config comes to.
+/// Cost of one change of a config.
 struct Change {
     /// Keys of the firewall, netlink messages, their bytes.
     netlink: [u64; 3],
     /// Lines for iptables-restore, of both families.
     lines: u64,
-    /// To read the config again.
+    /// Allocations to read the new config.
     read: AllocationInfo,
-    /// To plan, compare and encode it.
+    /// Allocations to plan, compare and encode it.
     plan: AllocationInfo,
 }
 
-/// What the work comes to, and what it allocated.
+/// Runs the work; returns its allocations and its result.
 fn counted<T>(work: impl FnOnce() -> T) -> (AllocationInfo, T) {
     let mut made = None;
     let info = measure(|| made = Some(work()));
     (info, made.expect("it was done"))
 }
 
-/// From a config of so many services to one of so many, of which one may lead elsewhere.
+/// Cost of a change from a config with `from` services to one with `to`, of which one may have another target.
 fn change(from: u32, to: u32, elsewhere: Option<u32>) -> Change {
     let config = |services: u32, elsewhere| Bytes::from(world::config(services * 2, elsewhere).expect("a config"));
     let before = Planned::new(&world::with(&world::world(), EgressConfig::parse(&config(from, None)).expect("read")));
@@ -59,7 +58,7 @@ fn change(from: u32, to: u32, elsewhere: Option<u32>) -> Change {
     Change { netlink, lines: restored.map(|text| text.lines().count() as u64).sum(), read, plan }
 }
 
-/// A service is led elsewhere, comes, goes.
+/// Costs of retargeting, adding and removing a service.
 fn changes(services: u32) -> [Change; 3] {
     [change(services, services, Some(7)), change(services, services + 1, None), change(services + 1, services, None)]
 }
@@ -73,7 +72,7 @@ fn kernel_writes_per_change_are_independent_of_size() {
     for (few, many) in changes(FEW).into_iter().zip(changes(MANY)) {
         assert_eq!(few.netlink, many.netlink);
         at_most("keys", many.netlink[0], 2);
-        // Chains hold so many ports at most; with ten services they are not full.
+        // Chains hold a limited number of ports; with ten services they are not full.
         at_most("lines for iptables", many.lines, 4 * few.lines);
     }
 }
@@ -85,13 +84,13 @@ fn planning_allocations_per_change_are_independent_of_size() {
         at_most("allocations to plan", many.plan.count_total, 2 * few.plan.count_total);
         at_most("allocations to read", many.read.count_total, 2 * few.read.count_total);
         at_most("bytes to plan", many.plan.bytes_total, 3 * few.plan.bytes_total);
-        // The whole text is compared with the one before, member by member: where each is stands in one table, made anew.
+        // The whole text is compared with the previous one, member by member; a new table holds the positions of the members.
         at_most("bytes to read", many.read.bytes_total, few.read.bytes_total + 80 * u64::from(MANY));
     }
 }
 
-/// What passes over a group write until it is at rest, after one of its Services was led elsewhere, and what the first of them allocated,
-/// beside the one before, in which nothing had changed.
+/// Writes of a group's reconciliations after one of its Services is retargeted, until none is left. Allocations of the first of them, and
+/// of the one before the change.
 struct Passed {
     writes: Vec<(usize, usize)>,
     rest: u64,
@@ -118,9 +117,9 @@ fn api_writes_per_change_are_independent_of_size() {
     let (few, many) = (passed(FEW), passed(MANY));
     assert_eq!(few.writes, many.writes);
     assert!(!few.writes.is_empty());
-    // What a change takes over a pass in which nothing changed does not grow.
+    // The additional allocations of a change over an unchanged reconciliation do not grow.
     at_most("allocations of a change", many.change - many.rest, 2 * (few.change - few.rest));
-    // The pass itself looks at every Service: that it is as it was, and its place in the config, whose table has some in a node.
+    // A reconciliation checks that every Service is unchanged, and its place in the config, whose table has several in a node.
     at_most("allocations of a pass", many.rest - few.rest, u64::from(MANY) / 2);
 }
 
@@ -133,7 +132,7 @@ fn node(number: u32) -> Value {
         "spec": {"podCIDR": "10.244.0.0/24"}, "status": {"addresses": addresses, "conditions": conditions, "images": images}})
 }
 
-/// A Service that has nothing to do with a group.
+/// A Service that belongs to no group.
 fn foreign(number: u32) -> Value {
     let labels = json!({"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": "shop", "app.kubernetes.io/managed-by": "Helm"});
     let metadata = json!({"name": format!("service-{number}"), "namespace": "shop", "resourceVersion": "1", "labels": labels,

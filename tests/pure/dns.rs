@@ -1,4 +1,4 @@
-//! DNS against a real server, in a namespace of each test's own.
+//! DNS resolution with a real server, in each test's own namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use kit::dns::{Dns, Fault};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A server, and a `resolv.conf` that names it.
+/// A server, and a `resolv.conf` with its address.
 struct Lab {
     dns: Dns,
     dir: TempDir,
@@ -55,7 +55,7 @@ impl Lab {
         self.client().await.lookup(name).await
     }
 
-    /// Starts the task that keeps names.
+    /// Starts the task that resolves names and refreshes them.
     fn keep(&self, names: &[&str], in_flight: usize) -> Kept {
         let (stopper, stop) = stop();
         let (wanted, receiver) = watch::channel(set(names));
@@ -66,7 +66,7 @@ impl Lab {
     }
 }
 
-/// The task that keeps names, and what it publishes.
+/// Task that resolves names, and its outputs.
 struct Kept {
     wanted: watch::Sender<BTreeSet<String>>,
     names: watch::Receiver<ResolvedNames>,
@@ -94,7 +94,7 @@ fn ips(list: &[&str]) -> BTreeSet<IpAddr> {
     list.iter().map(|ip| ip.parse().expect("an address")).collect()
 }
 
-/// The addresses of an outcome and the shortest TTL of the families that have some.
+/// Addresses of an outcome, and the shortest TTL of the families with addresses.
 fn found(outcome: LookupOutcome) -> (BTreeSet<IpAddr>, u64) {
     let records = [outcome.v4, outcome.v6].map(|family| family.expect("an answer"));
     let ttl = records.iter().filter(|records| !records.addresses.is_empty()).map(|records| records.ttl).min();
@@ -227,7 +227,7 @@ fn last_good_answer_survives_every_failure() {
         lab.dns.set("db.test", 1, &["10.0.0.1"]).await;
         let mut resolver = lab.keep(&["db.test"], 4);
         resolver.until("the first answer", |names| names.contains_key("db.test")).await;
-        // Each retry comes at most twice the last delay later, so this order keeps the test short.
+        // Each retry's delay is at most twice the last one, so this order keeps the test short.
         lab.dns.fault("db.test", Some(Fault::ServFail));
         resolver.reports(LookupFailure::Server).await;
         lab.dns.fault("db.test", None);

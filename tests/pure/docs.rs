@@ -1,6 +1,6 @@
 //! docs/failures.md, docs/differences.md and SECURITY.md name existing tests: the first one in the line `- **Test**: …` under each
 //! heading `### `, the others in the last column of their tables. A test is written `` `path` ``, a scenario of the cluster tier
-//! `` `cluster` "name" ``; an entry without a test says "not tested". All documents name existing files, and items that are in them.
+//! `` `cluster` "name" ``; an entry without a test has "not tested". All documents name existing files, and items that are in them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::source::files;
 
 type Check = fn(&str, &BTreeSet<String>) -> Findings;
 
-/// The documents, each with its check and its untested entries, by the beginning of the heading or first cell.
+/// Documents, each with its check and its untested entries, by the beginning of the heading or first cell.
 const DOCUMENTS: [(&str, Check, &[&str]); 3] = [
     (
         "docs/failures.md",
@@ -25,10 +25,10 @@ const DOCUMENTS: [(&str, Check, &[&str]); 3] = [
     ("docs/differences.md", check_tables, &[]),
     ("SECURITY.md", check_tables, &[]),
 ];
-/// The lines under a heading of docs/failures.md, in this order.
+/// Lines under a heading of docs/failures.md, in this order.
 const FIELDS: [&str; 4] = ["Effect", "Detect", "Action", "Test"];
 const NOT_TESTED: &str = "not tested";
-/// Macros that make tests of functions: their arguments up to the first of `:` and `)` are names of tests.
+/// Macros that generate tests from functions: their arguments up to the first of `:` and `)` are names of tests.
 const MACROS: [&str; 3] = ["on_every_backend!(", "in_every_firewall_and_family!(", "in_cases!("];
 
 fn read(path: &str) -> String {
@@ -50,8 +50,8 @@ fn add_tests(folder: &Path, module: &str, tests: &mut BTreeSet<String>) {
     }
 }
 
-/// The tests of a file: functions with an attribute that ends in `test`, in inline modules by their indentation, and those that
-/// macros make.
+/// Tests of a file: functions with an attribute that ends in `test`, in inline modules by their indentation, and those that macros
+/// generate.
 pub(crate) fn tests_in(text: &str) -> Vec<String> {
     let (mut tests, mut modules, mut is_test) = (Vec::new(), Vec::<(usize, String)>::new(), false);
     for line in text.lines() {
@@ -72,21 +72,21 @@ pub(crate) fn tests_in(text: &str) -> Vec<String> {
     tests
 }
 
-/// The name of an item that a line begins, whatever stands before the keyword.
+/// Name of the item that begins on a line, with or without visibility and `async`.
 fn item<'a>(code: &'a str, keyword: &str) -> Option<&'a str> {
     let (before, rest) = code.split_once(keyword)?;
     let words = before.split_whitespace().all(|word| word.starts_with("pub") || word == "async");
     words.then(|| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default())
 }
 
-/// The names of the scenarios of the cluster tier.
+/// Names of the scenarios of the cluster tier.
 fn scenarios() -> BTreeSet<String> {
     let text = read("tests/cluster/cluster/scenarios.rs");
     let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix("(\"")?.split_once("\", "));
     rows.map(|(name, _)| format!("`cluster` \"{name}\"")).collect()
 }
 
-/// The result of a check: errors, and the first cells or headings of untested entries.
+/// Result of a check: errors, and the first cells or headings of untested entries.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Findings {
     errors: Vec<String>,
@@ -142,7 +142,7 @@ fn check_headings(document: &str, existing: &BTreeSet<String>) -> Findings {
     findings
 }
 
-/// The value in a line such as `- **Effect**: none`, unless it is another field's or empty.
+/// Value in a line such as `- **Effect**: none`; `None` for another field or an empty value.
 fn field_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let value = line.strip_prefix("- **")?.strip_prefix(name)?.strip_prefix("**:")?.trim();
     (!value.is_empty()).then_some(value)
@@ -165,12 +165,12 @@ fn each_row_and_heading_names_existing_tests() {
     }
 }
 
-/// Folders whose files documents name by their path in the tree.
+/// Folders with files that documents name by their path in the tree.
 const FOLDERS: [&str; 5] = ["bench/", "charts/", "config/", "src/", "tests/"];
-/// What defines an item.
+/// Keywords that define items.
 const KEYWORDS: [&str; 7] = ["const", "enum", "fn", "mod", "struct", "trait", "type"];
 
-/// The paths that a document names, each with the items before it: `` `one`, `Two::three` (`src/a.rs`) ``.
+/// Paths in a document, each with the items before it: `` `one`, `Two::three` (`src/a.rs`) ``.
 fn named_paths(document: &str) -> Vec<(String, Vec<String>)> {
     let text = document.split_whitespace().collect::<Vec<_>>().join(" ");
     let parts: Vec<&str> = text.split('`').collect();
@@ -197,7 +197,7 @@ fn defines(text: &str, item: &str) -> bool {
     KEYWORDS.iter().any(|keyword| text.split(&format!("{keyword} {item}")).skip(1).any(ends))
 }
 
-/// What a document names that does not exist.
+/// Paths and items in a document that do not exist.
 fn missing_names(document: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut missing = Vec::new();
@@ -212,7 +212,6 @@ fn missing_names(document: &str) -> Vec<String> {
     missing
 }
 
-/// All documents.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let others =
@@ -220,7 +219,7 @@ fn documents() -> Vec<PathBuf> {
     files(&root.join("docs"), "md").into_iter().chain(others.map(|name| root.join(name))).collect()
 }
 
-/// The anchors of a document's headings.
+/// Anchors of a document's headings.
 fn anchors(document: &str) -> BTreeSet<String> {
     let mut is_fenced = false;
     let headings = document.lines().filter(|line| {
@@ -234,7 +233,7 @@ fn anchors(document: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// The relative links of a document at this path that lead to no file or no heading.
+/// Relative links of a document at this path to a missing file or heading.
 fn broken_links(path: &Path, document: &str) -> Vec<String> {
     let links = document.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
     let is_broken = |link: &&str| {
@@ -280,7 +279,7 @@ fn missing_file_and_item_are_found() {
     assert!(defines("pub const fn all() {}", "all") && !defines("fn all_of() {}", "all"));
 }
 
-/// The names of tests in the samples.
+/// Names of tests in the samples.
 fn sample_tests() -> BTreeSet<String> {
     BTreeSet::from(["`x::good_one`".to_owned(), "`cluster` \"a kill\"".to_owned()])
 }

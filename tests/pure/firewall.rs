@@ -1,4 +1,4 @@
-//! The renderers of rulesets, held against what a ruleset means.
+//! Renderers of rulesets, compared with the evaluation of the ruleset.
 
 mod iptables;
 mod nft;

@@ -1,4 +1,4 @@
-//! The terminator on real sockets: clients as tailscaled forwards them, backends of every protocol.
+//! TLS and HTTP terminator on real sockets: clients as tailscaled forwards them, backends of every protocol.
 
 mod balance;
 mod changes;

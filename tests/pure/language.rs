@@ -1,4 +1,4 @@
-//! The language of documents, program texts and identifiers: the field's terms, none of the words that they replace.
+//! Language rules of documents, program texts and identifiers: the field's terms, and a list of banned words with replacements.
 //!
 //! Texts of the program are its string literals outside of tests: log messages, conditions, Events, help and metric descriptions.
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::docs::tests_in;
 use crate::source::{Source, files, identifiers, tree};
 
-/// Words that no document and no text of the program has, and what to write.
+/// Words that no document and no text of the program may have, with replacements.
 const BANNED: [(&str, &str); 64] = [
     ("anew", "again"),
     ("anybody", "name the program or client"),
@@ -77,29 +77,29 @@ const BANNED: [(&str, &str); 64] = [
     ("wishes", "requests"),
 ];
 
-/// Names that say nothing of what they hold: neither a type, a function, a field nor a variable has one of them alone.
+/// Names without content: no type, function, field or variable may have one of them alone.
 const VAGUE: [&str; 16] = [
     "told", "held", "kept", "stood", "seen", "spoken", "known", "led", "asked", "left", "hushed", "judged", "mended", "nobody", "shunned",
     "wished",
 ];
 
-/// No name of a test begins so: it says what is tested and what is expected.
+/// Words that no test name may begin with: a name states the subject and the expectation.
 const PRONOUNS: [&str; 5] = ["it", "what", "whatever", "who", "whoever"];
 
-/// Type names that stand for one idea in each place by convention.
+/// Type names that several places share by convention.
 const CONVENTIONAL: [&str; 8] = ["Error", "Inputs", "Kind", "Limits", "Metrics", "Settings", "Snapshot", "State"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files of src outside of tests.
+/// Files of src outside of tests.
 fn sources() -> Vec<(String, Source)> {
     let source = |(name, text): (String, String)| (name.clone(), Source::new(&name, &text));
     tree().into_iter().map(source).filter(|(_, source)| !source.is_test).collect()
 }
 
-/// All code of the repository: its path and text.
+/// All code of the repository, with its paths.
 fn code() -> Vec<(String, String)> {
     let folders =
         ["src", "bench", "tests/api", "tests/cluster", "tests/fuzz/targets", "tests/kit", "tests/machine", "tests/package", "tests/pure"];
@@ -107,12 +107,12 @@ fn code() -> Vec<(String, String)> {
     folders.iter().flat_map(|folder| files(&root().join(folder), "rs")).map(read).collect()
 }
 
-/// The vague names of a text.
+/// Vague names in a text.
 fn vague(text: &str) -> Vec<String> {
     identifiers(text).into_iter().filter(|word| VAGUE.contains(&word.as_str())).collect()
 }
 
-/// The banned words of a text, each with what to write.
+/// Banned words in a text, with replacements.
 fn banned(text: &str) -> Vec<String> {
     let words: Vec<String> = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).map(str::to_lowercase).collect();
     let text = format!(" {} ", words.join(" "));
@@ -120,7 +120,7 @@ fn banned(text: &str) -> Vec<String> {
     found.map(|(word, instead)| format!("{word:?}, write: {instead}")).collect()
 }
 
-/// The prose of a document: what is neither code nor a quotation of the program.
+/// Prose of a document: everything except code and quotations of the program.
 fn prose(document: &str) -> Vec<(usize, String)> {
     let mut fenced = false;
     let mut lines = Vec::new();

@@ -1,16 +1,16 @@
-//! The architecture as a test: the arrows of the table in src/lib.rs, one door for each third party, a pure model, and the
-//! habits about files. Every rule is also tried on a bad sample, for a checker that cannot fail checks nothing.
+//! Architecture test: the dependencies of the table in src/lib.rs, one place for each third-party crate, a pure model, and rules for files.
+//! Every rule is also tested with a bad sample, since a checker that cannot fail checks nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{self, Source};
 
-/// The longest that the production part of a file may be, in lines.
+/// Maximum length of a file's production part, in lines.
 const LONGEST: usize = 400;
-/// The most that half of the files may have.
+/// Maximum of the median of these lengths.
 const MEDIAN: usize = 150;
 
-/// Crates that come in by one door only, and where that is: files or folders under src.
+/// Crates that only certain files or folders under src may use.
 const DOORS: &[(&str, &[&str])] = &[
     ("anyhow", &["cli", "main"]),
     ("arc_swap", &["runtime/snapshot"]),
@@ -61,7 +61,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("x509_parser", &["model/ingress/certificate"]),
 ];
 
-/// What a pure layer never names: clocks, randomness, IO and logs. `api` and `model` are pure.
+/// Names that a pure layer may not use: clocks, randomness, IO and logs. `api` and `model` are pure.
 const IMPURE: [&str; 17] = [
     "fastrand",
     "futures_util",
@@ -82,16 +82,16 @@ const IMPURE: [&str; 17] = [
     "SystemTime",
 ];
 
-/// What a layer may name, as the table of src/lib.rs has it.
+/// Dependencies that a layer may have, from the table of src/lib.rs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Layer {
     everything: bool,
     others: BTreeSet<String>,
-    /// Its top modules do not name each other.
+    /// Its top modules may not depend on each other.
     apart: bool,
 }
 
-/// Reads the table.
+/// Reads the table of src/lib.rs.
 fn layers(lib: &str) -> BTreeMap<String, Layer> {
     let rows = lib.lines().filter_map(|line| line.strip_prefix("//! | [`"));
     let row = |line: &str| {
@@ -103,7 +103,7 @@ fn layers(lib: &str) -> BTreeMap<String, Layer> {
     rows.map(row).collect()
 }
 
-/// Everything that is wrong with these files (path under src, text).
+/// All faults of these files (path under src, text).
 fn faults(layers: &BTreeMap<String, Layer>, files: &[(String, String)]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut lengths = Vec::new();
@@ -138,7 +138,7 @@ fn faults(layers: &BTreeMap<String, Layer>, files: &[(String, String)]) -> Vec<S
     faults
 }
 
-/// Names of ours that the table does not allow.
+/// Dependencies on our modules that the table does not permit.
 fn arrows(layers: &BTreeMap<String, Layer>, source: &Source) -> Vec<String> {
     let Some(own) = source.module.first() else { return Vec::new() };
     let Some(layer) = layers.get(own) else {
@@ -161,7 +161,7 @@ fn arrows(layers: &BTreeMap<String, Layer>, source: &Source) -> Vec<String> {
     faults
 }
 
-/// Third parties that came in by another door than theirs.
+/// Third-party crates outside of their places.
 fn doors(source: &Source) -> Vec<String> {
     let own = source.module.join("/");
     let inside = |door: &&str| own == **door || own.starts_with(&format!("{door}/"));
@@ -191,7 +191,7 @@ fn tree_follows_the_layer_table() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// The folders of the model that are on a cycle: folders that name each other, or that name one that does.
+/// Folders of the model on a dependency cycle: folders that name each other, or that name such a folder.
 fn cyclic_folders(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let mut arrows = BTreeMap::<String, BTreeSet<String>>::new();
     for (path, text) in files {
@@ -201,7 +201,7 @@ fn cyclic_folders(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<Strin
         let others = source.ours().iter().filter_map(|path| folder(path)).filter(|other| *other != own).collect::<BTreeSet<_>>();
         arrows.entry(own).or_default().extend(others);
     }
-    // A folder that names none of those that are left is on no cycle.
+    // A folder that names none of the remaining ones is on no cycle.
     loop {
         let remaining: BTreeSet<_> = arrows.keys().cloned().collect();
         let before = arrows.len();
@@ -224,13 +224,13 @@ fn folders_of_the_model_have_no_cycle() {
     assert_eq!(cyclic_folders(&bad), BTreeMap::new());
 }
 
-/// The cycles between files that stay, each by one of its files, and why.
+/// Permitted cycles between files, each by one of its files, with the reason.
 const CYCLES: [(&str, &str); 2] = [
     ("reconciler/worker", "the worker dispatches each key to the file of its kind, which uses the worker's clients and caches"),
     ("proxy/ingress/l7/upstream", "an answer's body keeps its upstream's request count and connection, an upstream dials by its pool"),
 ];
 
-/// The files on a cycle: files that name each other, or that name one that does. A module and the modules inside it are one.
+/// Files on a dependency cycle: files that name each other, or that name such a file. A module and its submodules are one.
 fn cyclic_files(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let sources: Vec<_> = files.iter().map(|(path, text)| Source::new(path, text)).filter(|source| !source.is_test).collect();
     let modules: BTreeSet<_> = sources.iter().map(|source| source.module.join("/")).collect();
@@ -290,7 +290,7 @@ fn layer_table_lists_allowed_imports() {
     assert!(!layers["proxy"].others.contains("cli") && !layers["proxy"].others.contains("demo"));
 }
 
-/// The faults of one file that holds this text after its `//!`.
+/// Faults of one file with this text after its `//!`.
 fn sample(path: &str, text: &str) -> Vec<String> {
     let (layers, _) = tree();
     faults(&layers, &[(path.to_owned(), format!("//! A sample.\n{text}"))])

@@ -1,4 +1,4 @@
-//! Tests that need neither root nor servers: the code's structure, documents, output formats, and what runs on loopback sockets.
+//! Tests without root and servers: the code's structure, documents, output formats, and everything that runs on loopback sockets.
 
 #![allow(
     clippy::expect_used,

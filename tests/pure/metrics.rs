@@ -1,6 +1,6 @@
-//! docs/metrics.md lists exactly the families that there are.
+//! docs/metrics.md lists exactly the existing families.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test pure metrics` writes the lists anew.
+//! `UPDATE_GOLDEN=1 cargo test --test pure metrics` rewrites the lists.
 
 use kit::golden::assert_part;
 use tailyard::proxy::metrics::Metrics;

@@ -1,6 +1,6 @@
-//! The objects of typical groups, whole: what the API server is given for a spec and a class.
+//! Complete objects of typical groups: the reconciler's output for a spec and a class.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test pure objects` writes the golden files anew.
+//! `UPDATE_GOLDEN=1 cargo test --test pure objects` rewrites the golden files.
 
 use kit::golden::assert_golden;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use tailyard::model::controller::proxygroup::{
     Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaState, ServiceList, TailnetState, pass,
 };
 
-/// A group as it is first seen, with one Service.
+/// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {
     let group =
         json!({"metadata": {"name": "pg", "uid": "0d7c", "generation": 1, "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
@@ -59,7 +59,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
     }
 }
 
-/// A class that sets everything.
+/// A class with every field set.
 fn everything() -> Value {
     json!({
         "statefulSet": {
@@ -110,7 +110,7 @@ fn applied_objects_match_golden_files() {
     for (name, observed) in cases.into_iter().map(|(name, spec, class)| (name, observed(spec, class))).chain(publishing()) {
         let mut observed = observed;
         let mut applied = pass(&observed).apply;
-        // The stock image is started only once its configs are there.
+        // The stock image starts only once its configs exist.
         observed.owned = applied.iter().map(|manifest| (manifest.object.clone(), Arc::new(manifest.value.clone()))).collect();
         applied.extend(pass(&observed).apply);
         let applied: Vec<_> = applied.into_iter().map(|manifest| manifest.value).collect();
@@ -119,7 +119,7 @@ fn applied_objects_match_golden_files() {
     }
 }
 
-/// The security contexts of the containers of an applied `StatefulSet`, by the container's name.
+/// Security contexts of the containers of an applied `StatefulSet`, by the container's name.
 fn security_contexts(spec: Value, class: Option<Value>) -> BTreeMap<String, Value> {
     let applied = pass(&observed(spec, class)).apply;
     let set = applied.iter().find(|manifest| manifest.value["kind"] == "StatefulSet").expect("a StatefulSet");
@@ -162,7 +162,7 @@ fn tailscaled_port_is_outside_the_match_port_range() {
     assert_eq!(service.value["spec"]["ports"][0]["targetPort"], 29_999);
 }
 
-/// Groups that publish an Ingress and a Service, with our image and the other one.
+/// Groups that publish an Ingress and a Service, with our image and the stock image.
 fn publishing() -> [(&'static str, Observed); 2] {
     let stock = json!({"useLetsEncryptStagingEnvironment": true, "statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
     [("ingress", None), ("ingress-stock-image", Some(stock))].map(|(name, class)| {
@@ -199,7 +199,7 @@ fn publishing() -> [(&'static str, Observed); 2] {
     })
 }
 
-/// The object of a kind among those of a golden file.
+/// Object of a kind in a golden file.
 fn golden(name: &str, kind: &str) -> Value {
     let all: Vec<Value> = serde_json::from_str(&kit::golden::read(&format!("tests/golden/objects/{name}.json"))).expect("JSON");
     all.into_iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{name} has no {kind}"))
@@ -214,7 +214,7 @@ fn pod_roles_do_not_list_secrets() {
     for name in &names {
         for rule in golden(name, "Role")["rules"].as_array().expect("rules") {
             let limited = rule["resourceNames"].as_array().is_some_and(|objects| !objects.is_empty());
-            // Its tailscaled learns of renewed certificates by listing Secrets alone.
+            // The stock image's tailscaled detects renewed certificates only by listing Secrets.
             let other_image =
                 name == "ingress-stock-image" && *rule == json!({"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]});
             let harmless = rule["resources"] == json!(["events"]) || rule["verbs"] == json!(["create"]);

@@ -1,4 +1,4 @@
-//! docs/benchmarks.md and its plots equal what the generator makes of bench/results and bench/words.
+//! docs/benchmarks.md and its plots equal the generator's output for bench/results and bench/words.
 //!
 //! `UPDATE_GOLDEN=1 cargo test --test pure report` rewrites them, and the report on the sheets of tests/golden/report.
 
@@ -10,7 +10,7 @@ use kit::golden::{assert_golden, is_updating};
 use kit::report::{Benchmark, Question, Report};
 use kit::root;
 
-/// The questions of these names, each with its text and its sheet, if there is one.
+/// Questions with these names, each with its text and its sheet, if it exists.
 fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     let question = |name: &String| Question {
         name: name.clone(),
@@ -21,7 +21,7 @@ fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     names.iter().map(question).collect()
 }
 
-/// The names of the benchmarks, in the order of the report.
+/// Names of the benchmarks, in the order of the report.
 fn benchmarks() -> Vec<String> {
     Benchmark::all().iter().map(|benchmark| benchmark.name()).collect()
 }

@@ -1,9 +1,9 @@
-//! One file of the tree, reduced to what it names: comments, texts and tests beside the code are taken out.
+//! Source file reduced to its names: without comments, literals and tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files of a folder and below it with this ending, in order.
+/// Files in and below a folder with this extension, sorted.
 pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -18,7 +18,7 @@ pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The files of src: their paths under it, and their texts.
+/// Files of src: path under it, and text.
 pub(crate) fn tree() -> Vec<(String, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let file = |path: PathBuf| {
@@ -28,24 +28,24 @@ pub(crate) fn tree() -> Vec<(String, String)> {
     files(&src, "rs").into_iter().map(file).collect()
 }
 
-/// A file, without comments, texts and tests.
+/// A file without comments, literals and tests.
 pub(crate) struct Source {
-    /// The path of its module from the crate's root.
+    /// Path of its module, from the crate's root.
     pub(crate) module: Vec<String>,
-    /// It holds nothing but tests.
+    /// Whether it has only tests.
     pub(crate) is_test: bool,
-    /// Lines of its production part, comments included.
+    /// Lines of its production part, including comments.
     pub(crate) lines: usize,
-    /// Its texts: the literals of its production part.
+    /// Literals of its production part.
     pub(crate) texts: Vec<String>,
-    /// The types that it defines.
+    /// Types that it defines.
     pub(crate) types: Vec<String>,
-    /// Every path that it names, `use` groups spelled out.
+    /// Every path that it names, with `use` groups expanded.
     paths: Vec<Vec<String>>,
 }
 
 impl Source {
-    /// Reads a file; `path` is under src.
+    /// Reads a file; `path` is relative to src.
     pub(crate) fn new(path: &str, text: &str) -> Self {
         let module: Vec<String> = path.trim_end_matches(".rs").split('/').filter(|name| *name != "mod").map(str::to_owned).collect();
         let production = without_tests(text);
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// The paths that are ours, from the crate's root.
+    /// Paths of our modules, from the crate's root.
     pub(crate) fn ours(&self) -> Vec<Vec<String>> {
         let absolute = |path: &Vec<String>| {
             let first = path.first()?.as_str();
@@ -76,7 +76,7 @@ impl Source {
         self.paths.iter().filter_map(absolute).collect()
     }
 
-    /// Whether a path begins with this one. A crate's name alone is no path: functions and modules may be called the same.
+    /// Whether a path begins with `wanted`. A crate's name alone does not match: functions and modules may have the same name.
     pub(crate) fn names(&self, wanted: &str) -> bool {
         let wanted: Vec<&str> = wanted.split("::").collect();
         let least = if wanted.len() == 1 && wanted[0].starts_with(char::is_lowercase) { 2 } else { wanted.len() };
@@ -84,7 +84,7 @@ impl Source {
     }
 }
 
-/// The identifiers of a text, tests included, as often as they occur.
+/// Identifiers of a text, including tests and repetitions.
 pub(crate) fn identifiers(text: &str) -> Vec<String> {
     words(&split(text).0)
 }
@@ -145,7 +145,7 @@ fn split(text: &str) -> (String, Vec<String>) {
     (out, texts)
 }
 
-/// The length of a raw string that begins here.
+/// Length of a raw string at the start of the text.
 fn raw_string(rest: &str) -> Option<usize> {
     let after = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
     let hashes = after.len() - after.trim_start_matches('#').len();
@@ -167,7 +167,7 @@ fn quoted(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of a character literal; zero for a lifetime.
+/// Length of a character literal; zero for a lifetime.
 fn character(rest: &str) -> usize {
     let mut inner = rest.char_indices().skip(1);
     match inner.next() {
@@ -181,7 +181,7 @@ fn is_name(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Every path in the code. A group in braces after `::` becomes one path for each of its members; `use name;` is `name::self`.
+/// Every path in the code. A group in braces after `::` is expanded to one path for each member; `use name;` is `name::self`.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let tokens = tokens(code);
     let mut found = Vec::new();
@@ -201,7 +201,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Reads one path, or one member of a group, from `at` on; returns where it ends.
+/// Reads one path, or one member of a group, from `at` on; returns its end.
 fn path(tokens: &[String], mut at: usize, before: &[String], found: &mut Vec<Vec<String>>) -> usize {
     let mut path = before.to_vec();
     loop {

@@ -1,4 +1,4 @@
-//! Supervision against a scripted tailscaled that is a real child process and speaks HTTP on a real socket.
+//! Supervision of a scripted tailscaled: a real child process that serves HTTP on a real socket.
 
 mod without_secret;
 
@@ -25,23 +25,23 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How long what is seen at once may take on a busy machine.
+/// Time limit for immediate effects on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// A scripted daemon and what supervises it.
+/// A scripted daemon and its supervisor.
 struct Lab {
     dir: tempfile::TempDir,
     daemon: DaemonHandle,
     keys: watch::Sender<Option<Secret>>,
     backups: watch::Sender<StateBackup>,
-    /// Whether the Secret cannot be had.
+    /// Whether the Secret is unavailable.
     away: Arc<AtomicBool>,
     writes: mpsc::Receiver<StateRequest>,
     stopper: Stopper,
     task: JoinHandle<Result<(), NeverStarted>>,
 }
 
-/// A first message: the state in words and as a number, and peers by name and last byte of their address.
+/// First message of the bus: the state as word and number, and peers by name and last byte of their address.
 fn initial(word: &str, number: i64, peers: &[(&str, u8)]) -> String {
     let peers: Vec<String> = peers
         .iter()
@@ -54,7 +54,7 @@ fn initial(word: &str, number: i64, peers: &[(&str, u8)]) -> String {
     )
 }
 
-/// The directory of a scripted daemon that runs with one peer, `db`, and the settings for it.
+/// Directory of a scripted daemon that runs with one peer, `db`, and the settings for it.
 fn prepare() -> (tempfile::TempDir, DaemonSettings) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
@@ -94,7 +94,7 @@ impl Lab {
         Self::start_from(dir, settings, StateBackup::default(), false)
     }
 
-    /// Starts with what an earlier container left, and with or without the Secret.
+    /// Starts with the backup of an earlier container, and with or without the Secret.
     fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, backup: StateBackup, away: bool) -> Self {
         let (keys, keys_receiver) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
@@ -109,7 +109,7 @@ impl Lab {
         Self { dir, daemon, keys, backups, away, writes, stopper, task: tokio::spawn(task) }
     }
 
-    /// A daemon that runs.
+    /// Starts a daemon and waits until it runs.
     async fn running() -> Self {
         let (dir, settings) = prepare();
         let lab = Self::start(dir, settings);
@@ -117,7 +117,7 @@ impl Lab {
         lab
     }
 
-    /// Ends it; its directory stays.
+    /// Stops the daemon; its directory stays.
     async fn stop(self) -> tempfile::TempDir {
         self.daemon.stop(DEADLINE).await;
         self.stopper.stop();
@@ -149,7 +149,7 @@ impl Lab {
         self.state(&phase.to_string(), |state| state.phase == phase).await
     }
 
-    /// Waits for a netmap in which `name` leads to these addresses.
+    /// Waits for a netmap in which `name` resolves to these addresses.
     async fn resolves(&self, name: &str, ips: &[&str]) -> Arc<NetMap> {
         let name = Fqdn::new(name).expect("a name");
         let wanted: BTreeSet<_> = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
@@ -163,7 +163,7 @@ impl Lab {
         eventually_async(prefix, DEADLINE, look, Option::is_some).await.expect("found")
     }
 
-    /// The next write to the state Secret, done.
+    /// Next write to the state Secret, acknowledged.
     async fn written(&mut self) -> StateWrite {
         let request = timeout(DEADLINE, self.writes.recv()).await.expect("a write").expect("the task lives");
         request.done.send(()).expect("awaited");
@@ -205,7 +205,7 @@ async fn killed_daemon_is_detected_and_restarted() {
     let killed = Instant::now();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).expect("killed");
     let down = lab.state("its death", |state| state.phase != DaemonPhase::Running || state.restarts > 0).await;
-    // A second is what is promised and milliseconds are usual; a busy machine is granted more.
+    // The goal is a second and milliseconds are usual; a busy machine needs more.
     assert!(killed.elapsed() < AT_ONCE, "seen after {:?}", killed.elapsed());
     assert!(down.last_exit.is_some_and(|how| how.contains("signal: 9")));
     assert!(lab.daemon.netmap().borrow().is_some(), "the last good tailnet stays");
@@ -249,7 +249,7 @@ async fn missing_program_is_reported_and_ends_the_task() {
 #[tokio::test]
 async fn stale_socket_and_slow_start_are_tolerated() {
     let (dir, settings) = prepare();
-    drop(std::os::unix::net::UnixListener::bind(&settings.socket).expect("a socket")); // the file stays, nobody listens
+    drop(std::os::unix::net::UnixListener::bind(&settings.socket).expect("a socket")); // the file stays without a listener
     fs::write(dir.path().join("mode"), "slow").expect("written");
     let lab = Lab::start(dir, settings);
     lab.phase(DaemonPhase::Spawned).await;
@@ -380,7 +380,7 @@ async fn daemon_ignoring_sigterm_is_killed_after_its_grace_period() {
 async fn stopped_daemon_keeps_its_publications_until_all_are_stopped() {
     let mut lab = Lab::running().await;
     lab.daemon.stop(DEADLINE).await;
-    // All tasks share this thread: each that can go on does so before it is this one's turn again.
+    // All tasks share this thread: each runnable task runs before this one continues.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! Closes an ACME account, as its owner could from elsewhere.
+//! Closes an ACME account outside of the replicas, as its owner could.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ impl HttpClient for Http {
     }
 }
 
-/// Closes the account of this key.
+/// Closes the account with the key `pem`.
 pub(crate) async fn close(directory: &str, ca: &Path, pem: &str) {
     let authorities = reqwest::Certificate::from_pem_bundle(&std::fs::read(ca).expect("read")).expect("certificates");
     let http = Http(reqwest::Client::builder().tls_certs_merge(authorities).build().expect("a client"));

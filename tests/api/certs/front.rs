@@ -1,4 +1,4 @@
-//! An ACME server in front of Pebble that takes no orders: too many were made.
+//! ACME server in front of Pebble that rejects every order as rate limited (429).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,14 +7,15 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// The front, until the test ends.
+/// Rejecting ACME server; runs until the test ends.
 pub(crate) struct Front {
     address: String,
     orders: Arc<AtomicUsize>,
 }
 
 impl Front {
-    /// One that wants a pause of so many seconds. Everything but orders is asked of the server of this directory.
+    /// Starts a server that answers orders with `Retry-After: <pause>` in seconds. Its directory names the server at `directory` for nonces
+    /// and accounts.
     pub(crate) async fn start(directory: &str, pause: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
         let address = format!("http://{}", listener.local_addr().expect("an address"));
@@ -49,7 +50,7 @@ impl Front {
         format!("{}/dir", self.address)
     }
 
-    /// How many orders were asked for.
+    /// Number of received orders.
     pub(crate) fn orders(&self) -> usize {
         self.orders.load(Ordering::Relaxed)
     }

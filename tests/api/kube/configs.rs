@@ -1,4 +1,4 @@
-//! Which config is in force while the API, the object and the mount come and go.
+//! Config in force while the API server, the object and the mount appear and disappear.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,7 +21,7 @@ use kit::wait::wait_for_value;
 
 const NAME: &str = "eg-egress-config";
 
-/// The config in force, and the mounted copy.
+/// A replica's config in force and its mounted copy.
 struct Replica {
     mount: TempDir,
     services: watch::Receiver<Option<Arc<EgressConfig>>>,
@@ -32,7 +32,7 @@ fn retry() -> Backoff {
     Backoff::new(Duration::from_millis(100), Duration::from_secs(1), 0.2).expect("bounds")
 }
 
-/// A config that holds one service of this name.
+/// A config with one service of this name.
 fn config(name: &str) -> String {
     format!(r#"{{"{name}":{{"tailnetTarget":{{"ip":"100.64.0.2"}},"ports":[{{"protocol":"TCP","matchPort":10000,"targetPort":80}}]}}}}"#)
 }
@@ -42,7 +42,7 @@ async fn may_watch(cluster: &Cluster) {
 }
 
 impl Replica {
-    /// A replica whose mounted copy shows this service.
+    /// Starts a replica whose mounted copy has this service.
     fn start(client: &Client, mounted: &str, hold: Duration) -> Self {
         let mount = TempDir::new().expect("a directory");
         let (services, services_rx) = watch::channel(None);
@@ -57,7 +57,7 @@ impl Replica {
         replica
     }
 
-    /// Does to the mount what the kubelet does.
+    /// Projects a config into the mount as the kubelet does: a new directory, then a swap of the `..data` link.
     fn project(&self, service: &str) {
         let set = format!("..{service}");
         fs::create_dir(self.mount.path().join(&set)).expect("a set");

@@ -1,4 +1,4 @@
-//! Who answers for a backend, followed through the API: without the right to it, with it, and as it changes.
+//! Endpoints of a backend, watched through the API: without the permission, with it, and after changes.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn slice(name: &str, address: &str) -> EndpointSlice {
     serde_json::from_value(slice).expect("a slice")
 }
 
-/// Waits until these answer.
+/// Waits until the backend has exactly these endpoints and no error.
 async fn answers(upstreams: &mut watch::Receiver<Arc<UpstreamEndpoints>>, expected: &[&str]) {
     let port = ServicePort { namespace: NAMESPACE.into(), service: "web".into(), port: "http".into() };
     let wait = upstreams.wait_for(|upstreams| {

@@ -1,4 +1,5 @@
-//! Our definitions on a real API server, and the Tailscale operator's with our types: what is refused and why, what is kept.
+//! Our CRDs on a real API server, and the Tailscale operator's with our types: rejected objects with their messages, and round trips of
+//! accepted ones.
 
 use std::fmt::Debug;
 
@@ -16,7 +17,7 @@ use kit::apiserver::{Cluster, DEADLINE, cluster};
 use kit::definitions::{ours, theirs};
 use kit::wait::eventually_async;
 
-/// Applies definitions, over others if there are any, and waits until they are in force.
+/// Applies CRDs, replacing existing ones, and waits until they are served.
 async fn install(cluster: &Cluster, definitions: [Value; 3]) {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.admin());
     for definition in definitions {
@@ -43,7 +44,7 @@ async fn install(cluster: &Cluster, definitions: [Value; 3]) {
     }
 }
 
-/// Objects of a kind as they are, without our types.
+/// API of a kind without our types.
 fn objects(cluster: &Cluster, kind: &str) -> Api<DynamicObject> {
     let resource = match kind {
         "ProxyClass" => ApiResource::erase::<ProxyClass>(&()),
@@ -58,7 +59,7 @@ fn object(kind: &str, name: &str, spec: &Value) -> DynamicObject {
     serde_json::from_value(object).expect("an object")
 }
 
-/// The message of a refusal.
+/// Message of a rejected request.
 fn refusal<T: Debug>(what: &str, result: Result<T, kube::Error>) -> String {
     match result.expect_err(what) {
         kube::Error::Api(status) => status.message,
@@ -143,7 +144,7 @@ fn rejected_specs() -> Vec<Rejected> {
     rejected_groups().into_iter().chain(others).collect()
 }
 
-/// A container with everything that a class may have.
+/// A container with every field that a class may set.
 fn container() -> Value {
     json!({
         "env": [{"name": "TS_DEBUG", "value": "$(POD_IP)"}, {"name": "EMPTY"}],
@@ -166,7 +167,7 @@ fn container() -> Value {
     })
 }
 
-/// A Pod with everything that a class may have.
+/// A Pod with every field that a class may set.
 fn pod() -> Value {
     let selector = json!({"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]});
     let term = json!({"topologyKey": "zone", "labelSelector": selector, "namespaces": ["a"], "namespaceSelector": {"matchLabels": {"a": "b"}},
@@ -203,7 +204,7 @@ fn pod() -> Value {
     })
 }
 
-/// Specs with everything that the Tailscale operator's schema has.
+/// Specs with every field of the Tailscale operator's schema.
 fn good() -> Vec<(&'static str, &'static str, Value)> {
     let class = json!({
         "statefulSet": {"labels": {"a": "b"}, "annotations": {"a": "b"}, "pod": pod()},
@@ -224,7 +225,7 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// A status as the Tailscale operator writes it.
+/// A status in the Tailscale operator's format.
 fn status(kind: &str) -> Value {
     let condition = json!({"type": format!("{kind}Ready"), "status": "True", "reason": format!("{kind}Valid"), "message": "",
         "observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z"});
@@ -235,7 +236,7 @@ fn status(kind: &str) -> Value {
     }
 }
 
-/// What our types make of an object.
+/// Round trip of an object through our types.
 fn through_our_types(kind: &str, stored: &DynamicObject) -> Value {
     fn through<T: Serialize + DeserializeOwned>(value: Value) -> Value {
         serde_json::to_value(serde_json::from_value::<T>(value).expect("our type")).expect("JSON")
@@ -248,7 +249,7 @@ fn through_our_types(kind: &str, stored: &DynamicObject) -> Value {
     }
 }
 
-/// Makes every good object with its status: what is stored is what was sent, and our types lose nothing of it.
+/// Creates every valid object with its status: the stored object equals the sent one, and our types preserve every field.
 async fn all_good_is_kept(cluster: &Cluster) {
     for (kind, name, spec) in good() {
         let api = objects(cluster, kind);
@@ -267,7 +268,7 @@ async fn all_good_is_kept(cluster: &Cluster) {
     assert_eq!(groups.list(&ListParams::default()).await.expect("groups").items.len(), 2);
 }
 
-/// What is true under either's definitions.
+/// Behaviour common to both sets of definitions.
 async fn nothing_is_null_and_quantities_may_be_numbers(cluster: &Cluster) {
     let nothing = json!({"type": "egress", "tags": null, "replicas": null, "proxyClass": null, "kubeAPIServer": null});
     let made =
@@ -334,7 +335,7 @@ async fn conditions_are_checked(cluster: &Cluster) {
     assert!(message.contains("Duplicate value"), "{message}");
 }
 
-/// What `kubectl get` shows, which asks for a table.
+/// Columns of `kubectl get`, which requests a table.
 async fn columns_are_shown(cluster: &Cluster) {
     let cases = [
         (
@@ -383,7 +384,7 @@ fn operator_definitions_accept_our_types_and_can_be_exchanged() {
             let written = groups.patch("own", &PatchParams::default(), &patch).await.expect("written");
             serde_json::to_value(written.spec).expect("JSON")
         };
-        // The API server serves the new schema a moment after the definition says so.
+        // The API server serves the new schema shortly after the definition's status reports it.
         eventually_async("fields of ours", DEADLINE, write, |spec| *spec == own).await;
         let firewall = groups.get("own").await.expect("a group").spec.tailyard.and_then(|ours| ours.firewall_mode);
         assert_eq!(firewall, Some(Firewall::IptablesNft));

@@ -1,4 +1,4 @@
-//! Two candidates for one Lease, on a real API server that comes and goes.
+//! Two candidates for one Lease, on a real API server that stops and restarts.
 
 use std::time::Duration;
 

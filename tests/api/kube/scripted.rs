@@ -1,4 +1,4 @@
-//! Answers that a well-behaved API server gives rarely or never, played by a script.
+//! Responses that a well-behaved API server rarely or never sends, from a scripted server.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -21,16 +21,16 @@ use tokio::time::timeout;
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// An answer to one request.
+/// Response to one request.
 #[derive(Debug, Clone)]
 struct Answer {
     status: u16,
     body: String,
-    /// Whether the connection stays open after the body, as a watch does.
+    /// Whether the connection stays open after the body, as for a watch.
     held_open: bool,
 }
 
-/// An API server that gives these answers, one after the other, and then closes every connection at once.
+/// API server that sends these responses in order, then closes every connection at once.
 struct Script {
     client: Client,
     requests: Arc<Mutex<Vec<String>>>,
@@ -66,7 +66,7 @@ fn expired() -> String {
     )
 }
 
-/// Runs a test in a namespace of its own against a scripted server.
+/// Runs a test against a scripted server in its own network namespace.
 fn script(answers: Vec<Answer>, test: impl AsyncFnOnce(Script) + Send) {
     let namespace = Namespace::make().expect("a network namespace");
     let work = async move || {
@@ -87,7 +87,7 @@ async fn serve(answers: Vec<Answer>) -> Script {
             tokio::spawn(async move {
                 let mut head = Vec::new();
                 while !head.windows(4).any(|end| end == b"\r\n\r\n") && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
-                // An answer to a request whose body was not read could be lost with the connection.
+                // The body is read first: closing a connection with unread data could discard the response.
                 let text = String::from_utf8_lossy(&head).into_owned();
                 let length =
                     text.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok());
@@ -125,7 +125,7 @@ impl Script {
     }
 }
 
-/// What a watch tells, as text.
+/// Events of a watch, as text.
 struct WatchEvents(BoxStream<'static, ObjectEvent>);
 
 impl WatchEvents {

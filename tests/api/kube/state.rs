@@ -1,4 +1,4 @@
-//! The state Secret: what is written, how often, and what happens while it cannot be.
+//! State Secret: contents, frequency of writes, and behaviour while writes fail.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

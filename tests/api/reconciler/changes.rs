@@ -1,4 +1,4 @@
-//! Changes of what is there: what stays keeps what it has, what is mended is mended, and what is not asked for any more goes.
+//! Changes of existing objects: unchanged fields persist, drift is repaired, unwanted objects are deleted.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::stage;
 use kit::wait::eventually_async;
 
-/// How often an edit is made; each is in the config within a second on average.
+/// Number of edits; each reaches the config within a second on average.
 const EDITS: u32 = 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a group consists of, from its first minute to its last.
+//! Objects of a group, from its creation to its deletion.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn group_is_created_repaired_and_then_idle() {
         whole(&stage).await;
         stage.join("g", 2).await;
         eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True ProxyGroupReady")).await;
-        // Ten are looked at ten times as fast.
+        // Ten groups accumulate reconciliations ten times as fast as one.
         let idle = (0..9).map(|ordinal| format!("idle{ordinal}"));
         for group in idle.clone() {
             stage.group(&group, 0).await;
@@ -62,10 +62,10 @@ fn group_is_created_repaired_and_then_idle() {
     });
 }
 
-/// Within what time deleted objects are back: less than a second is promised, and a busy machine is granted more.
+/// Time limit for the recreation of deleted objects: the goal is less than a second; a busy machine needs more.
 const BACK: Duration = Duration::from_secs(10);
 
-/// Deletes every object of a group; they come back soon.
+/// Deletes every object of a group and waits until they are recreated.
 pub(super) async fn delete_objects(stage: &Stage, group: &str) {
     let deleted = stage.delete_objects(group).await;
     let begin = Instant::now();
@@ -75,7 +75,7 @@ pub(super) async fn delete_objects(stage: &Stage, group: &str) {
     assert!(took < BACK, "{took:?}");
 }
 
-/// Has somebody else change an object; the change is undone.
+/// Changes an object as another client; the reconciler reverts the change.
 async fn drift(stage: &Stage) {
     let drifted = Patch::Merge(json!({"spec": {"maxUnavailable": 2}}));
     stage.here::<PodDisruptionBudget>().patch("g", &PatchParams::default(), &drifted).await.expect("changed");

@@ -1,5 +1,4 @@
-//! Proxy Pods that lie: what they write into their state Secrets moves the reconciler to nothing at the control plane that is not
-//! theirs.
+//! Compromised proxy Pods: their state Secrets cannot make the reconciler change anything at the control plane that is not theirs.
 
 use std::collections::BTreeSet;
 

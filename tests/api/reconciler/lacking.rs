@@ -1,4 +1,4 @@
-//! What may be missing around the reconciler: definitions, permissions, a free port, a name.
+//! Missing prerequisites of the reconciler: definitions, permissions, a free port, a name.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -38,7 +38,7 @@ fn definitions_may_be_installed_after_the_reconciler() {
     });
 }
 
-/// Takes the rules for a resource out of the Role of the reconciler; returns the Role as it was.
+/// Removes the rules for a resource from the reconciler's Role; returns the original Role.
 async fn without(stage: &Stage, resource: &str) -> Role {
     let api = stage.here::<Role>();
     let whole = api.get("tailyard-reconciler").await.expect("a Role");
@@ -103,7 +103,8 @@ fn forbidden_events_do_not_block_reconciliation() {
         stage.delete(&stage.all::<ClusterRoleBinding>(), "tailyard-reconciler-services").await;
         stage.grant("watched.yaml", "watched").await;
         let running = stage.reconciler_with("one", 9100, &["--watch-namespaces", "watched"]);
-        // Somebody else's object in the way is an Event of the group, which belongs into a namespace that we may not write.
+        // A conflicting object of another manager is reported by an Event of the group. The Event belongs in a namespace that the
+        // reconciler may not write.
         let foreign = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "g"}});
         stage.here::<ServiceAccount>().patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&foreign)).await.expect("made");
         stage.group("g", 1).await;
@@ -134,7 +135,7 @@ fn forbidden_events_do_not_block_reconciliation() {
     });
 }
 
-/// A class with static endpoints by these node ports, and a node with an address.
+/// Creates a class with static endpoints at these node ports, and a node with an address.
 pub(crate) async fn static_endpoints(stage: &Stage, ports: Value) {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
     let nodes = stage.all::<Node>();

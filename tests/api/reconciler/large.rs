@@ -1,4 +1,4 @@
-//! Groups whose config is larger than an object may be.
+//! Groups with a config larger than an object may be.
 
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
@@ -8,9 +8,9 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, stage};
 use kit::wait::eventually_async;
 
-/// Services that come to more than fits as it is, by their ports.
+/// Number of Services; with `PORTS` ports each, their uncompressed config exceeds the limit.
 const SERVICES: usize = 45;
-/// The ports of each.
+/// Ports of each Service.
 const PORTS: u16 = 400;
 
 async fn make(stage: &Stage, number: usize) {
@@ -31,7 +31,7 @@ fn large_config_is_compressed_and_read_by_a_replica() {
         let entry_count = async || stage.config("g").await.len();
         for number in 0..SERVICES {
             make(&stage, number).await;
-            // A few at a time: hundreds of ports are some work for the API server.
+            // A few at a time: hundreds of ports load the API server.
             if number % 5 == 4 {
                 eventually_async("the config holds them", DEADLINE, entry_count, |services| *services > number).await;
             }

@@ -1,4 +1,4 @@
-//! Two reconcilers, one of which writes.
+//! Leader election: two reconcilers, one of which writes.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 
@@ -44,7 +44,7 @@ fn reconciler_continues_after_an_api_server_restart() {
     });
 }
 
-/// Deletes the `StatefulSet` of the group and waits until the leader has made it again.
+/// Deletes the group's StatefulSet and waits until the leader has recreated it.
 async fn statefulset_is_restored(stage: &Stage) {
     let sets = stage.here::<StatefulSet>();
     stage.delete(&sets, "g").await;

@@ -1,4 +1,4 @@
-//! What people see of a cluster by `tailyard status` and `tailyard doctor`, with all rights, with few, and with no cluster to ask.
+//! `tailyard status` and `tailyard doctor` with all permissions, with few, and without a cluster.
 
 use std::process::{Output, Stdio};
 
@@ -23,7 +23,7 @@ async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, 
     (status.code(), text(stdout), text(stderr))
 }
 
-/// Plays the page of a replica, at the address of the Pod that the stage made.
+/// Serves a replica's status page at the address of the Pod that the stage created.
 async fn page(ip: &str) {
     let added = Command::new("ip").args(["address", "add", &format!("{ip}/32"), "dev", "lo"]).status().await;
     assert!(added.expect("the ip command").success());
@@ -39,13 +39,13 @@ async fn page(ip: &str) {
                 "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                 body.len()
             );
-            // One that asks and goes away is its own affair.
+            // A client that disconnects early is no error.
             let _ = stream.write_all((head + &body).as_bytes()).await;
         }
     });
 }
 
-/// Lets the Pods' user list groups and Services, and nothing else.
+/// Permits the Pods' user to list and watch groups and Services, and nothing else.
 async fn few_rights(stage: &Stage) {
     let role = json!({"metadata": {"name": "looker"}, "rules": [
         {"apiGroups": ["tailscale.com"], "resources": ["proxygroups"], "verbs": ["list", "watch"]},
@@ -89,7 +89,7 @@ fn status_shows_groups_replicas_and_services() {
     });
 }
 
-/// A watch without a terminal writes a line for each row that changes.
+/// A watch without a terminal prints a line for each changed row.
 async fn watches(stage: &Stage) {
     let mut child = stage.tailyard("admin", &["status", "--watch"]).stdout(Stdio::piped()).spawn().expect("the binary");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -142,7 +142,7 @@ fn status_names_missing_rules_and_shows_the_rest() {
     });
 }
 
-/// A Deployment that nobody makes Pods of.
+/// Creates a Deployment; no controller creates its Pods.
 async fn deployment(stage: &Stage, namespace: &str, name: &str, container: Value, volumes: Value) {
     let labels = json!({"app": name});
     let object = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
@@ -151,7 +151,7 @@ async fn deployment(stage: &Stage, namespace: &str, name: &str, container: Value
     api.create(&PostParams::default(), &serde_json::from_value(object).expect("a Deployment")).await.expect("made");
 }
 
-/// The reconciler's, with credentials for the stand-in of the hosted API that it does not take.
+/// Creates the reconciler's Deployment, with credentials that the stand-in of the hosted API rejects.
 async fn deploy(stage: &Stage) {
     stage.cluster.make_secret("oauth", &[("client_id", CLIENT.0), ("client_secret", "wrong")]).await;
     let env = [
@@ -165,10 +165,10 @@ async fn deploy(stage: &Stage) {
     deployment(stage, NAMESPACE, "tailyard-reconciler", container, json!([{"name": "oauth", "secret": {"secretName": "oauth"}}])).await;
 }
 
-/// The exit code, and of the checks of a name how each is and what was found.
+/// Exit code, and finding and text of each check with a name.
 type Found = (Option<i32>, Vec<(String, String)>);
 
-/// What doctor finds under a name.
+/// Doctor's findings for a check.
 async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
     let (code, text, error) = run(stage, user, &["doctor", "-o", "json"]).await;
     let checks: Vec<Value> = serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text} {error}"));

@@ -1,4 +1,4 @@
-//! One name that several want: groups, and clusters that share a tailnet.
+//! Names with several claimants: groups, and clusters that share a tailnet.
 
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ fn name_of_another_cluster_is_a_conflict_without_sharing() {
         stage.hosted.add_vip("svc:mine", &foreign);
         stage.ingress("mine", "g", "mine").await;
         let reported = async || stage.events("mine").await;
-        // The list of before does not have it: it is found when it is to be made.
+        // The cached list does not have this service yet: the conflict is detected on creation.
         eventually_async("it is somebody's", DEADLINE, reported, |reported| {
             reported.iter().any(|event| event.contains("was not made by a cluster"))
         })

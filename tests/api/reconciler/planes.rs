@@ -1,4 +1,4 @@
-//! Control planes: credentials that are wrong, come late or go, refusals, and what that does to groups.
+//! Control planes: wrong, late and deleted credentials, refused requests, and their effects on groups.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Secret;
@@ -75,7 +75,7 @@ fn tailnet_condition_follows_its_secret_at_once() {
             reported.contains("InvalidSecret") && reported.contains("ts/creds")
         })
         .await;
-        // Each of these would take half a minute or a whole one if nothing but time had it looked at.
+        // With periodic reconciliation alone, each of these would take 30 or 60 s.
         let begin = std::time::Instant::now();
         for _ in 0..3 {
             stage.credentials("wrong").await;

@@ -1,4 +1,4 @@
-//! What a group of type ingress publishes: objects, Tailscale Services, what replicas are told, what users are told.
+//! Publication by a group of type ingress: objects, Tailscale Services, the replicas' configs, and the status for users.
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -12,7 +12,7 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::{USERS, stage};
 use kit::wait::{eventually_async, until_async};
 
-/// The suffix of the tailnet's names.
+/// Suffix of the tailnet's names.
 const DOMAIN: &str = "tail-lab.ts.net";
 
 #[test]
@@ -86,7 +86,7 @@ fn deleted_objects_of_an_ingress_group_are_recreated() {
         let both = |(one, two): &(Vec<String>, Vec<String>)| one == two && *one == ["svc:my-app"];
         eventually_async("the replicas have the name", DEADLINE, named, both).await;
         groups::delete_objects(&stage, "g").await;
-        // Replicas write anew what their state Secrets have lost.
+        // Replicas restore the lost values of their state Secrets.
         stage.attend("g", 2).await;
         eventually_async("the same site", DEADLINE, sites, |sites| *sites == before).await;
         eventually_async("the replicas have the name again", DEADLINE, named, both).await;

@@ -1,4 +1,4 @@
-//! Users' Services: served, moved, and let go in whatever order things are deleted.
+//! Users' Services: creation, moves, and deletion of the objects in any order.
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -11,7 +11,7 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::{Running, Stage, USERS, stage};
 use kit::wait::{eventually_async, until_async};
 
-/// A group with two replicas in the tailnet.
+/// Creates a group with two replicas in the tailnet.
 async fn ready(stage: &Stage, group: &str) {
     stage.group(group, 2).await;
     stage.join(group, 2).await;
@@ -29,7 +29,7 @@ async fn external_name(stage: &Stage, service: &str) -> String {
     spec.and_then(|spec| spec.external_name).unwrap_or_default()
 }
 
-/// Plays the kubelet: a Pod that was asked to go is gone.
+/// Plays the kubelet: removes the terminating Pods.
 async fn pods_go(stage: &Stage, group: &str) {
     for ordinal in 0..2 {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };

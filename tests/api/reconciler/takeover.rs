@@ -1,4 +1,4 @@
-//! Objects that the Tailscale operator wrote, by plain creates and updates: taken over whole, and given back.
+//! Takeover of objects that the Tailscale operator wrote with plain creates and updates, and the way back.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
@@ -14,10 +14,10 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, stage};
 use kit::wait::{eventually_async, until_async};
 
-/// The field manager of the Tailscale operator.
+/// Field manager of the Tailscale operator.
 const THEIRS: &str = "operator";
 
-/// Writes an object as they do: a create or an update of the whole.
+/// Writes an object as the Tailscale operator does: creates or updates the whole object.
 async fn write<K>(api: &Api<K>, object: &Value) -> K
 where
     K: Resource + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Labels and owner as they set them.
+/// Labels and owner reference as the Tailscale operator sets them.
 fn metadata(name: &str, uid: &str, more: &Value) -> Value {
     let mut labels =
         json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
@@ -64,7 +64,7 @@ fn role(uid: &str) -> Value {
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch", "get"]}]})
 }
 
-/// What they make of a group with one replica and one Service.
+/// Creates the Tailscale operator's objects for a group with one replica and one Service.
 async fn theirs(stage: &Stage, uid: &str) {
     write(&stage.here::<StatefulSet>(), &set(uid)).await;
     write(&stage.here::<Role>(), &role(uid)).await;
@@ -90,7 +90,7 @@ async fn theirs(stage: &Stage, uid: &str) {
     write(&stage.here::<Service>(), &child).await;
 }
 
-/// Who applied or updated an object.
+/// Field managers that applied or updated an object.
 fn managers<K: Resource>(object: &K) -> Vec<String> {
     object
         .meta()

@@ -1,4 +1,4 @@
-//! Who may use a group: the labels of namespaces, as the API server has them.
+//! Tenants of a group: namespace selectors, evaluated with the labels that the API server has.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Patch, PatchParams};

@@ -1,5 +1,5 @@
-//! The API server in which the replicas keep their state: a real one, with its etcd, at the gateway of the Pod network. It hangs, and is
-//! killed and started again; all of that in the thread that it lives in, by orders.
+//! API server for the replicas' state: a real one with its etcd, at the gateway of the Pod network. Orders make it hang, or kill and
+//! restart it; its own thread executes them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,30 +12,29 @@ use tokio::sync::{mpsc, oneshot};
 use crate::soak::schedule::{Outage, REPLICAS};
 use kit::apiserver::{Cluster, cluster_in};
 
-/// What tailscaled keeps in a state Secret; the scripted one neither reads nor writes it.
+/// tailscaled's keys in a state Secret; the scripted tailscaled neither reads nor writes them.
 pub(crate) const KEPT: [(&str, &str); 3] = [("_machinekey", "privkey:1"), ("_current-profile", "profile-1"), ("profile-1", "{}")];
 
-/// The values of a state Secret as text.
+/// Values of a state Secret, as text.
 pub(crate) type State = BTreeMap<String, String>;
 
-/// Whoever can give orders about the API server; it ends with this.
+/// Handle to the API server, which ends with the last clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Api {
     orders: mpsc::UnboundedSender<Order>,
-    /// Where it is.
     pub(crate) address: SocketAddr,
-    /// The service account of the replicas.
+    /// Directory of the replicas' service account.
     pub(crate) account: PathBuf,
 }
 
-/// What is asked of it, and who waits for that.
+/// Order to the API server's thread, with the channel for the reply.
 #[derive(Debug)]
 enum Order {
     Suffer(Outage, oneshot::Sender<()>),
     States(oneshot::Sender<Vec<State>>),
 }
 
-/// Runs the API server in the client's namespace, with ways to it for the replicas; says how to give it orders once it serves.
+/// Runs the API server in the client's namespace, routed from the replicas; sends its handle once it serves.
 pub(crate) fn run(topology: &Topology, reply: oneshot::Sender<Api>) {
     cluster_in(&topology.client, async |cluster| {
         let address: SocketAddr = cluster.url().trim_start_matches("https://").parse().expect("an address");
@@ -48,7 +47,7 @@ pub(crate) fn run(topology: &Topology, reply: oneshot::Sender<Api>) {
     });
 }
 
-/// The replicas reach it by the gateway of the Pod network.
+/// Routes the replicas to the API server by the gateway of the Pod network.
 fn lead(topology: &Topology, api: IpAddr) {
     let [gateway, _] = pod_nets(1);
     for site in &topology.replicas {
@@ -56,7 +55,7 @@ fn lead(topology: &Topology, api: IpAddr) {
     }
 }
 
-/// The state Secrets, and the rights that the reconciler gives to the replicas of a group.
+/// Creates the state Secrets, and grants the permissions that the reconciler grants to a group's replicas.
 async fn grant(cluster: &Cluster) {
     let names: Vec<String> = (0..usize::from(REPLICAS)).map(Launch::name).collect();
     for name in &names {
@@ -68,13 +67,13 @@ async fn grant(cluster: &Cluster) {
     cluster.allow("events", &[], &["create", "get", "patch"]).await;
 }
 
-/// Carries out orders, one after the other, until nobody gives any.
+/// Executes orders in sequence until all handles are dropped.
 async fn serve(mut cluster: Cluster, mut orders: mpsc::UnboundedReceiver<Order>) {
     while let Some(order) = orders.recv().await {
         match order {
             Order::Suffer(outage, done) => {
                 suffer(&mut cluster, outage).await;
-                // Who waited may be gone.
+                // The requester may have stopped waiting.
                 let _ = done.send(());
             }
             Order::States(reply) => {
@@ -104,14 +103,14 @@ async fn suffer(cluster: &mut Cluster, outage: Outage) {
 }
 
 impl Api {
-    /// Has it suffer an outage; returns when it serves again.
+    /// Causes an outage; returns when the API server serves again.
     pub(crate) async fn suffer(&self, outage: Outage) {
         let (done, is_done) = oneshot::channel();
         self.orders.send(Order::Suffer(outage, done)).expect("an API server");
         is_done.await.expect("an API server");
     }
 
-    /// What the state Secrets hold, replica by replica.
+    /// State Secrets, in the order of the replicas.
     pub(crate) async fn states(&self) -> Vec<State> {
         let (reply, states) = oneshot::channel();
         self.orders.send(Order::States(reply)).expect("an API server");

@@ -1,4 +1,4 @@
-//! The tailscaleds of the replicas: the scripted one of the tests of supervision, with the demo's tailnet.
+//! tailscaleds of the replicas: the scripted one of the supervision tests, with the demo's tailnet.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,17 +15,17 @@ use tailyard::demo::topology::{FIRST_REPLICA, FIRST_TARGET, tailnet_nets};
 
 use kit::scripted_tailscaled::append;
 
-/// The number of the first peer whom no service concerns, in the tailnet.
+/// Number in the tailnet of the first peer that no service targets.
 const FIRST_OTHER: u8 = 150;
-/// More of them there cannot be.
+/// Maximum number of these peers.
 pub(crate) const OTHERS: u8 = 100;
 
-/// Who is in the tailnet beside the replica itself.
+/// Peers of a replica in the tailnet.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// How many peers there are whom no service concerns.
+    /// Number of peers that no service targets.
     pub(crate) others: u8,
-    /// The number of the target that each target's name leads to.
+    /// For each target name, the number of its target.
     pub(crate) names: Vec<u16>,
 }
 
@@ -36,7 +36,7 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// The targets: number in the tailnet, name there.
+    /// Targets: number in the tailnet, and name.
     fn targets(&self) -> impl Iterator<Item = (u8, String)> {
         let number = |target: u16| FIRST_TARGET + u8::try_from(target).expect("few targets");
         (0..).zip(&self.names).map(move |(name, target)| (number(*target), target_name(name)))
@@ -45,7 +45,7 @@ impl Peers {
 
 /// Writes the program that replicas start as their tailscaled: the scripted one, with the files beside its socket as its script.
 pub(crate) fn program(directory: &Path) -> PathBuf {
-    // Its errors go into a file: it ends with its replica, and could not say so to a pipe that nobody reads any more, nor end.
+    // Its errors go into a file: it exits with its replica, and a write to a pipe without a reader would prevent that.
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = version ] && exec echo '{{\"cap\":142}}'\nfor arg; do case $arg in --socket=*) dir=${{arg#--socket=}} ;; esac; done\n\
          FAKE_DIR=${{dir%/*}} FAKE_ARGS=\"$*\" exec {} 2>>${{dir%/*}}/errors\n",
@@ -54,21 +54,21 @@ pub(crate) fn program(directory: &Path) -> PathBuf {
     executable(directory.join("tailscaled"), &script)
 }
 
-/// Writes a script that can be started.
+/// Writes an executable script.
 pub(crate) fn executable(path: PathBuf, script: &str) -> PathBuf {
     fs::write(&path, script).expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
     path
 }
 
-/// Makes the files of a replica: its config, and a tailnet of itself and the targets.
+/// Creates a replica's files: its config, and a tailnet of itself and the targets.
 pub(crate) fn prepare(directory: &Path, replica: u8) {
     fs::create_dir_all(directory.join("conf")).expect("a directory");
     fs::write(directory.join("conf/cap-106.hujson"), r#"{"Version":"alpha0","AuthKey":"key"}"#).expect("written");
     describe(directory, replica, &Peers::default());
 }
 
-/// Says what the tailnet is, for those who ask from now on.
+/// Writes the bus' initial message: the tailnet for new watchers.
 pub(crate) fn describe(directory: &Path, replica: u8, peers: &Peers) {
     let node = |number: u8, name: String| {
         let addresses = tailnet_nets(number).map(|net| net.addr());
@@ -85,7 +85,7 @@ pub(crate) fn describe(directory: &Path, replica: u8, peers: &Peers) {
     fs::rename(new, directory.join("initial")).expect("put into place");
 }
 
-/// Tells all who listen what the targets are called, as the control server tells of peers that were renamed.
+/// Sends the targets' names to all watchers, as after the control server has renamed peers.
 pub(crate) fn tell_names(directory: &Path, peers: &Peers) {
     let node = |(number, name): (u8, String)| {
         let addresses = tailnet_nets(number).map(|net| IpNet::from(net.addr()));
@@ -95,17 +95,17 @@ pub(crate) fn tell_names(directory: &Path, peers: &Peers) {
     tell(directory, &json!({"PeersChanged": targets}).to_string());
 }
 
-/// Whether the tailscaled of a replica can have what it keeps in the state Secret, when it starts.
+/// Sets whether a replica's starting tailscaled can read its state from the Secret.
 pub(crate) fn lead_to_secret(directory: &Path, is_there: bool) {
     fs::write(directory.join("mode"), if is_there { "" } else { "away" }).expect("written");
 }
 
-/// Has a line told to all who listen, or an order of the script done.
+/// Sends a line to all watchers, or executes a command of the script.
 pub(crate) fn tell(directory: &Path, line: &str) {
     append(&directory.join("bus"), line);
 }
 
-/// Has the tailscaled of a replica's process do nothing for a while; nobody else, such as the firewall's program.
+/// Suspends the tailscaled of a replica for a while; other child processes, such as the firewall's program, continue.
 pub(crate) async fn hang(replica: u32, lasts: Duration) {
     let tasks = fs::read_dir(format!("/proc/{replica}/task")).into_iter().flatten().flatten();
     let children: Vec<String> = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
@@ -116,7 +116,7 @@ pub(crate) async fn hang(replica: u32, lasts: Duration) {
     let children: Vec<Pid> = children.filter_map(|child| child.parse().ok()).map(Pid::from_raw).collect();
     let signal = |signal: Signal| {
         for child in &children {
-            // It may have ended meanwhile.
+            // The process may have exited.
             let _ = kill(*child, signal);
         }
     };

@@ -1,19 +1,19 @@
-//! What processes take of memory and of file descriptors while time goes on, and whether it grows.
+//! Memory and file descriptors of processes over time, and whether they grow.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-/// How much more memory the last third may take than the first: by this ratio, and by so many kB, for what the allocator keeps.
+/// Limit for memory in the last third: the first third's times this ratio, plus this many kB for memory that the allocator retains.
 const RATIO: f64 = 1.2;
 const SLACK: f64 = 4_096.0;
-/// How many more file descriptors: connections of probes come and go.
+/// Allowed increase of file descriptors: probes' connections come and go.
 const DESCRIPTORS: f64 = 8.0;
 
-/// What one process took at one moment.
+/// Resource usage of a process at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
-    /// Since the start.
+    /// Offset from the start.
     pub(crate) at: Duration,
     /// Resident memory in kB.
     pub(crate) memory: f64,
@@ -21,10 +21,10 @@ pub(crate) struct Sample {
     pub(crate) descriptors: f64,
 }
 
-/// Samples by the number of a process.
+/// Samples by process id.
 pub(crate) type Samples = BTreeMap<u32, Vec<Sample>>;
 
-/// What a process takes now; nothing if it has ended.
+/// Current usage of a process; `None` if it has exited.
 pub(crate) fn sample(pid: u32, at: Duration) -> Option<Sample> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))?.parse().ok()?;
@@ -32,7 +32,7 @@ pub(crate) fn sample(pid: u32, at: Duration) -> Option<Sample> {
     Some(Sample { at, memory, descriptors: f64::from(u32::try_from(descriptors).ok()?) })
 }
 
-/// The medians of the first and of the last third of these samples: memory, descriptors.
+/// Medians of the first and of the last third of the samples: memory, descriptors.
 pub(crate) fn thirds(samples: &[Sample]) -> Option<[(f64, f64); 2]> {
     let (first, last) = (samples.first()?.at, samples.last()?.at);
     let third = last.saturating_sub(first) / 3;
@@ -46,7 +46,7 @@ pub(crate) fn thirds(samples: &[Sample]) -> Option<[(f64, f64); 2]> {
     Some([both(|sample| sample.memory)?, both(|sample| sample.descriptors)?])
 }
 
-/// What grew of a process that lived all the time, in words.
+/// Growth of a process that ran throughout, as text.
 pub(crate) fn grown(samples: &[Sample]) -> Vec<String> {
     let Some([memory, descriptors]) = thirds(samples) else { return vec!["nothing was measured".to_owned()] };
     let growth = |grows: bool, what: &str, (from, to): (f64, f64)| grows.then(|| format!("{what} grew from {from} to {to}"));

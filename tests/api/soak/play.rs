@@ -1,4 +1,4 @@
-//! Plays a schedule on the demo's stage: changes and troubles when they are due, and what the processes take, each second.
+//! Executes a schedule on the demo's stage: config changes and faults when they are due. Samples the processes each second.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,39 +15,38 @@ use crate::soak::growth::{Samples, sample};
 use crate::soak::schedule::{Outage, REPLICAS, Schedule, Trouble};
 use crate::soak::state::is_current;
 
-/// How often it is looked whether anything is due.
+/// Interval of checks for due events.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a config that is none is in place.
+/// Duration of an invalid config.
 const SPOILT: Duration = Duration::from_millis(200);
-/// How often processes are measured.
+/// Interval of process samples.
 const SAMPLES: Duration = Duration::from_secs(1);
-/// How long after the last outage replicas may take to write their state: they try again at most 36 s apart.
+/// Time limit for state writes after the last outage: replicas retry at most 36 s apart.
 const WRITTEN: Duration = Duration::from_mins(1);
 
-/// How long after the end of a tailscaled its replica may go on as if nothing had happened: it is unready within a second, and is
-/// asked for that twenty times a second.
+/// Time after the exit of a tailscaled in which its replica may still look ready: it is unready within a second, and readiness is polled
+/// twenty times a second.
 const NOTICED: Duration = Duration::from_millis(1_500);
 
-/// A play under way.
+/// Execution of a schedule.
 pub(crate) struct Play<'s, 't> {
     script: &'s mut Script<'t>,
     api: &'s Api,
-    /// What the tailnet is.
+    /// Current peers of the tailnet.
     peers: Peers,
-    /// Tailscaleds that do nothing.
+    /// Suspended tailscaleds.
     hangs: Vec<JoinHandle<()>>,
-    /// How much later than it was due the last trouble came.
+    /// Delay of the last fault after its due time.
     late: Duration,
-    /// Whose tailscaled was struck last, and until when that replica may look ready and not stay so.
+    /// Replica with the last fault of its tailscaled, and the end of the time in which it may look ready but become unready.
     unsure: Option<(usize, Duration)>,
-    /// The API server's last outage.
+    /// Last outage of the API server.
     outage: Option<JoinHandle<()>>,
-    /// How long the replicas took to follow other names.
+    /// Times that the replicas took to follow renamed targets.
     pub(crate) renames: Vec<Duration>,
 }
 
 impl<'s, 't> Play<'s, 't> {
-    /// A play in which nothing has happened yet.
     pub(crate) fn new(script: &'s mut Script<'t>, api: &'s Api) -> Self {
         Self {
             script,
@@ -61,7 +60,7 @@ impl<'s, 't> Play<'s, 't> {
         }
     }
 
-    /// Plays until the end, an offset from the start; notes what the processes took.
+    /// Plays until `end`, an offset from the start, and records samples of the processes.
     pub(crate) async fn play(&mut self, schedule: Schedule, end: Duration, samples: &mut Samples) -> Result<(), ScriptError> {
         let (mut changes, mut troubles) = (schedule.changes.into_iter().peekable(), schedule.troubles.into_iter().peekable());
         let mut measure_at = Duration::ZERO;
@@ -89,7 +88,7 @@ impl<'s, 't> Play<'s, 't> {
         Ok(())
     }
 
-    /// Who was killed late comes back as much later.
+    /// A replica that was killed late restarts equally late.
     fn is_due(&self, at: Duration, trouble: Trouble) -> bool {
         let late = if is_revival(trouble) { self.late } else { Duration::ZERO };
         at + late <= self.script.now()
@@ -105,19 +104,19 @@ impl<'s, 't> Play<'s, 't> {
                 let is_there = self.script.replicas.get(number).is_some_and(|replica| replica.pid().is_some());
                 is_there && self.is_sure(number) && self.script.can(FaultInjection::Leave(number))
             }
-            // Nobody but its tailscaled tells a replica of names: one that hangs may be answering again and not have told yet.
+            // A replica learns names only from its tailscaled; a resumed one may answer again before it has sent them.
             Trouble::Renamed => self.hangs.iter().all(JoinHandle::is_finished),
             Trouble::Api(_) => self.outage.as_ref().is_none_or(JoinHandle::is_finished),
             Trouble::BadConfig | Trouble::Peers(_) => true,
         }
     }
 
-    /// Whether the other replicas are what they look like.
+    /// Whether the readiness of all replicas but `number` is reliable.
     fn is_sure(&self, number: usize) -> bool {
         self.unsure.is_none_or(|(struck, until)| struck == number || until < self.script.now())
     }
 
-    /// What a replica looks like may not stay so for that long; of another one it is known by now.
+    /// Marks a replica's readiness as unreliable for this long; that of a previously marked one is reliable by now.
     fn doubt(&mut self, number: usize, lasts: Duration) {
         let before = self.unsure.filter(|(struck, _)| *struck == number).map_or(Duration::ZERO, |(_, until)| until);
         self.unsure = Some((number, before.max(self.script.now() + lasts)));
@@ -159,7 +158,7 @@ impl<'s, 't> Play<'s, 't> {
         Ok(())
     }
 
-    /// Every target's name becomes the next one's, in the tailnets of all replicas.
+    /// Rotates the targets' names, in the tailnets of all replicas.
     async fn rename(&mut self) {
         let (launch, peers) = (self.script.launch.clone(), &mut self.peers);
         let took = self.script.rename(|names| {
@@ -173,7 +172,7 @@ impl<'s, 't> Play<'s, 't> {
         self.renames.push(took.await);
     }
 
-    /// Waits until every replica is back and has told its current state, once the API server is there again.
+    /// Waits until the API server and every replica are back and the current states are written.
     pub(crate) async fn end(&mut self) -> Result<(), ScriptError> {
         self.script.settle_down(WRITTEN).await?;
         if let Some(outage) = self.outage.take() {
@@ -191,7 +190,7 @@ impl<'s, 't> Play<'s, 't> {
         }
     }
 
-    /// The first state Secret that does not say what it should.
+    /// First state Secret with unexpected contents, as an error.
     fn fault_of(&self, states: &[State]) -> Option<String> {
         let board = look(&self.script.board);
         let (replica, state) = (0..).zip(states).find(|(replica, state)| !is_current(&board, *replica, state))?;
@@ -203,7 +202,7 @@ fn is_revival(trouble: Trouble) -> bool {
     matches!(trouble, Trouble::Replica(FaultInjection::Revive(_)))
 }
 
-/// Has the API server suffer an outage. While it is killed, a tailscaled that starts cannot have what it keeps in the state Secret.
+/// Causes an outage of the API server. While it is killed, a starting tailscaled cannot read its state from the Secret.
 async fn suffer(api: Api, outage: Outage, owns: Vec<PathBuf>) {
     let lead_to_secret = |is_there| owns.iter().for_each(|own| daemon::lead_to_secret(own, is_there));
     lead_to_secret(matches!(outage, Outage::Hangs(_)));

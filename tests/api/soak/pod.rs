@@ -1,16 +1,16 @@
-//! What a kubelet gives to a replica: its service account, in the place where Pods have it.
+//! Pod environment of a replica: its service account, at the path that Pods have.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::soak::daemon::executable;
 
-/// Where Pods have it.
+/// Directory of service accounts in Pods.
 const ACCOUNTS: &str = "/var/run/secrets/kubernetes.io";
 
-/// Writes the program that replicas are started by: it becomes the proxy, in a view of the file system of its own.
+/// Writes the program that starts replicas: it executes the proxy in its own mount namespace.
 pub(crate) fn program(directory: &Path, account: &Path) -> PathBuf {
-    // It is copied: the API server's certificate is written anew when the server starts, and a replica may start just then.
+    // Copied: the API server rewrites its certificate when it starts, and a replica may start at the same time.
     let own = directory.join("account");
     fs::create_dir_all(&own).expect("a directory");
     for file in ["namespace", "token", "ca.crt"] {

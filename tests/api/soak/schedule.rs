@@ -1,4 +1,4 @@
-//! What happens in a soak and when: a pure value from a seed and a length, so that a run can be repeated.
+//! Schedule of a soak: a pure function of seed and length, so that a run can be repeated.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,67 +8,67 @@ use tailyard::demo::scenario::{FaultInjection, ScenarioStep};
 
 use crate::soak::daemon::OTHERS;
 
-/// How many replicas there are.
+/// Number of replicas.
 pub(crate) const REPLICAS: u8 = 3;
-/// The first so many of them are killed and leave; the others live from the beginning to the end, and are measured.
+/// Number of replicas, from the first on, that are killed and leave; the others run throughout and are measured.
 pub(crate) const STRUCK: usize = 2;
-/// Between two changes of the config, and between two troubles, in milliseconds.
+/// Intervals of config changes and of faults, in milliseconds.
 const CHANGES: Range<u64> = 60..500;
 const TROUBLES: Range<u64> = 400..3_000;
-/// For how long a killed replica is away, in milliseconds.
+/// Downtime of a killed replica, in milliseconds.
 const AWAY: Range<u64> = 300..3_000;
-/// For how long a tailscaled does nothing, in milliseconds: long enough to be noticed, too short to be killed for.
+/// Duration of a suspended tailscaled, in milliseconds: long enough to be detected, too short to be killed for it.
 const HANGS: Range<u64> = 500..5_000;
-/// Between two outages of the API server, in milliseconds, and for how long it does nothing or is away until it is started again.
+/// Time between two outages of the API server, and duration of its hang or downtime, in milliseconds.
 const UNTIL_OUTAGE: Range<u64> = 1_000..10_000;
 const OUTAGES: Range<u64> = 1_000..10_000;
-/// How long it may take to start.
+/// Time allowed for the API server's start.
 const API_START: Duration = Duration::from_secs(5);
-/// How soon after the beginning of an outage a tailscaled is killed, and how soon after that a replica is struck, in milliseconds.
+/// Time from the start of an outage to the kill of a tailscaled, and from there to the fault of a replica, in milliseconds.
 const INTO_OUTAGE: Range<u64> = 100..1_000;
-/// Before this nothing is taken away, and after this before the end: everything has to come back.
+/// No faults in the first `CALM` and in the last `LAST`: everything has to recover.
 const CALM: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(6);
 
-/// What befalls the group beside changes of its config.
+/// Fault of the group, beside changes of its config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// A replica's process is struck.
+    /// Fault of a replica's process.
     Replica(FaultInjection),
-    /// What is mounted is no config for a moment.
+    /// The mounted config is invalid for a moment.
     BadConfig,
-    /// The tailnet has so many peers whom no service concerns, and the stream of its news is cut.
+    /// The tailnet has this many peers that no service targets, and the bus connection is cut.
     Peers(u8),
     /// The tailscaled of a replica is killed.
     DaemonKilled(usize),
-    /// The tailscaled of a replica does nothing for so long.
+    /// The tailscaled of a replica is suspended for this long.
     DaemonHangs(usize, Duration),
     /// The targets swap their names.
     Renamed,
-    /// The API server is as good as gone for a while.
+    /// Outage of the API server.
     Api(Outage),
 }
 
-/// How an API server can be gone.
+/// Kind of an API server outage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outage {
-    /// It keeps its connections and answers nobody for so long.
+    /// It keeps its connections open and sends no responses for this long.
     Hangs(Duration),
-    /// It is killed, and started again after so long.
+    /// It is killed, and restarted after this long.
     Killed(Duration),
 }
 
-/// Everything, in order.
+/// All events, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Schedule {
-    /// Changes of the config.
+    /// Config changes.
     pub(crate) changes: Vec<(Duration, ScenarioStep)>,
-    /// Troubles. One that takes a replica away waits until the others can do without it, and those after it with it.
+    /// Faults. One that takes a replica down is postponed until the others suffice, and later ones with it.
     pub(crate) troubles: Vec<(Duration, Trouble)>,
 }
 
 impl Schedule {
-    /// The schedule of a seed for so long.
+    /// Schedule of a seed with this length.
     pub(crate) fn of(seed: u64, length: Duration) -> Self {
         let mut dice = Rng::with_seed(seed);
         let end = length.saturating_sub(LAST);
@@ -86,13 +86,13 @@ impl Schedule {
     }
 }
 
-/// Moments some time apart.
+/// Times with random distances in the range `apart`.
 fn moments(dice: &mut Rng, apart: Range<u64>, from: Duration, to: Duration) -> Vec<Duration> {
     let next = |at: &Duration| Some(*at + Duration::from_millis(dice.u64(apart.clone())));
     std::iter::successors(Some(from), next).skip(1).take_while(|at| *at < to).collect()
 }
 
-/// As many services come as go: memory is to be compared, so the config must not grow.
+/// Adding and removing a service are equally likely: the config must not grow, since memory is compared.
 fn step(dice: &mut Rng) -> ScenarioStep {
     match dice.u8(..10) {
         0..=4 => ScenarioStep::Retarget,
@@ -113,13 +113,13 @@ fn trouble(dice: &mut Rng) -> Trouble {
     }
 }
 
-/// What takes a replica away.
+/// A fault that takes a replica down.
 fn blow(dice: &mut Rng) -> FaultInjection {
     let number = dice.usize(..STRUCK);
     if dice.bool() { FaultInjection::Kill(number) } else { FaultInjection::Leave(number) }
 }
 
-/// Outages of the API server, of either kind in turn, each some time after it is back from the one before.
+/// Outages of the API server, alternating between both kinds, each some time after the end of the previous one.
 fn outages(dice: &mut Rng, from: Duration, to: Duration) -> Vec<(Duration, Trouble)> {
     let (mut at, mut outages) = (from, Vec::new());
     let kinds: [fn(Duration) -> Outage; 2] = [Outage::Killed, Outage::Hangs];
@@ -135,8 +135,8 @@ fn outages(dice: &mut Rng, from: Duration, to: Duration) -> Vec<(Duration, Troub
     outages
 }
 
-/// What belongs to a trouble of this moment: who was killed comes back; and while the API server is away a tailscaled has to start
-/// again, and a replica goes.
+/// Consequences of a fault: a killed replica restarts; during an outage of the API server a tailscaled has to restart, and a replica is
+/// taken down.
 fn aftermath(dice: &mut Rng, at: Duration, trouble: Trouble) -> Vec<(Duration, Trouble)> {
     match trouble {
         Trouble::Replica(FaultInjection::Kill(number)) => {

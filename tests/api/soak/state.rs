@@ -1,4 +1,4 @@
-//! What a replica's state Secret says of it, beside what it should say.
+//! Check of a replica's state Secret.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,11 @@ use tailyard::demo::topology::{FIRST_REPLICA, FIRST_TARGET, tailnet_nets};
 
 use crate::soak::api::{KEPT, State};
 
-/// Where a service leads, as statuses tell it: the target's addresses and the ports.
+/// Target of a service in the format of statuses: addresses and ports.
 type Led = (BTreeSet<String>, BTreeSet<PortMap>);
 
-/// Whether a replica says that it is the node that it is, and where every service leads now, and of no other service; what its
-/// tailscaled keeps is there too.
+/// Whether a state Secret has the replica's own node and Pod address, the current targets of all services and of no others, and
+/// tailscaled's keys.
 pub(crate) fn is_current(board: &Scoreboard, replica: u8, state: &State) -> bool {
     let Some(member) = board.members.get(usize::from(replica)) else { return false };
     let own = format!("n{}", FIRST_REPLICA + replica);

@@ -1,4 +1,4 @@
-//! A listener of a test in a machine, until it is dropped.
+//! Listener of a test in a machine; closed when dropped.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port of an address of the node, and does this with each connection.
+    /// Listens on a port of the node at this address, and calls `each` for every connection.
     pub(crate) fn start(node: &Node, address: IpAddr, port: u16, each: impl Fn(TcpStream) + Send + 'static) -> Self {
         let listener = node.ns.run(|| TcpListener::bind(SocketAddr::new(address, port))).expect("the namespace").expect("a port");
         listener.set_nonblocking(true).expect("a listener");

@@ -1,4 +1,4 @@
-//! A client that comes again from the port of a connection that has just ended, as one does sooner or later that opens many.
+//! Client that reuses the port of a connection that has just ended, as a client with many connections does sooner or later.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -14,10 +14,10 @@ use super::{PATIENCE, TRY};
 use kit::machine::DEADLINE;
 use kit::netns::Node;
 
-/// The port that it comes from, below those that the kernel gives.
+/// Source port, below the kernel's range of ephemeral ports.
 const PORT: u16 = 22_000;
 
-/// A client of a site.
+/// Client of a site.
 pub(crate) struct Client<'a> {
     pub(crate) node: &'a Node,
     pub(crate) host: &'a str,
@@ -26,13 +26,14 @@ pub(crate) struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// Asks once on a connection that is to be closed then, and once more from the same port, to a port of the site. Nothing if the
+    /// Requests a page on a connection that is closed afterwards, and again from the same source port. `port` is the site's. `None` if the
     /// second connection is not answered.
     pub(crate) fn twice(&self, port: u16) -> Option<[String; 2]> {
-        // The own kernel gives the port again in the next second of its clock, and not a minute after.
+        // The client's kernel permits the port again in the next second of its clock, not only after a minute.
         self.node.sysctl("net.ipv4.tcp_tw_reuse", "1");
         let first = self.once(port).expect("an answer");
-        // That may be a millisecond after, when tailscaled is still ending the first, and it refuses: no client is as quick with a port.
+        // Without the pause tailscaled may still be closing the first connection and refuse the second. Clients do not reuse a port that
+        // fast.
         thread::sleep(Duration::from_secs(1));
         let begun = Instant::now();
         loop {
@@ -54,7 +55,7 @@ impl Client<'_> {
             let mut stream = TcpStream::from(socket);
             stream.set_read_timeout(Some(DEADLINE))?;
             let answer = if port == 443 { self.ask(Stream::new(&mut self.session(), &mut stream)) } else { self.ask(&mut stream) }?;
-            // Time in which the other side might close before we do.
+            // Time for the other side to close first.
             stream.set_read_timeout(Some(Duration::from_millis(300)))?;
             let _ = stream.read(&mut [0]);
             Ok(answer)

@@ -1,4 +1,4 @@
-//! A listener that stands for one that terminates TLS: it reads the PROXY protocol's preamble, version 2, and greets whoever it names.
+//! Listener in place of a TLS terminator: reads a PROXY protocol header, version 2, and greets the client that it names.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

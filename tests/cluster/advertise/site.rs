@@ -1,4 +1,4 @@
-//! A cluster service over HTTP, and clients of its site.
+//! HTTP server in the cluster, and clients of its site.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpStream};
@@ -11,7 +11,7 @@ use kit::machine::Machine;
 use kit::netns::Node;
 use kit::tailnet::Tailnet;
 
-/// Starts a server on a port of the node that answers every request with its name and what it was asked as.
+/// Starts a server on a port of the node. It answers every request with its name and the received request.
 pub(crate) fn backend(node: &Node, port: u16) -> Listener {
     let name = node.name.clone();
     Listener::start(node, Ipv6Addr::UNSPECIFIED.into(), port, move |stream| {
@@ -32,7 +32,7 @@ fn answer(mut stream: TcpStream, name: &str) -> std::io::Result<()> {
     }
 }
 
-/// Asks a URL at an address, as curl does; nothing if it fails, with why.
+/// Requests a URL with curl, resolved to an address. The error has curl's message.
 pub(crate) fn curl(from: &Machine, url: &str, at: IpAddr, ca: &Path) -> Result<String, String> {
     let host = url.split('/').nth(2).expect("a host");
     let (resolve, port) = if url.starts_with("https") { (format!("{host}:443:{at}"), "443") } else { (format!("{host}:80:{at}"), "80") };
@@ -45,7 +45,7 @@ pub(crate) fn curl(from: &Machine, url: &str, at: IpAddr, ca: &Path) -> Result<S
     Err(format!("port {port}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Writes down the authority by which Pebble signs.
+/// Writes Pebble's root certificate to a file.
 pub(crate) fn root(tailnet: &Tailnet) -> std::path::PathBuf {
     let path = tailnet.dir().join("pebble-root.crt");
     let mut command = tailnet.control_machine().command(Path::new("curl"));

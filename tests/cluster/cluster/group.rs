@@ -1,20 +1,20 @@
-//! A group of proxies written by hand, as the Tailscale operator's and ours write it: what a replica needs and no more.
+//! Proxy group written by hand, in the format of the Tailscale operator and our reconciler: the minimum that a replica needs.
 
 use serde_json::{Value, json};
 
 use kit::cluster::images::TAILYARD;
 use kit::tailnet::Tailnet;
 
-/// The port on which a replica takes connections for its one service.
+/// Match port of the replicas' only service.
 const MATCH: u16 = 10_001;
 
-/// An egress config with one service: TCP and UDP to a port of a node of the tailnet.
+/// An egress config with one service: TCP and UDP to a port of a tailnet node.
 pub(crate) fn to(fqdn: &str, port: u16) -> Value {
     let port = |protocol: &str| json!({"protocol": protocol, "matchPort": MATCH, "targetPort": port});
     json!({"db": {"tailnetTarget": {"fqdn": fqdn}, "ports": [port("TCP"), port("UDP")]}})
 }
 
-/// All objects of a group with so many replicas, and the Service `<name>-db` by which its one service is reached.
+/// All objects of a group with this many replicas, and the Service `<name>-db` of its only service.
 pub(crate) fn objects(tailnet: &Tailnet, name: &str, replicas: usize, egress: &Value) -> Vec<Value> {
     let meta = |name: &str| json!({"name": name});
     let pods: Vec<String> = (0..replicas).map(|ordinal| format!("{name}-{ordinal}")).collect();
@@ -83,7 +83,7 @@ fn stateful_set(name: &str, pods: &[String]) -> Value {
         value("TS_NO_LOGS_NO_SUPPORT", "true"),
         value("SSL_CERT_FILE", "/lab/ca.crt"),
     ]);
-    // No command: the image's own is the proxy.
+    // No command: the image's default command is the proxy.
     let container = json!({"name": "tailscale", "image": TAILYARD, "imagePullPolicy": "Never", "securityContext": {"privileged": true},
         "env": env, "volumeMounts": mounts, "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 1}});
     let spread = json!({"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",

@@ -1,5 +1,5 @@
-//! The other direction on headscale: a Service of the cluster at an address that a group's replicas advertise as a route, which the
-//! reconciler has approved.
+//! Ingress on headscale: a Service of the cluster at an address that a group's replicas advertise as a route. The reconciler approves the
+//! route.
 
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use kit::cluster::images::TOOLS;
 use kit::machine::Machine;
 use kit::wait::eventually;
 
-/// The first address of the group.
+/// First address of the group.
 const ADDRESS: [u8; 4] = [10, 9, 0, 1];
-/// What the Pod answers.
+/// Response of the Pod.
 const ANSWER: &str = "hello";
-/// How long one attempt may take.
+/// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whoever accepts routes reaches it, through the other replica too, and nothing is left of it.
+/// A client that accepts routes reaches the Service, also through the other replica; afterwards nothing is left of it.
 pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
     let cluster = &stage.cluster;
     let guest = cluster.tailnet.machine("guest");

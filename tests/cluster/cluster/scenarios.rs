@@ -1,5 +1,5 @@
-//! What happens to a group of two replicas under load, one thing after the other, on one cluster: starting one takes longer
-//! than most of what happens to it. Each scenario finds the group settled and leaves it so.
+//! Scenarios of a group of two replicas under load, in sequence on one cluster: starting a cluster takes longer than most scenarios. The
+//! group is settled before and after each scenario.
 
 use std::any::Any;
 use std::env;
@@ -19,24 +19,23 @@ pub(crate) mod changes;
 pub(crate) mod faults;
 pub(crate) mod outages;
 
-/// The cluster with its group, and whom it leads to.
+/// Cluster with its group and the group's targets.
 pub(crate) struct Stage {
-    /// The cluster.
     pub(crate) cluster: Cluster,
     _targets: [Target; 2],
 }
 
-/// A node of the tailnet that serves.
+/// Tailnet node with a server.
 struct Target {
     _machine: Machine,
     _server: Server,
     _tailscaled: Process,
 }
 
-/// A scenario, by its name.
+/// Scenario with its name.
 type Scenario = (&'static str, fn(&Stage));
 
-/// In the order in which they happen.
+/// All scenarios, in the order of execution.
 const ALL: [Scenario; 13] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
@@ -54,12 +53,12 @@ const ALL: [Scenario; 13] = [
 ];
 
 impl Stage {
-    /// Starts it all.
+    /// Starts the cluster, the targets and the group.
     pub(crate) fn start() -> Self {
         let begin = Instant::now();
         let cluster = Cluster::start(super::NODES);
         println!("{} nodes and DNS: {:?}", super::NODES, begin.elapsed());
-        // The Service `db` leads to the first.
+        // The Service `db` is routed to the first.
         let targets = ["db", "spare"].map(|name| {
             let (machine, tailscaled) = cluster.tailnet.node(name);
             Target { _server: machine.node.serve(PORT), _machine: machine, _tailscaled: tailscaled }
@@ -76,20 +75,20 @@ impl Stage {
         stage
     }
 
-    /// Waits until the Service is answered by a target.
+    /// Waits until this target answers connections to the Service.
     pub(crate) fn answered_by(&self, target: &str) {
         eventually(&format!("an answer of {target}"), DEADLINE, || (whole::ask(&self.cluster, "db")? == target).then_some(()));
     }
 
-    /// Waits until there are ways through both replicas: a peer may answer one whose tailscaled was killed only some time after it
-    /// is ready again (docs/failures.md).
+    /// Waits until both replicas have a path to the target: after the kill of its tailscaled, a replica may be ready for some time before a
+    /// peer answers it (docs/failures.md).
     fn open(&self) {
         for _ in 0..8 {
             self.answered_by("db");
         }
     }
 
-    /// Lets every scenario happen, or those whose names contain what `TAILYARD_SCENARIO` says.
+    /// Runs every scenario, or those with `TAILYARD_SCENARIO` in their name.
     pub(crate) fn play(&self) {
         let only = env::var("TAILYARD_SCENARIO").unwrap_or_default();
         for (name, scenario) in ALL.iter().filter(|(name, _)| name.contains(&only)) {
@@ -101,7 +100,7 @@ impl Stage {
                 scenario(self);
             }));
             if let Err(fault) = played {
-                // Whoever reads a long log begins at one of its ends.
+                // The error is printed at both ends of the long log.
                 let fault = format!("{name}: {}", said(fault.as_ref()));
                 println!("{fault}\n{}", whole::logs(&self.cluster));
                 panic!("{fault}");
@@ -111,12 +110,12 @@ impl Stage {
     }
 }
 
-/// What a panic said.
+/// Message of a panic.
 fn said(fault: &(dyn Any + Send)) -> &str {
     fault.downcast_ref::<String>().map(String::as_str).or_else(|| fault.downcast_ref().copied()).unwrap_or("no text")
 }
 
-/// How long outages last: some seconds by `TAILYARD_OUTAGE`, else longer than a Lease of the reconciler.
+/// Duration of outages: `TAILYARD_OUTAGE` in seconds; by default longer than a Lease of the reconciler.
 pub(crate) fn outage() -> Duration {
     let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
     seconds.map_or(Duration::from_secs(20), Duration::from_secs)

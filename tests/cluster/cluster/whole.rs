@@ -1,4 +1,4 @@
-//! A cluster as a new user has it: the chart, then a `ProxyGroup` and an annotated Service.
+//! Cluster as a new user sets it up: the chart, then a `ProxyGroup` and an annotated Service.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use kit::cluster::load::Load;
 use kit::cluster::{Cluster, DEADLINE, pods};
 use kit::wait::eventually;
 
-/// How long a leaving replica of the tests waits for its flows, in seconds.
+/// Drain timeout of the tests' replicas, in seconds.
 pub(crate) const GRACE: u64 = 12;
 
-/// New connections each second, and as many UDP flows where both are asked for.
+/// New connections per second, and as many UDP flows if both are requested.
 const RATE: &str = "200";
-/// So few that hardly a source port is used again within two minutes: connection tracking leads a first packet that was never
-/// answered to the same endpoint for so long, and a connection from the same port goes there too, however long that endpoint is gone.
+/// Rate at which hardly any source port is reused within two minutes. For that long the conntrack entry of an unanswered first packet
+/// exists, and a connection from the same port follows it, even to an endpoint that is gone.
 pub(crate) const SPARSE: [&str; 2] = ["--rate", "30"];
 
-/// Begins a load of new connections to the Service `db` in a Pod of this name, on a node if one is named.
+/// Starts a load of new connections to the Service `db` in a Pod of this name, optionally on a given node.
 pub(crate) fn load<'a>(cluster: &'a Cluster, name: &str, node: Option<&str>, more: &[&str]) -> Load<'a> {
     let to = format!("db.default.svc.cluster.local:{PORT}");
     let rate = if more.contains(&"--rate") { &[][..] } else { &["--rate", RATE] };
@@ -32,12 +32,12 @@ pub(crate) fn install(cluster: &Cluster) {
     chart::install(cluster, &[]);
 }
 
-/// Takes the chart away again.
+/// Uninstalls the chart.
 pub(crate) fn uninstall(cluster: &Cluster) {
     cluster.helm(&["uninstall", "tailyard", "-n", NAMESPACE, "--wait"]);
 }
 
-/// Every object of any kind in any namespace that carries our labels or that one of our programs wrote to, but for Events.
+/// Every object of any kind in any namespace with our labels or written by our programs, except Events.
 pub(crate) fn everything_of_ours(cluster: &Cluster) -> Vec<String> {
     let kinds = cluster.kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
     let kinds: Vec<&str> = kinds.split_whitespace().filter(|kind| !kind.starts_with("events")).collect();
@@ -54,7 +54,7 @@ pub(crate) fn everything_of_ours(cluster: &Cluster) -> Vec<String> {
     all["items"].as_array().expect("items").iter().filter(ours).map(name).collect()
 }
 
-/// Deletes the group `eg` and the Service `db` where no reconciler runs: they wait for one.
+/// Deletes the group `eg` and the Service `db` without a reconciler: their deletion waits for one.
 pub(crate) fn delete_without_reconciler(cluster: &Cluster) {
     assert_eq!(ask(cluster, "db").as_deref(), Some("db"), "traffic needs no reconciler");
     cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--wait=false"]);
@@ -68,7 +68,7 @@ pub(crate) fn group(name: &str) -> Value {
         "spec": {"type": "egress", "replicas": 2, "tailyard": {"drainTimeoutSeconds": GRACE}}})
 }
 
-/// A Service that leads to a node of the tailnet through a group, over TCP and UDP.
+/// A Service that a group routes to a tailnet node, over TCP and UDP.
 pub(crate) fn service(name: &str, group: &str, fqdn: &str) -> Value {
     let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/tailnet-fqdn": fqdn});
     let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
@@ -76,9 +76,9 @@ pub(crate) fn service(name: &str, group: &str, fqdn: &str) -> Value {
         "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [port("TCP"), port("UDP")]}})
 }
 
-/// Waits until the group `eg` and the Service `db` are all that they are to be.
+/// Waits until the group `eg` and the Service `db` are in their desired state.
 pub(crate) fn settled(cluster: &Cluster) {
-    // Ready twice: the first says that there is something to be rolled out.
+    // Checked twice: the first check ensures that a rollout exists.
     let ready = || cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/eg"]);
     ready();
     cluster.rolled_out(NAMESPACE, "statefulset/eg");
@@ -86,7 +86,7 @@ pub(crate) fn settled(cluster: &Cluster) {
     cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
 }
 
-/// Changes the number of replicas, and waits until it is so.
+/// Changes the number of replicas and waits for it.
 pub(crate) fn scale(cluster: &Cluster, replicas: usize) {
     cluster.kubectl(&["patch", "proxygroup/eg", "--type=merge", "-p", &format!(r#"{{"spec":{{"replicas":{replicas}}}}}"#)]);
     for count in ["replicas", "readyReplicas"] {
@@ -94,20 +94,20 @@ pub(crate) fn scale(cluster: &Cluster, replicas: usize) {
     }
 }
 
-/// What the Service `db` answers, to whoever asks by its name.
+/// Response of a Service to a client that connects by its name.
 pub(crate) fn ask(cluster: &Cluster, service: &str) -> Option<String> {
     let name = format!("{service}.default.svc.cluster.local");
     let answer = cluster.try_in_pod("client", &["timeout", "10", "nc", &name, &PORT.to_string()])?;
     answer.split_whitespace().next().map(str::to_owned)
 }
 
-/// The names of the children of a Service; usually one.
+/// Names of the child Services of a Service; usually one.
 pub(crate) fn children(cluster: &Cluster, service: &str) -> String {
     let selector = format!("tailscale.com/parent-resource={service},tailscale.com/parent-resource-ns=default");
     cluster.kubectl(&["get", "services", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].metadata.name}"])
 }
 
-/// A node on which no replica of `eg` is.
+/// A node without a replica of `eg`.
 pub(crate) fn free_node(cluster: &Cluster) -> String {
     let taken = cluster.kubectl(&[
         "get",
@@ -123,7 +123,7 @@ pub(crate) fn free_node(cluster: &Cluster) -> String {
     cluster.nodes.iter().map(|node| node.name.clone()).find(|name| !taken.contains(&&name[..])).expect("a node without a replica")
 }
 
-/// What the replicas and reconcilers said last, without what tailscaled said.
+/// Recent logs of the replicas and reconcilers, without those of tailscaled.
 pub(crate) fn logs(cluster: &Cluster) -> String {
     let of = |selector: &str| {
         let output = cluster.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "--tail=300", "--prefix"]);
@@ -134,18 +134,18 @@ pub(crate) fn logs(cluster: &Cluster) -> String {
     [of("tailscale.com/parent-resource=eg"), of("app.kubernetes.io/name=tailyard")].join("\n")
 }
 
-/// The addresses of a replica in the tailnet.
+/// Tailnet addresses of a replica.
 pub(crate) fn addresses(cluster: &Cluster, replica: &str) -> Vec<String> {
     cluster.tailnet.addresses_of(replica).iter().map(ToString::to_string).collect()
 }
 
-/// What tells one life of a replica from the next: the Pod's id and how often its containers were started again.
+/// Identity of each replica's run: UID of the Pod and restart counts of its containers.
 pub(crate) fn lives(cluster: &Cluster, replicas: &[&str]) -> Vec<String> {
     let path = "{.metadata.uid} {.status.containerStatuses[*].restartCount}";
     replicas.iter().map(|replica| pods::field(cluster, NAMESPACE, replica, path)).collect()
 }
 
-/// Waits until nothing is left of a group that is deleted, nor of its replicas in the tailnet.
+/// Waits until nothing is left of a deleted group, nor of its replicas in the tailnet.
 pub(crate) fn wait_gone(cluster: &Cluster, group: &str) {
     let gone = || (0..3).all(|ordinal| !cluster.tailnet.knows(&format!("{group}-{ordinal}")));
     eventually("the devices are gone", DEADLINE, || gone().then_some(()));

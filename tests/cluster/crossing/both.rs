@@ -1,4 +1,4 @@
-//! The clusters of this tier, which its tests use in turn: to start them takes longer than any of the tests.
+//! Clusters of this tier, used by one test at a time: starting them takes longer than any of the tests.
 
 use std::mem;
 use std::ops::Deref;
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::crossing::sides::Sides;
 
-/// There as long as a test has it or waits for its turn.
+/// Exists as long as a test uses the clusters or waits for them.
 static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
 
 #[derive(Default)]
@@ -17,11 +17,11 @@ struct Shared {
     turn: Mutex<()>,
 }
 
-/// The clusters, of which a test has its turn; what it applies, it takes away.
+/// Reference to the clusters. A test uses them exclusively and deletes everything that it applies.
 pub(crate) struct Both(Arc<Shared>);
 
 impl Both {
-    /// Has a place in the row.
+    /// References the clusters, without starting them.
     pub(crate) fn new() -> Self {
         let mut shared = lock(&SHARED);
         Self(shared.upgrade().unwrap_or_else(|| {
@@ -31,7 +31,7 @@ impl Both {
         }))
     }
 
-    /// Waits for its turn; the clusters are started by whoever has the first one.
+    /// Waits for exclusive use; the first user starts the clusters.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let turn = lock(&self.0.turn);
         let start = || {
@@ -44,7 +44,7 @@ impl Both {
     }
 }
 
-/// Where a test fails, the logs are kept, whoever comes after it.
+/// A failed test keeps the logs, whichever tests follow.
 impl Drop for Both {
     fn drop(&mut self) {
         if thread::panicking() && Arc::strong_count(&self.0) > 1 {
@@ -55,7 +55,7 @@ impl Drop for Both {
     }
 }
 
-/// A turn.
+/// Exclusive use of the clusters.
 pub(crate) struct Turn<'a> {
     sides: &'a Sides,
     _turn: MutexGuard<'a, ()>,
@@ -69,7 +69,7 @@ impl Deref for Turn<'_> {
     }
 }
 
-/// A test that failed leaves nothing half done in here.
+/// Locks a poisoned mutex as well: a failed test leaves no partial change in these.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A site that both clusters publish under one name, and who asks for it.
+//! Site that both clusters publish under one name, and its client.
 
 use serde_json::{Value, json};
 
@@ -7,32 +7,32 @@ use kit::cluster::{Cluster, site};
 use kit::pebble::{Manner, Pebble};
 use kit::tailnet_client::TailnetClient;
 
-/// The name of the site, of its Ingress and in the tailnet.
+/// Name of the site, of its Ingress and in the tailnet.
 pub(crate) const SHOP: &str = "shop";
-/// The group on either side that serves it.
+/// Group on either side that serves the site.
 pub(crate) const GROUP: &str = "web";
-/// What the Pods of the publisher and of the user answer.
+/// Responses of the publisher's and the user's Pods.
 pub(crate) const ANSWERS: [&str; 2] = ["hello-from-the-publisher", "hello-from-the-user"];
-/// How both answers begin.
+/// Common prefix of both responses.
 pub(crate) const EITHER: &str = "hello-from-";
 
-/// Two clusters that can publish it.
+/// Two clusters that can publish the site.
 pub(crate) struct Shop<'a> {
     clusters: [&'a Cluster; 2],
-    /// Somebody in the tailnet, of no cluster.
+    /// Tailnet client outside of both clusters.
     pub(crate) client: TailnetClient,
-    /// The ACME server of both.
+    /// ACME server of both clusters.
     pub(crate) pebble: Pebble,
 }
 
 impl<'a> Shop<'a> {
-    /// Gives either side a group and its Pods; nothing is published yet.
+    /// Creates a group and its Pods on either side; nothing is published yet.
     pub(crate) fn open(sides: &'a Sides) -> Self {
         let clusters = [&sides.publisher, &sides.user];
         let tailnet = &sides.user.tailnet;
         let pebble = Pebble::start(tailnet, Manner::default());
         for (cluster, answer) in clusters.iter().zip(ANSWERS) {
-            // Names of devices are the tailnet's.
+            // Device names are unique in the tailnet.
             let prefix = &answer["hello-from-the-".len()..];
             let mut group = site::group(GROUP, prefix);
             group["spec"]["tailyard"]["tenants"] = json!([{"namespaceSelector": {}, "sharedNames": [SHOP]}]);
@@ -47,7 +47,7 @@ impl<'a> Shop<'a> {
         Self { clusters, client, pebble }
     }
 
-    /// Has a side publish it, by the same Ingress on both; waits until that says where it is reached.
+    /// Publishes the site on one side, with the same Ingress on both; waits until its status has the address.
     pub(crate) fn publish(&self, side: usize) {
         let (cluster, ingress) = (self.clusters[side], format!("ingress/{SHOP}"));
         cluster.apply(&[site::ingress(SHOP, GROUP)]);
@@ -55,17 +55,17 @@ impl<'a> Shop<'a> {
         cluster.wait(&[&format!("--for=jsonpath={{.status.loadBalancer.ingress[0].hostname}}={name}"), &ingress]);
     }
 
-    /// Takes a side's Ingress away.
+    /// Deletes a side's Ingress.
     pub(crate) fn unpublish(&self, side: usize) {
         self.clusters[side].kubectl(&["delete", &format!("ingress/{SHOP}"), "--timeout=120s"]);
     }
 
-    /// Takes a side's group away.
+    /// Deletes a side's group.
     pub(crate) fn close(&self, side: usize) {
         self.clusters[side].kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
     }
 
-    /// The clusters that own the Tailscale Service, as it says itself; none if it is not there.
+    /// Clusters that own the Tailscale Service, from its annotation; none if it does not exist.
     pub(crate) fn owners(&self) -> Vec<String> {
         let service = self.client.services().into_iter().find(|service| service["name"] == format!("svc:{SHOP}")).unwrap_or_default();
         let text = service["annotations"]["tailscale.com/owner-references"].as_str().unwrap_or("{}");

@@ -11,21 +11,20 @@ use kit::cluster::{Cluster, DEADLINE, chart};
 use kit::tailnet::Control;
 use kit::wait::eventually;
 
-/// The port of the published Service.
+/// Port of the published Service.
 pub(crate) const PORT: u16 = 7000;
-/// What its Pods answer.
+/// Response of its Pods.
 const ANSWER: &str = "orders";
 
-/// The clusters.
 pub(crate) struct Sides {
-    /// The one with the Pods that serve.
+    /// Cluster with the serving Pods.
     pub(crate) publisher: Cluster,
-    /// The one with the Pods that ask.
+    /// Cluster with the client Pods.
     pub(crate) user: Cluster,
 }
 
 impl Sides {
-    /// Starts both with the chart and a group on each; no Service is there yet.
+    /// Starts both with the chart and a group on each; no Service exists yet.
     pub(crate) fn start() -> Self {
         let tailnet = Cluster::tailnet(Control::Hosted);
         let (publisher, user) = thread::scope(|scope| {
@@ -42,7 +41,7 @@ impl Sides {
         sides
     }
 
-    /// Waits until a Pod of the user is answered by one of the publisher.
+    /// Waits until a Pod of the publisher answers a Pod of the user.
     pub(crate) fn wait_for_answer(&self) {
         let name = "orders.default.svc.cluster.local";
         let ask = || self.user.try_in_pod("client", &["timeout", "10", "nc", name, &PORT.to_string()]);
@@ -50,7 +49,7 @@ impl Sides {
     }
 }
 
-/// Installs the chart on a cluster and applies these objects, the first of which is a group; all of it is ready.
+/// Installs the chart on a cluster and applies these objects, the first of which is a group; waits until all are ready.
 fn set(cluster: &Cluster, image: &Path, objects: &[Value], workload: &str) {
     cluster.load(image);
     chart::install(cluster, &[]);
@@ -64,7 +63,7 @@ fn group(name: &str, kind: &str) -> Value {
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2}})
 }
 
-/// Pods that answer whoever connects.
+/// Pods that send the response to every client.
 fn backend() -> Value {
     let serve = ["greeter", &PORT.to_string(), ANSWER];
     let container = json!({"name": "orders", "image": TOOLS, "imagePullPolicy": "Never", "command": serve});
@@ -74,7 +73,7 @@ fn backend() -> Value {
         "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "orders"}}, "template": template}})
 }
 
-/// What the publisher's side writes: these Pods as `orders` of the tailnet.
+/// The publisher's Service: these Pods as `orders` of the tailnet.
 pub(crate) fn published() -> Value {
     let annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/hostname": "orders"});
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "orders", "namespace": "default", "annotations": annotations},
@@ -82,7 +81,7 @@ pub(crate) fn published() -> Value {
             "selector": {"app": "orders"}, "ports": [{"port": PORT}]}})
 }
 
-/// What the user's side writes: that name as a Service of its own.
+/// The user's Service: that tailnet name as a Service of the cluster.
 pub(crate) fn egress(sides: &Sides) -> Value {
     let fqdn = sides.user.tailnet.name_of("orders");
     let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": fqdn});

@@ -1,4 +1,4 @@
-//! What happens to a group under one load of new connections, one thing after the other, and what the load met meanwhile.
+//! Changes of a group under one load of new connections, in sequence, and the load's outcome for each.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -6,19 +6,19 @@ use std::time::{Duration, SystemTime};
 use kit::cluster::load::{Load, LoadReport};
 use kit::operators::{PORT, Stage};
 
-/// New connections each second.
+/// New connections per second.
 const RATE: &str = "50";
-/// After how many seconds a connection has failed: longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+/// Timeout of a connection, in seconds: longer than WireGuard's retry of a handshake, which is after 5 s.
 const PATIENCE: &str = "10s";
 
-/// A load, and what happened so far.
+/// A load, and the changes so far.
 pub(crate) struct Acts<'a> {
     stage: &'a Stage,
     load: Load<'a>,
     past: Vec<Act>,
 }
 
-/// Something that happened.
+/// A change under load.
 struct Act {
     what: &'static str,
     may: May,
@@ -26,24 +26,24 @@ struct Act {
     took: Duration,
 }
 
-/// What connections may meet.
+/// Permitted failures of connections.
 #[derive(Clone, Copy)]
 pub(crate) enum May {
-    /// All are answered.
+    /// None.
     LoseNothing,
-    /// In at most so many seconds some may begin that are not.
+    /// Failed connections may begin in at most this many seconds.
     Fail(usize),
 }
 
 impl<'a> Acts<'a> {
-    /// Begins the load in a Pod of this name.
+    /// Starts the load in a Pod of this name.
     pub(crate) fn begin(stage: &'a Stage, name: &str) -> Self {
         let to = format!("db.default.svc.cluster.local:{PORT}");
         let args = [&to[..], "--expect", "db ", "--rate", RATE, "--timeout", PATIENCE];
         Self { stage, load: Load::begin(&stage.cluster, name, None, &args), past: Vec::new() }
     }
 
-    /// Lets the proxies be replaced, and waits until all is ready again; how long the Pods took.
+    /// Makes a change that replaces the proxies, and waits until all is ready; returns the time that the Pods took.
     pub(crate) fn replace(&mut self, what: &'static str, may: May, change: impl FnOnce()) -> Duration {
         let begun = SystemTime::now();
         self.stage.replaced(change);
@@ -54,7 +54,7 @@ impl<'a> Acts<'a> {
         took
     }
 
-    /// Ends the load. Fails if it met what may not be.
+    /// Ends the load; panics on failures that are not permitted.
     pub(crate) fn end(self) {
         let report = self.load.end();
         println!("all of it: {report}");
@@ -76,10 +76,10 @@ impl<'a> Acts<'a> {
     }
 }
 
-/// What a load met from one moment to another.
+/// Outcome of a load in a period.
 struct LoadOutcome {
     answered: u64,
-    /// How many failed of those that were due in a second of the load.
+    /// Number of failures by the second of the load in which they were due.
     seconds: BTreeMap<u64, usize>,
 }
 

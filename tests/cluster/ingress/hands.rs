@@ -1,4 +1,4 @@
-//! A site that changes hands: from our image to the Tailscale operator's proxy and back, under our reconciler.
+//! Site that moves from our image to the Tailscale operator's proxy and back, under our reconciler.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,8 +10,8 @@ use kit::cluster::{DEADLINE, site};
 use kit::servers::servers;
 use kit::wait::eventually;
 
-/// Has the other image serve the site `web`, has that one order a certificate for another site `api`, and goes back: either serves what
-/// the other had ordered, and nothing is ordered for the change.
+/// Serves the site `web` with the other image, orders a certificate for another site `api` with that one, and goes back. Either image
+/// serves the certificates of the other, and the change orders none.
 pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
     assert_eq!(stage.pebble.issued(), 1, "by our image");
     stage.cluster.load(&stock(stage));
@@ -32,13 +32,13 @@ pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
     assert_eq!((stage.pebble.issued(), certificates(stage)), (2, ordered), "our image serves what the other ordered");
 }
 
-/// The file of the other image.
+/// File of the other image.
 fn stock(stage: &Stage) -> PathBuf {
     images::stock(stage.cluster.tailnet.dir(), &servers(&["containerboot"]))
 }
 
-/// Has the reconciler run the group by this image, and waits until nobody else serves. The other image takes its time to leave, which
-/// is not looked at here; ours must leave well, for a tailscaled that is killed while it lets nobody in stays so under the other image.
+/// Switches the group to this image and waits until no replica of another image serves. The stock image's slow exit is not under test, but
+/// ours must exit gracefully: a tailscaled killed with shields up keeps that state under the other image.
 fn serve_by(stage: &Stage, image: &str) {
     let begin = Instant::now();
     chart::helm(&stage.cluster, "upgrade", &[&format!("proxyImage={image}")], &["--reuse-values"]);
@@ -54,7 +54,7 @@ fn serve_by(stage: &Stage, image: &str) {
     println!("all replicas of {image}: {:?}", begin.elapsed());
 }
 
-/// The image of the proxies in the group's template, or in its Pods.
+/// Proxy images in the group's template, or in its Pods.
 fn images_of(stage: &Stage, kind: &str) -> String {
     let spec = if kind == "pods" { ".items[*].spec" } else { ".items[*].spec.template.spec" };
     let path = format!("jsonpath={{{spec}.containers[?(@.name==\"tailscale\")].image}}");
@@ -62,7 +62,7 @@ fn images_of(stage: &Stage, kind: &str) -> String {
     stage.cluster.kubectl(&["get", kind, "-n", NAMESPACE, "-l", &selector, "-o", &path])
 }
 
-/// The certificates of the sites, as they are stored.
+/// Stored certificates of the sites.
 fn certificates(stage: &Stage) -> Vec<String> {
     let stored = |site: &str| {
         let name = stage.cluster.tailnet.name_of(site);

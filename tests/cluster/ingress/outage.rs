@@ -1,4 +1,4 @@
-//! A site while the API server is away.
+//! Site during an outage of the API server.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,10 @@ use nix::sys::signal::Signal;
 
 use crate::ingress::stage::{ANSWER, GROUP, Stage};
 
-/// How long it may take until the site is served again; the kubelet starts a container within ten seconds.
+/// Time limit until the site is served again; the kubelet starts a container within ten seconds.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Kills the container of every replica while the API server is away: those that start in their place serve the site with the certificate
-/// that was loaded before.
+/// Kills the container of every replica during the outage: the restarted ones serve the site with the certificate that was loaded before.
 pub(crate) fn containers_start_without_an_api_server(stage: &Stage) {
     let cluster = &stage.cluster;
     let replicas = [0, 1].map(|ordinal| pods::uid(cluster, NAMESPACE, &format!("{GROUP}-{ordinal}")));
@@ -34,7 +33,7 @@ pub(crate) fn containers_start_without_an_api_server(stage: &Stage) {
     }
     println!("every container killed without an API server: answered ({answered}) after {:?}", killed.elapsed());
     cluster.control.start_api(&cluster.pki, &cluster.bin);
-    // What replicas logged can be had only now.
+    // The replicas' logs are available only now.
     assert!(answered, "no answer within {PATIENCE:?}\n{}", stage.said());
     cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));

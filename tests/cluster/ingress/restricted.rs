@@ -5,10 +5,10 @@ use serde_json::json;
 
 use crate::ingress::stage::{ANSWER, Stage};
 
-/// The group, its class and its site.
+/// Name of the group, its class and its site.
 const NAME: &str = "tight";
 
-/// Serves a site by replicas without a TUN device and without any right, as docs/ingress.md says.
+/// Serves a site with replicas without a TUN device and without any privilege, as docs/ingress.md describes.
 pub(crate) fn a_site_is_served_without_any_right(stage: &Stage) {
     let cluster = &stage.cluster;
     let enforce =

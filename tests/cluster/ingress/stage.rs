@@ -1,4 +1,4 @@
-//! The cluster, its ACME server, and what a user applies.
+//! Cluster with its ACME server, and a user's objects.
 
 use std::path::Path;
 
@@ -12,14 +12,13 @@ use kit::pebble::{Manner, Pebble};
 use kit::tailnet::Control;
 use kit::tailnet_client::TailnetClient;
 
-/// The group.
 pub(crate) const GROUP: &str = "in";
-/// How many nodes the cluster has.
+/// Number of the cluster's nodes.
 const NODES: u8 = 2;
-/// What the backends answer.
+/// Response of the backends.
 pub(crate) const ANSWER: &str = "hello";
 
-/// A cluster with the chart installed, two backends, and somebody in the tailnet who asks.
+/// Cluster with the chart installed, two backends, and a tailnet client.
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) pebble: Pebble,
@@ -28,7 +27,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Starts it; nothing is published yet.
+    /// Starts the cluster; nothing is published yet.
     pub(crate) fn set() -> Self {
         let cluster = Cluster::start_with(NODES, Control::Hosted);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
@@ -44,7 +43,7 @@ impl Stage {
         stage
     }
 
-    /// Applies an Ingress `web`, a Service `plain` of a load balancer, and a Service `outside` of a DNS name.
+    /// Applies an Ingress `web`, a Service `plain` of type `LoadBalancer`, and a Service `outside` of type ExternalName.
     pub(crate) fn publish(&self) {
         self.cluster.apply(&[
             site::ingress("web", GROUP),
@@ -60,12 +59,12 @@ impl Stage {
         ]);
     }
 
-    /// The directory of the ACME server.
+    /// URL of the ACME server's directory.
     pub(crate) fn directory(&self) -> &str {
         &self.front.directory
     }
 
-    /// What the replicas that there are said of late, for whoever looks for a cause.
+    /// Recent logs of the existing replicas, for failure messages.
     pub(crate) fn said(&self) -> String {
         let selector = format!("tailscale.com/parent-resource={GROUP}");
         self.cluster.kubectl(&["logs", "-n", NAMESPACE, "-l", &selector, "--all-containers", "--prefix", "--tail=200"])

@@ -1,4 +1,4 @@
-//! Replicas of a group in machines, each with its supervised tailscaled, and a client's load that follows their readiness.
+//! Replicas of a group in machines, each with its supervised tailscaled, and a client load that follows their readiness.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,58 +16,57 @@ use kit::netns::Node;
 use kit::tailnet::{Tailnet, conf_with};
 use kit::wait::eventually;
 
-/// Where health is asked.
+/// Port of the health endpoints.
 const HTTP: u16 = 9002;
-/// How long a connection may take to be made and greeted.
+/// Timeout of a connection and its greeting.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A replica.
 pub(crate) struct Replica {
     pub(crate) machine: Machine,
     process: Option<Process>,
     manner: Manner,
 }
 
-/// How a replica differs from most.
+/// Options of a replica.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Manner {
-    /// It uses the subnet routes of others.
+    /// It accepts the subnet routes of other nodes.
     pub(crate) routes: bool,
     /// `NODE_IP`.
     pub(crate) node_ip: &'static str,
-    /// It has the capabilities of a Pod with `tunDeviceResource` alone.
+    /// It has only the capabilities of a Pod with `tunDeviceResource`.
     pub(crate) confined: bool,
 }
 
-/// Takes away what a Pod with `tunDeviceResource` does not have.
+/// Command prefix that drops the privileges that a Pod with `tunDeviceResource` does not have.
 const CONFINED: [&str; 5] =
     ["/usr/bin/setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all,+net_admin,+net_bind_service,+net_raw", "--"];
 
-/// New connections without pause, each to a replica that is ready.
+/// New connections without pause, each to a ready replica.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     outcomes: Arc<Mutex<Vec<Outcome>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How one connection went.
+/// Outcome of one connection.
 #[derive(Clone)]
 pub(crate) struct Outcome {
-    /// When it was begun.
+    /// Start of the connection.
     pub(crate) at: Instant,
-    /// By which replica.
+    /// Service address of the replica.
     pub(crate) to: SocketAddr,
-    /// Who answered, or why nobody did.
+    /// Name of the node that answered, or the error.
     pub(crate) answer: Result<String, io::ErrorKind>,
 }
 
 impl Replica {
-    /// Starts one with this egress config and waits until it is ready.
+    /// Starts a replica with this egress config and waits until it is ready.
     pub(crate) fn start(tailnet: &Tailnet, name: &str, egress: &serde_json::Value) -> Self {
         Self::start_with(tailnet, name, egress, Manner::default())
     }
 
-    /// The same, in a manner of its own.
+    /// Like `start`, with options.
     pub(crate) fn start_with(tailnet: &Tailnet, name: &str, egress: &serde_json::Value, manner: Manner) -> Self {
         let machine = tailnet.machine(name);
         machine.node.sysctl("net.ipv4.ip_forward", "1");
@@ -86,7 +85,7 @@ impl Replica {
         replica
     }
 
-    /// Starts the process, with the state that it left.
+    /// Starts the process, with the state of the previous one.
     pub(crate) fn run(&mut self) {
         let (dir, bin) = (self.machine.own_dir(), self.machine.bin().to_owned());
         let path = |name: &str| dir.join(name).display().to_string();
@@ -108,58 +107,56 @@ impl Replica {
         self.process = Some(self.machine.contain("tailyard", &[confined, &argv[..], &flags[..]].concat(), &env));
     }
 
-    /// The process that does its work, by its id outside; nothing while there is none.
+    /// Id of the worker process, outside of its namespaces; `None` if there is none.
     pub(crate) fn worker(&self) -> Option<i32> {
         child(self.process.as_ref().expect("a running replica").id(), "tailyard")
     }
 
-    /// What it has logged.
     pub(crate) fn log(&self) -> String {
         self.process.as_ref().expect("a running replica").output()
     }
 
-    /// Where a service of it is.
+    /// Address of one of its services.
     pub(crate) fn at(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.machine.address, port)
     }
 
-    /// What its targets see as their client.
+    /// Source address that its targets see.
     pub(crate) fn source(&self) -> IpAddr {
         self.machine.node.tailnet[&Family::V4]
     }
 
-    /// Asks it over HTTP: the whole answer, head and body.
+    /// Requests a page over HTTP: the whole response, head and body.
     pub(crate) fn get(&self, path: &str) -> io::Result<String> {
         get(&self.machine.node, self.at(HTTP), path)
     }
 
-    /// Whether it is ready.
     pub(crate) fn ready(&self) -> bool {
         self.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
-    /// Waits until it is ready; returns how long that took.
+    /// Waits until it is ready; returns the elapsed time.
     pub(crate) fn wait_ready(&self) -> Duration {
         let begin = Instant::now();
         eventually(&format!("{} being ready", self.machine.node.name), DEADLINE, || self.ready().then_some(()));
         begin.elapsed()
     }
 
-    /// Waits until it is not ready any more; returns how long that took.
+    /// Waits until it is not ready any more; returns the elapsed time.
     pub(crate) fn wait_unready(&self) -> Duration {
         let begin = Instant::now();
         eventually(&format!("{} being unready", self.machine.node.name), DEADLINE, || (!self.ready()).then_some(()));
         begin.elapsed()
     }
 
-    /// Tells it to leave; it must end well. Returns how long that took.
+    /// Sends SIGTERM; the exit status must be 0. Returns the elapsed time.
     pub(crate) fn leave(&mut self) -> Duration {
         self.process.take().expect("a running replica").leave()
     }
 }
 
 impl Load {
-    /// Starts some 50 connections a second from a client to a port of whichever replicas are ready.
+    /// Starts about 50 connections per second from a client to a port of the ready replicas.
     pub(crate) fn start(client: &Node, replicas: &[&Replica], port: u16) -> Self {
         let (stop, outcomes) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Outcome>>>::default());
         let mut threads = Vec::new();
@@ -184,13 +181,13 @@ impl Load {
                     let answer = node.ask_tcp(*to, PATIENCE).map(|greeting| greeting.name).map_err(|fault| fault.kind());
                     results.lock().expect("not poisoned").push(Outcome { at, to: *to, answer });
                 }
-                thread::sleep(Duration::from_millis(20).saturating_sub(at.elapsed())); // a pace, not a wait for something
+                thread::sleep(Duration::from_millis(20).saturating_sub(at.elapsed())); // rate limit, not a wait for an event
             }
         }));
         Self { stop, outcomes, threads }
     }
 
-    /// How many connections were begun since then, and those that were not answered by one of these.
+    /// Number of connections begun since then, and those that none of these nodes answered.
     pub(crate) fn failed_since(&self, begin: Instant, by: &[&str]) -> (usize, Vec<Outcome>) {
         let outcomes = self.outcomes.lock().expect("not poisoned");
         let since: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.at >= begin).collect();
@@ -214,7 +211,7 @@ impl Drop for Load {
     }
 }
 
-/// Asks over HTTP: the whole answer, head and body.
+/// Requests a page over HTTP: the whole response, head and body.
 pub(crate) fn get(from: &Node, to: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = from.connect(to, PATIENCE)?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;

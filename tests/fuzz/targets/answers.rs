@@ -1,4 +1,4 @@
-//! Any addresses as answers of DNS, one after the other: no panic, and no address that must not be a target gets into the ruleset.
+//! Arbitrary addresses as successive DNS answers: no panic, and no forbidden target in the ruleset.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use tailyard::model::plan::world::{Single, World};
 const CONFIG: &[u8] = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},
     "IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":""},"externalName":"db.test"}}"#;
 
-/// Addresses as the bytes say: an odd byte begins an IPv6 address, an even one an IPv4 address.
+/// Decodes addresses: an odd byte begins an IPv6 address, an even one an IPv4 address.
 fn addresses(mut data: &[u8]) -> BTreeSet<IpAddr> {
     let mut found = BTreeSet::new();
     while let Some((kind, rest)) = data.split_first() {

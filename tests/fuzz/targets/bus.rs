@@ -1,5 +1,5 @@
-//! Any lines as the messages of tailscaled's bus, folded one after the other, and as its answers to `whois`: no panic, a message that is
-//! folded again changes nothing, every name resolves to addresses that are its own, and identities are values of headers.
+//! Arbitrary lines as messages of tailscaled's bus, folded in sequence, and as responses to `whois`: no panic, folding a message again
+//! changes nothing, every name resolves to its own addresses, and identities are valid header values.
 #![no_main]
 
 use std::collections::BTreeSet;

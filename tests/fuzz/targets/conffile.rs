@@ -1,4 +1,5 @@
-//! Any bytes as tailscaled's mounted config: no panic, and what is to be advertised is written so that it is read as such, once and for all.
+//! Arbitrary bytes as tailscaled's mounted config: no panic, the advertised services are written so that they are read back, and writing
+//! them again changes nothing.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
                 let wanted = ConfFile { services: advertised.services, shields_up: advertised.shut || before.shields_up, ..before };
                 assert_eq!(conffile::check(&said), Ok(wanted));
             }
-            // The one field that is written anew whatever it held.
+            // This is the one field that is overwritten whatever its value.
             Err(ConfFault::Type { field: "AdvertiseServices", .. }) => assert!(conffile::check(&said).is_ok()),
             Err(_) => assert!(conffile::check(&said).is_err()),
         }

@@ -1,4 +1,4 @@
-//! Any bytes as an egress and as an ingress config, after any other: no panic, and what is planned is renderable.
+//! Arbitrary bytes as an egress and as an ingress config, after any other config: no panic, and every plan is renderable.
 #![no_main]
 
 use std::sync::Arc;

@@ -1,12 +1,11 @@
-//! Any bytes as the attributes of connection tracking's messages: no panic, an unknown attribute changes nothing, and counters
-//! add up.
+//! Arbitrary bytes as the attributes of conntrack messages: no panic, an unknown attribute changes nothing, and counters add up.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::edge::conntrack::{Pressure, wire};
 
 fuzz_target!(|data: &[u8]| {
-    // An attribute that nobody reads, in front: the same flow.
+    // With an unknown attribute in front the flow is the same.
     let behind = [&[4, 0, 0xff, 0x3f], data].concat();
     assert_eq!(wire::parse_flow(&behind), wire::parse_flow(data));
     assert_eq!(wire::parse_state(&behind), wire::parse_state(data));

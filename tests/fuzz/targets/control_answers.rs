@@ -1,4 +1,4 @@
-//! Any bytes as answers of a control plane: no panic, and what is kept of a device parses again.
+//! Arbitrary bytes as responses of a control plane: no panic, and the accepted name of a device parses again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

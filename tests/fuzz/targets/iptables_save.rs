@@ -1,4 +1,4 @@
-//! Any text as a dump of iptables-save: no panic, only chains of ours are named, and nothing is counted for a port that is not configured.
+//! Arbitrary text as output of iptables-save: no panic, only our own chains are named, and only configured ports have counters.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

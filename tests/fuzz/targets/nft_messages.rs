@@ -1,4 +1,4 @@
-//! Any bytes as the kernel's answers and notices of nftables: no panic, and what is read can be compared and added up.
+//! Arbitrary bytes as the kernel's replies and notifications of nftables: no panic, and decoded values can be compared and added.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any bytes in front of a forwarded connection: no panic, a client only from a header that is whole, and never a longer rest
-//! than is read.
+//! Arbitrary bytes in front of a forwarded connection: no panic, a client only from a complete header, and a declared length within the
+//! limit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(fixed) = Fixed::read(first) else { return };
     assert!(fixed.rest <= MAX_BYTES);
     let rest = &data[FIXED..];
-    // However little of the rest there is.
+    // The rest may be shorter than declared.
     let client = fixed.client(rest);
     if let Some(client) = client.filter(|_| rest.len() >= fixed.rest) {
         let again = header(client, client);

@@ -1,4 +1,4 @@
-//! Any bytes as what a proxy Pod writes into its state Secret: no panic, and no identifier that is more than one segment of a path.
+//! Arbitrary bytes as the contents of a proxy Pod's state Secret: no panic, and no identifier with more than one path segment.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as what a raw socket hands over: no panic, and no more sequence numbers than bytes (a FIN has one of its own).
+//! Arbitrary bytes from a raw socket: no panic, and no more sequence numbers than bytes (a FIN has one of its own).
 #![no_main]
 
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,5 +1,5 @@
-//! Any text as routes or serve config, and any path for what comes of it: no panic, no path with a way up, and what is sent on has
-//! the form that was matched.
+//! Arbitrary text as routes or serve config, and any path as a request to the resulting sites: no panic, no path with `..` segments, and
+//! the forwarded path has the form that was matched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -7,7 +7,7 @@ use crate::machine::Process;
 use crate::tailnet::Tailnet;
 use crate::wait::eventually;
 
-/// Where it listens on the control server's machine, beside Pebble.
+/// Its address on the control server's machine, beside Pebble.
 const PORT: u16 = 14443;
 
 /// It runs as long as this.

@@ -24,11 +24,11 @@ use crate::logs::print_ends;
 use crate::servers::servers;
 use crate::wait::{eventually_async, report_boot};
 
-/// The addresses of the API servers in their namespace; a certificate cannot be had for a loopback address.
+/// The addresses of the API servers in their namespace; certificates are not possible for a loopback address.
 const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
 /// The Kubernetes namespace of everything in a test.
 pub const NAMESPACE: &str = "ts";
-/// The user that the reconciler is: its service account.
+/// The reconciler's user: its service account.
 pub const RECONCILER: &str = "system:serviceaccount:ts:tailyard-reconciler";
 /// Upper bound of every wait on a slow machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
@@ -54,7 +54,7 @@ pub fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
     cluster_in(&Namespace::make().expect("a network namespace"), test);
 }
 
-/// Runs something in a namespace that there is, where the cluster and all clients are.
+/// Runs work in an existing namespace, with the cluster and all clients.
 pub fn cluster_in(namespace: &Namespace, test: impl AsyncFnOnce(Cluster) + Send) {
     let work = async move || {
         let addresses = ADDRESSES.map(|address| format!("{address}/32"));
@@ -123,7 +123,7 @@ impl Cluster {
         report_boot("API server", begin);
     }
 
-    /// Another cluster beside this one: an API server of its own, which keeps its objects apart in the same etcd.
+    /// Another cluster beside this one: its own API server, with a separate key prefix in the same etcd.
     pub async fn second() -> Self {
         let mut second = Self::prepare(ADDRESSES[1]);
         second.begin().await;
@@ -174,7 +174,7 @@ impl Cluster {
         self.server = Some(self.spawn("kube-apiserver", &flags));
     }
 
-    /// Starts the controller that keeps `EndpointSlice`s, and no other.
+    /// Starts the controller of `EndpointSlice`s, and no other.
     pub fn start_endpoints(&mut self) {
         servers(&["kube-controller-manager"]);
         let flags = [
@@ -269,7 +269,7 @@ impl Cluster {
         self.config_maps().patch(name, &parameters, &Patch::Apply(object)).await.expect("written");
     }
 
-    /// Ends a `ConfigMap`.
+    /// Deletes a `ConfigMap`.
     pub async fn delete_config(&self, name: &str) {
         self.config_maps().delete(name, &DeleteParams::default()).await.expect("deleted");
     }
@@ -288,7 +288,7 @@ impl Cluster {
         self.secrets().patch(name, &PatchParams::default(), &patch).await.expect("patched");
     }
 
-    /// Ends a Secret.
+    /// Deletes a Secret.
     pub async fn delete_secret(&self, name: &str) {
         self.secrets().delete(name, &DeleteParams::default()).await.expect("deleted");
     }

@@ -55,7 +55,7 @@ pub fn stage(names: &[&str], test: impl AsyncFnOnce(Stage) + Send) {
     stage_with(names, Manner::default(), test);
 }
 
-/// The same, with an ACME server of this manner.
+/// The same, with an ACME server of this configuration.
 pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) + Send) {
     apiserver::cluster(async |cluster| {
         let tailnet = Tailnet::start_with([10, 98, 0], Control::Hosted);
@@ -87,13 +87,13 @@ pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) 
 }
 
 impl Stage {
-    /// Starts the replica of this ordinal, which is to serve every name.
+    /// Starts the replica with this ordinal and every name.
     pub async fn replica(&self, ordinal: u32) -> Replica {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
         self.replica_at(ordinal, &names, &self.pebble.directory()).await
     }
 
-    /// Starts one that is to serve these names, with an ACME server of this directory.
+    /// Starts a replica with these names and the ACME server of this directory.
     pub async fn replica_at(&self, ordinal: u32, names: &[&str], directory: &str) -> Replica {
         let (wanted, wanted_seen) = watch::channel(hosts(names));
         let (netmap, netmap_seen) = watch::channel(None);
@@ -131,7 +131,7 @@ fn hosts(names: &[&str]) -> Arc<BTreeMap<String, Host>> {
 }
 
 impl Replica {
-    /// Has it serve these names and no others.
+    /// Sets the names that it serves.
     pub fn want(&self, names: &[&str]) {
         self.wanted.send_replace(hosts(names));
     }

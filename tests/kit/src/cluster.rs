@@ -101,8 +101,8 @@ impl Cluster {
         Arc::new(Tailnet::start_with([10, 99, 0], control))
     }
 
-    /// As [`Self::start`], on a tailnet that there is. No other cluster on it may have nodes of these numbers: names and addresses of
-    /// machines and ranges of Pods are made of them. Services have the same range in every cluster.
+    /// As [`Self::start`], on an existing tailnet. No other cluster on it may have nodes of these numbers: names and addresses of machines
+    /// and ranges of Pods are made of them. Services have the same range in every cluster.
     pub fn start_on(tailnet: &Arc<Tailnet>, nodes: RangeInclusive<u8>) -> Self {
         sweep();
         let begin = Instant::now();
@@ -201,21 +201,21 @@ impl Cluster {
         printed("kubectl apply", &child.wait_with_output().expect("a child"));
     }
 
-    /// Waits by `kubectl wait` until something holds; fails with how the cluster is.
+    /// Waits by `kubectl wait` until a condition holds; panics with the cluster's state.
     pub fn wait(&self, args: &[&str]) {
         let timeout = format!("--timeout={}s", DEADLINE.as_secs());
         let output = self.try_kubectl(&[&["wait", &timeout], args].concat());
         assert!(output.status.success(), "kubectl wait {args:?}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
     }
 
-    /// Waits until all Pods of a workload are new and ready; fails with how the cluster is.
+    /// Waits until all Pods of a workload are new and ready; panics with the cluster's state.
     pub fn rolled_out(&self, namespace: &str, workload: &str) {
         let deadline = format!("--timeout={}s", DEADLINE.as_secs());
         let output = self.try_kubectl(&["rollout", "status", "-n", namespace, workload, &deadline]);
         assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
     }
 
-    /// Waits until something can be had by kubectl.
+    /// Waits until kubectl finds an object.
     pub fn eventually_made(&self, args: &[&str]) {
         eventually(&args.join(" "), DEADLINE, || self.try_kubectl(args).status.success().then_some(()));
     }
@@ -226,7 +226,7 @@ impl Cluster {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// How the cluster is: for the message of a failure.
+    /// State of the cluster, for the message of a failure.
     pub fn describe(&self) -> String {
         let show = |args: &[&str]| {
             let output = self.try_kubectl(args);

@@ -4,7 +4,7 @@
 
 use std::{env, fs};
 
-/// Whether files are to be written and not compared.
+/// Whether files are written and not compared.
 pub fn is_updating() -> bool {
     env::var_os("UPDATE_GOLDEN").is_some()
 }

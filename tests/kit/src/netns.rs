@@ -52,7 +52,7 @@ pub struct Lab {
     pub proxies: Vec<Node>,
     /// Nodes of the tailnet, `.11` and up.
     pub targets: Vec<Node>,
-    /// Their end of every cable goes with them.
+    /// Their ends of the cables are removed with them.
     _switches: [Namespace; 2],
 }
 
@@ -61,7 +61,7 @@ pub struct Lab {
 pub struct Node {
     /// Identifies the node in failure messages and server greetings.
     pub name: String,
-    /// Where it lives.
+    /// Its network namespace.
     pub ns: Namespace,
     /// Its addresses in the cluster, if it is there.
     pub cluster: BTreeMap<Family, IpAddr>,
@@ -69,7 +69,7 @@ pub struct Node {
     pub tailnet: BTreeMap<Family, IpAddr>,
 }
 
-/// How many connections may wait to be taken by a server: as many as the system allows.
+/// Backlog of a server: as large as the system allows by default.
 const WAITING: i32 = 4096;
 /// The name of a proxy's interface to the tailnet.
 pub const TAILNET: &str = "tailscale0";

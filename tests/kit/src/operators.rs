@@ -207,12 +207,12 @@ impl Stage {
         });
     }
 
-    /// Ends the key of a replica's device: it has to log in again, and its auth key was used up long ago.
+    /// Expires the key of a replica's device: it has to log in again, and its auth key was used up before.
     pub fn expire(&self, replica: &str) {
         self.cluster.tailnet.api("POST", &format!("/device/{}/expire", self.cluster.tailnet.node_id(replica)));
     }
 
-    /// How many auth keys were given out so far and not revoked.
+    /// Number of auth keys that were issued and are not revoked.
     pub fn keys(&self) -> usize {
         self.cluster.tailnet.api("GET", "/tailnet/-/keys")["keys"].as_array().map_or(0, Vec::len)
     }

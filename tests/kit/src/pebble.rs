@@ -24,7 +24,7 @@ pub struct Pebble {
     _dns: Process,
 }
 
-/// How it answers.
+/// Behaviour of the server.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
     /// Percentage of nonces that Pebble rejects.
@@ -106,7 +106,7 @@ impl Pebble {
         self.process = None;
     }
 
-    /// Has it suggest to renew this certificate in the hour before this one.
+    /// Suggests to renew this certificate in the hour before this one.
     pub fn suggest_now(&self, tailnet: &Tailnet, chain: &[u8]) {
         let time = |ago: u64| {
             let at = std::time::SystemTime::now() - std::time::Duration::from_secs(ago);

@@ -201,7 +201,7 @@ impl Stage {
         self.group_of(name, json!({"type": "egress", "replicas": replicas})).await;
     }
 
-    /// Makes a group, or gives it another spec.
+    /// Creates a group, or changes its spec.
     pub async fn group_of(&self, name: &str, spec: Value) {
         let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": spec});
         self.apply(self.all::<ProxyGroup>(), name, object).await;
@@ -358,7 +358,7 @@ impl Stage {
         eventually_async("nothing more is written", DEADLINE, look, |(quiet, _)| *quiet).await.1.1
     }
 
-    /// Changes something of each group that means nothing, so that each is looked at.
+    /// Sets a meaningless annotation on each group, so that each is reconciled.
     pub async fn poke(&self) {
         let api = self.all::<ProxyGroup>();
         for group in api.list(&kube::api::ListParams::default()).await.expect("a list") {
@@ -369,7 +369,7 @@ impl Stage {
 }
 
 impl Running {
-    /// Ends it at once.
+    /// Kills it.
     pub fn kill(mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("ended");
@@ -380,7 +380,7 @@ impl Running {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -406,7 +406,7 @@ impl Running {
         values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// How often it looked at a group.
+    /// Number of reconciliations of groups.
     pub fn looks(&self) -> u64 {
         self.metric("tailyard_reconcile_total{kind=\"ProxyGroup\"")
     }

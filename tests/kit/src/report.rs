@@ -123,7 +123,7 @@ impl Question {
     }
 }
 
-/// Where and when it was measured, and what; the sheet has the rest.
+/// Time, machine and versions of the measurement; the sheet has the rest.
 fn conditions(conditions: &Conditions) -> String {
     let Conditions { date, kernel, processor, trial, versions, .. } = conditions;
     let (day, _) = date.split_once('T').unwrap_or((date, ""));

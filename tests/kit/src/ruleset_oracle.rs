@@ -1,7 +1,7 @@
-//! What a ruleset means, packet by packet: the oracle against which renderers and kernels are tested.
+//! Evaluation of a ruleset, packet by packet: the oracle against which renderers and kernels are tested.
 //!
-//! Only the first packet of a flow is judged; those that follow share its fate until the flow is dropped from connection
-//! tracking. It knows nothing of how a firewall is built.
+//! It evaluates only the first packet of a flow; the following ones share its verdict until conntrack drops the flow. It does not depend on
+//! any firewall's implementation.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use tailyard::model::base::net::{Family, Port, PortKey, Proto};
 use tailyard::model::firewall::ruleset::{Ruleset, SLOTS};
 
-/// The first packet of a flow, as it comes in.
+/// First packet of a flow, on arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// It comes in from the tailnet's interface.
+    /// It arrives from the tailnet's interface.
     pub from_tailnet: bool,
     pub dst: IpAddr,
     pub to_pod: bool,
@@ -20,22 +20,22 @@ pub struct Packet {
     pub port: Port,
 }
 
-/// What becomes of a flow.
+/// Verdict on a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowVerdict {
     Dnat {
-        /// To one of these; each has its share of the flows.
+        /// Targets; each has its share of the flows.
         to: BTreeSet<SocketAddr>,
-        /// And comes from this address, as its target sees it.
+        /// Source address as the target sees it.
         source: SourceAddress,
     },
-    /// It is refused at once: TCP reset, ICMP port unreachable.
+    /// Refused at once: TCP reset, ICMP port unreachable.
     Refuse,
-    /// It is none of our business.
+    /// Not handled by the ruleset.
     Pass,
 }
 
-/// What the target sees as the source of a relayed flow.
+/// Source of a relayed flow, as the target sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceAddress {
     /// This node's own tailnet address, if the target is behind the tailnet's interface; elsewhere as [`SourceAddress::Masquerade`].
@@ -44,7 +44,7 @@ pub enum SourceAddress {
     Masquerade,
 }
 
-/// Judges a packet.
+/// Evaluates a packet.
 #[must_use]
 pub fn evaluate(ruleset: &Ruleset, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
@@ -68,7 +68,7 @@ fn relay(to: BTreeSet<SocketAddr>, source: SourceAddress) -> FlowVerdict {
     if to.is_empty() { FlowVerdict::Refuse } else { FlowVerdict::Dnat { to, source } }
 }
 
-/// The targets of a whole address: the packet keeps its port.
+/// Targets of a whole address: the packet's port is unchanged.
 fn whole(targets: &[IpAddr], packet: &Packet) -> BTreeSet<SocketAddr> {
     let of_family = targets.iter().filter(|to| Family::of(**to) == Family::of(packet.dst));
     of_family.take(SLOTS).map(|to| SocketAddr::new(*to, packet.port.get())).collect()

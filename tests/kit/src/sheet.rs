@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Sheet {
     /// Its question.
     pub question: String,
-    /// Where and how it was answered.
+    /// Conditions of the measurement.
     pub conditions: Conditions,
     /// The figures.
     pub lines: Vec<Line>,
@@ -31,7 +31,7 @@ pub struct Conditions {
     pub processor: String,
     /// The distribution.
     pub distribution: String,
-    /// How many wanted a processor in the minute before, if that was looked at.
+    /// Load average of the minute before, if it was measured.
     pub busy: Option<f64>,
     /// Built without optimizations, or with few repetitions: a functional check without valid figures.
     pub trial: bool,

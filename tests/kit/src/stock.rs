@@ -9,7 +9,7 @@ use crate::machine::{Machine, Process};
 use crate::tailnet::Tailnet;
 use crate::wait::eventually;
 
-/// Starts its tailscaled, a node of the tailnet, with this in the environment.
+/// Starts its tailscaled, a node of the tailnet, with these environment variables.
 pub fn start(tailnet: &Tailnet, machine: &Machine, env: &[(&str, &str)]) -> Process {
     let (program, socket) = (machine.bin().join("tailscaled").display().to_string(), machine.socket());
     let flag = format!("--socket={}", socket.display());
@@ -19,7 +19,7 @@ pub fn start(tailnet: &Tailnet, machine: &Machine, env: &[(&str, &str)]) -> Proc
     tailscaled
 }
 
-/// Has it serve this and advertise these services.
+/// Sets its serve config, and advertises these services.
 pub fn serve(machine: &Machine, config: &Value, services: &[&str]) {
     let tell = |method: &str, path: &str, body: &Value| {
         let url = format!("http://local-tailscaled.sock/localapi/v0/{path}");

@@ -19,8 +19,8 @@ pub fn report_boot(what: &str, begin: Instant) {
     println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
 }
 
-/// Does it again when a signal interrupts it: a socket with a timeout is not resumed after a handler has run (socket(7)), and a child that
-/// ends anywhere in the program sends one (SIGCHLD).
+/// Repeats a call that a signal interrupts: a socket with a timeout is not resumed after a handler has run (socket(7)), and every child
+/// that exits anywhere in the program sends one (SIGCHLD).
 pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

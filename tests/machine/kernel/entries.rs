@@ -1,4 +1,4 @@
-//! Entries of connection tracking made by hand, many at a time.
+//! Conntrack entries created by hand, many at a time.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -7,19 +7,19 @@ use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use tailyard::model::firewall::netlink::{CREATE, FAMILY_IPV4, Header, REQUEST, message, nest, put};
 
-/// How long an entry lives without packets, in seconds.
+/// Timeout of an entry, in seconds.
 const TIMEOUT: u32 = 600;
-/// How many are asked for at once.
+/// Number of requests in a batch.
 const BATCH: usize = 100;
 
-/// What to track: a flow that both ends have spoken on, which the kernel never evicts to make room.
+/// Entry to track: an assured flow (packets in both directions), which the kernel never evicts to make room.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) client: SocketAddrV4,
     pub(crate) service: SocketAddrV4,
-    /// Where the service's address is rewritten to, if it is.
+    /// DNAT target of the flow, if any.
     pub(crate) target: Option<SocketAddrV4>,
-    /// The kernel's number of the state of a TCP flow; without one it is UDP.
+    /// The kernel's number of a TCP flow's state; `None` for UDP.
     pub(crate) tcp: Option<u8>,
 }
 
@@ -36,7 +36,7 @@ impl Entry {
         });
     }
 
-    /// Appends a request to make it.
+    /// Appends the request that creates the entry.
     fn request(self, out: &mut Vec<u8>) {
         const NEW: u16 = 1 << 8;
         let header = Header { kind: NEW, flags: REQUEST | CREATE, family: FAMILY_IPV4, resource: 0, sequence: 0 };
@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-/// Has the kernel track all of these in this namespace. What it has no room for it says by a message that nobody reads.
+/// Creates these conntrack entries in the current namespace. Errors of entries that do not fit are not read.
 pub(crate) fn track(entries: impl Iterator<Item = Entry>) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
@@ -78,7 +78,7 @@ pub(crate) fn track(entries: impl Iterator<Item = Entry>) -> io::Result<()> {
     Ok(())
 }
 
-/// A client that no other number has.
+/// A client address, unique for each number.
 pub(crate) fn some_client(number: u32) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(0x0a80_0000 + number), 4000)
 }

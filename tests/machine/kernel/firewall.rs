@@ -1,4 +1,4 @@
-//! The firewalls behind one face, so that one table of tests serves them all.
+//! Common interface of the firewalls, so that one table of tests covers all of them.
 
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::Nft;
@@ -7,24 +7,23 @@ use tailyard::model::firewall::{Audit, Traffic, nft};
 
 use kit::netns::Node;
 
-/// Which firewall a test uses.
+/// Firewall of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// nftables, changed by netlink.
+    /// nftables, written by netlink.
     Nftables,
-    /// nftables, changed by the JSON that `tailyard plan --diff` prints, read by the nft program.
+    /// nftables, written by the nft program with the JSON that `tailyard plan --diff` prints.
     NftablesJson,
-    /// iptables that writes nftables.
+    /// iptables on nftables.
     IptablesNft,
-    /// iptables that writes `ip_tables`.
+    /// iptables on `ip_tables`.
     IptablesLegacy,
 }
 
-/// A firewall in a node's namespace, and the ruleset that it holds.
+/// A firewall in a node's namespace, and its ruleset.
 pub(crate) struct Firewall {
     node: Node,
     kind: Kind,
-    /// What it holds.
     pub(crate) ruleset: Ruleset,
 }
 
@@ -48,7 +47,7 @@ impl Firewall {
         firewall
     }
 
-    /// Writes all of it again.
+    /// Rewrites the complete ruleset.
     pub(crate) fn rewrite(&self) {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.rewrite(&self.ruleset).await.expect("a rewrite"),
@@ -60,12 +59,12 @@ impl Firewall {
         self.node.ns.block_on(work).expect("the namespace");
     }
 
-    /// Changes what differs, and nothing else.
+    /// Applies the difference, and nothing else.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) {
         self.try_change(change).expect("a patch");
     }
 
-    /// The same, where it may be refused; then nothing has changed.
+    /// Like `change`, but may be refused; then nothing has changed.
     pub(crate) fn try_change(&mut self, change: impl FnOnce(&mut Ruleset)) -> Result<(), String> {
         let (before, mut after) = (&self.ruleset, self.ruleset.clone());
         change(&mut after);
@@ -88,7 +87,7 @@ impl Firewall {
         Ok(())
     }
 
-    /// The nftables behind it.
+    /// The nftables client; panics for iptables.
     pub(crate) fn nft(&self) -> &Nft {
         match &self.kind {
             Kind::Nft(nft, _) => nft,
@@ -96,7 +95,7 @@ impl Firewall {
         }
     }
 
-    /// Whether the kernel still holds it.
+    /// Compares the kernel's rules with the ruleset.
     pub(crate) fn audit(&self) -> Audit {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.audit(&self.ruleset).await.expect("an audit"),
@@ -105,7 +104,7 @@ impl Firewall {
         self.node.ns.block_on(work).expect("the namespace")
     }
 
-    /// What it counted.
+    /// Traffic counters of the rules.
     pub(crate) fn counters(&self) -> Traffic {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.counters().await.expect("counters"),
@@ -114,7 +113,7 @@ impl Firewall {
         self.node.ns.block_on(work).expect("the namespace")
     }
 
-    /// Takes it away.
+    /// Removes all rules.
     pub(crate) fn remove(&self) {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.remove().await.expect("a removal"),
@@ -124,7 +123,7 @@ impl Firewall {
     }
 }
 
-/// Every test on every firewall: a module for each, so that a failure names it.
+/// Generates every test for every firewall, in a module for each so that a failure names the firewall.
 macro_rules! on_every_backend {
     ($($test:ident),+ $(,)?) => {
         mod nftables { $(#[test] fn $test() { super::$test(crate::kernel::firewall::Backend::Nftables); })+ }

@@ -1,4 +1,4 @@
-//! Flows in the real kernel: which of them a change ends, how their ends learn of it, and what it costs.
+//! Flows in the real kernel: which ones a change ends, how both ends are notified, and the costs.
 
 mod over;
 mod passed;
@@ -21,10 +21,10 @@ use crate::kernel::entries::{Entry, some_client, track};
 use crate::kernel::firewall::Backend::{self, IptablesLegacy, IptablesNft, Nftables};
 use kit::wait::eventually;
 
-/// How long what takes milliseconds may take on a busy machine; without a reset, an end would wait for many minutes.
+/// Time limit for operations that take milliseconds, on a busy machine; without a reset, an end would wait for many minutes.
 const SOON: Duration = Duration::from_secs(10);
 
-/// One test for each case, in a module of the test's name: a failure names the case.
+/// Generates a test for each case, in a module of the test's name: a failure names the case.
 macro_rules! in_cases {
     ($test:ident: $($case:ident($($with:expr),+)),+ $(,)?) => {
         mod $test {
@@ -35,7 +35,7 @@ macro_rules! in_cases {
     };
 }
 
-/// The same for every firewall and every family.
+/// Generates a test for every firewall and every family.
 macro_rules! in_every_firewall_and_family {
     ($test:ident) => {
         in_cases!($test:
@@ -46,10 +46,10 @@ macro_rules! in_every_firewall_and_family {
     };
 }
 
-/// How and when an end failed.
+/// Error of an end, and its time.
 type Failure = JoinHandle<(io::ErrorKind, Instant)>;
 
-/// An end that sends until it fails, at most a thousand bytes in each time of `rest`, and counts what it has sent.
+/// Sends until an error, at most a thousand bytes in each `rest`, and counts the sent bytes.
 fn sender(mut stream: TcpStream, sent: Arc<AtomicUsize>, rest: Duration) -> Failure {
     stream.set_write_timeout(Some(SOON)).expect("set");
     thread::spawn(move || {
@@ -63,7 +63,7 @@ fn sender(mut stream: TcpStream, sent: Arc<AtomicUsize>, rest: Duration) -> Fail
     })
 }
 
-/// An end that reads until it fails; an orderly end is a failure as well.
+/// Reads until an error; a regular end of the stream is an error as well.
 fn reader(mut stream: TcpStream) -> Failure {
     thread::spawn(move || {
         let fault = io::copy(&mut stream, &mut io::sink()).err().map_or(io::ErrorKind::UnexpectedEof, |error| error.kind());
@@ -107,7 +107,7 @@ in_cases!(reset_passes_a_cluster_address_in_front_of_the_pod:
     idle(None), client_sends(Some(true)), target_sends(Some(false)),
 );
 
-/// The client's node translates a cluster address and drops what its own connection tracking finds wrong, as kube-proxy does.
+/// The client's node translates a cluster address and drops packets that its conntrack considers invalid, as kube-proxy does.
 fn reset_passes_a_cluster_address_in_front_of_the_pod(sends: Option<bool>) {
     let tcp = key(Proto::Tcp, 10042);
     let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
@@ -131,11 +131,11 @@ fn reset_passes_a_cluster_address_in_front_of_the_pod(sends: Option<bool>) {
     ends_at_both_ends(pair, sends, || stage.remove(tcp));
 }
 
-/// Both ends are reset soon after the change: with nothing under way, or while the first or the second of them sends.
+/// Checks that both ends are reset soon after the change: without traffic, or while the first or the second of them sends.
 fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, change: impl FnOnce() -> (usize, ResetReport)) {
     let (one, other) = if sends == Some(false) { (other, one) } else { (one, other) };
     let sent = Arc::new(AtomicUsize::new(0));
-    // A reset is told once: to whom reads or to whom writes.
+    // A reset is reported once: to the reader or to the writer.
     let ends = [if sends.is_some() { sender(one, sent.clone(), Duration::ZERO) } else { reader(one) }, reader(other)];
     if sends.is_some() {
         eventually("data is under way", SOON, || (sent.load(Ordering::Relaxed) > 100_000).then_some(()));
@@ -159,7 +159,7 @@ fn unserved_service_address_resets_flow_from_the_tailnet_at_both_ends(family: Fa
     let (vip, prefix) = if family == Family::V4 { ("100.99.1.1", 24) } else { ("fd7a:115c:a1e0:99::1", 64) };
     let mut stage = Stage::new(Nftables);
     let (vip, backend): (IpAddr, _) = (vip.parse().expect("an address"), stage.client().cluster[&family]);
-    // As tailscaled has it: the address of a Tailscale Service leads to the tailnet, and there to this node.
+    // Routes as with tailscaled: the address of a Tailscale Service is routed to the tailnet, and from there to this node.
     stage.proxy().ip(&format!("route add {}/{prefix} dev tailscale0\n", network(vip)));
     stage.lab.targets[0].ip(&format!("route add {}/{prefix} via {}\n", network(vip), stage.own(family)));
     stage.change(|rules| drop(rules.from_tailnet.insert(vip, [backend].into())));
@@ -265,7 +265,7 @@ in_cases!(changes_under_load_refuse_no_connection_of_a_retargeted_key:
     nftables(Nftables), iptables_nft(IptablesNft), iptables_legacy(IptablesLegacy),
 );
 
-/// iptables takes a change table by table and family by family; no packet of what stays may notice.
+/// iptables applies a change table by table and family by family; no packet of an unchanged key may be affected.
 fn changes_under_load_refuse_no_connection_of_a_retargeted_key(backend: Backend) {
     let (steady, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
     let mut stage = Stage::new(backend);
@@ -362,7 +362,7 @@ fn changed_own_address_resets_old_flows_and_is_used_by_new_ones() {
     assert_eq!(server.peer_addr().expect("connected").ip(), new);
 }
 
-/// The one flow that there is; a datagram may be on its way for a while, as the first one is while its neighbour is asked for.
+/// The only tracked flow. A datagram may be delayed, as the first one is during neighbour resolution.
 fn tracked(stage: &Stage, filter: FlowFilter) -> Flow {
     eventually("one flow", SOON, || <[Flow; 1]>::try_from(stage.flows(filter)).ok().map(|[flow]| flow))
 }
@@ -390,7 +390,7 @@ fn deletion_never_hits_a_newer_flow_of_the_same_client() {
 fn full_conntrack_table_is_reported_and_existing_flows_survive() {
     let tcp = key(Proto::Tcp, 10042);
     let stage = Stage::with(Nftables, tcp, Family::V4, 80);
-    // None of the entries may end while others are made, however slow this machine is.
+    // No entry may expire while others are created, however slow this machine is.
     stage.proxy().sysctl("net.netfilter.nf_conntrack_udp_timeout", "600");
     let listener = stage.listen(0, Family::V4, 80);
     let (mut client, mut server) = stage.pair(stage.pod(Family::V4, 10042), &listener);
@@ -402,7 +402,7 @@ fn full_conntrack_table_is_reported_and_existing_flows_survive() {
     for _ in 0..=before.limit / 60_000 {
         let socket = udp(stage.client(), any(Family::V4));
         for port in 1..=60_000 {
-            // A refusal of an earlier datagram is no matter.
+            // Refusals of earlier datagrams are ignored.
             let _ = socket.send_to(b"", stage.pod(Family::V4, port));
         }
     }
@@ -413,7 +413,7 @@ fn full_conntrack_table_is_reported_and_existing_flows_survive() {
     echo(&mut client, &mut server);
 }
 
-/// Only the machine's own namespace may set `nf_conntrack_max`, and the limit holds in each; so the table is filled to it.
+/// Only the machine's own namespace may set `nf_conntrack_max`, and the limit applies to each namespace; so the table is filled to it.
 #[test]
 fn full_conntrack_table_refuses_new_flows_until_there_is_room() {
     let tcp = key(Proto::Tcp, 10042);

@@ -1,4 +1,4 @@
-//! One table of packet flows, two oracles: the evaluator says what the table says, and so does the kernel.
+//! One table of packet flows, checked against two oracles: the evaluator and the kernel.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,35 +16,35 @@ use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
 use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use kit::wait::uninterrupted;
 
-/// How long a flow that should work may take.
+/// Time limit for a flow that should succeed.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a refusal may take on a busy machine; a black hole takes all of the patience.
+/// Time limit for a refusal on a busy machine; dropped packets take all of `PATIENCE`.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// The port that targets serve.
+/// Port of the targets.
 const SERVICE: u16 = 7001;
-/// The port that the cluster's backends serve.
+/// Port of the cluster's backends.
 const BACKEND: u16 = 8080;
 
-/// Who opens a flow, and so on which side of the proxy it comes in.
+/// Client of a flow, and thus the side of the proxy on which it arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Cluster,
     Tailnet,
 }
 
-/// What is to become of it.
+/// Expected outcome of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expect {
-    /// One of these answers, each if asked often enough, and sees the proxy's own address on its side.
+    /// Each of these answers after enough attempts, and sees the proxy's own address on its side.
     Relayed(&'static [&'static str]),
     /// Refused at once.
     Refused,
-    /// The proxy itself answers: nothing was done to it.
+    /// The proxy itself answers: the flow is not translated.
     Own,
 }
 
-/// The lab with everything that a flow may end at.
+/// Lab with every possible destination of a flow.
 struct Scene {
     lab: Lab,
     _servers: Vec<Server>,
@@ -61,7 +61,7 @@ impl Scene {
         for target in &lab.targets {
             target.ip("route add 100.99.1.0/24 via 100.64.0.1\nroute add fd7a:115c:a1e0:99::/64 via fd7a:115c:a1e0::1\n");
         }
-        // As tailscaled has it: a Tailscale Service's address leads to the tailnet.
+        // Routes as with tailscaled: a Tailscale Service's address is routed to the tailnet.
         proxy.ip("route add 100.99.1.0/24 dev tailscale0\nroute add fd7a:115c:a1e0:99::/64 dev tailscale0\n");
         let mut servers: Vec<Server> = lab.targets.iter().map(|target| target.serve(SERVICE)).collect();
         servers.extend(lab.clients.iter().map(|client| client.serve(BACKEND)));
@@ -73,13 +73,13 @@ impl Scene {
         &self.lab.proxies[0]
     }
 
-    /// The targets' sockets of the given numbers.
+    /// Sockets of the targets with these numbers.
     fn targets(&self, which: &[usize], families: &[Family]) -> SortedSet<SocketAddr> {
         let one = |(family, i): (&Family, &usize)| SocketAddr::new(self.lab.targets[*i].tailnet[family], SERVICE);
         families.iter().flat_map(|family| which.iter().map(move |i| (family, i))).map(one).collect()
     }
 
-    /// Both families, both protocols, every kind of key.
+    /// Ruleset with both families, both protocols and every kind of key.
     fn ruleset(&self) -> Ruleset {
         let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
         ruleset.source = self.proxy().tailnet.clone().into();
@@ -101,7 +101,7 @@ impl Scene {
         ruleset
     }
 
-    /// Asks by one flow: who answered, or why not, and how long that took.
+    /// Opens one flow: the answer or the error, and the elapsed time.
     fn ask(&self, side: Side, dst: IpAddr, proto: Proto, port: u16) -> (io::Result<Greeting>, Duration) {
         let node = if side == Side::Cluster { &self.lab.clients[0] } else { &self.lab.targets[0] };
         let (start, to) = (Instant::now(), SocketAddr::new(dst, port));
@@ -109,7 +109,7 @@ impl Scene {
         (answer, start.elapsed())
     }
 
-    /// Holds one row of the table against both oracles.
+    /// Checks one row of the table against both oracles.
     fn check(&self, ruleset: &Ruleset, side: Side, dst: IpAddr, proto: Proto, port: u16, expect: Expect) {
         let row = format!("{side:?} → {dst} {proto}/{port}: {expect:?}");
         let to_pod = self.proxy().cluster.values().chain(self.proxy().tailnet.values()).any(|own| *own == dst);
@@ -142,7 +142,7 @@ impl Scene {
             SourceAddress::Own(own) => own,
             SourceAddress::Masquerade => near[&Family::of(dst)],
         };
-        // The chance that one of three targets is missed by 60 flows is one in ten thousand million.
+        // 60 flows miss one of three targets with a probability of 1e-10.
         let flows = if names.len() == 1 { 1 } else { 60 };
         let mut answered = BTreeSet::new();
         for _ in 0..flows {
@@ -160,7 +160,7 @@ impl Scene {
         owners.next().map_or("nobody", |node| node.name.as_str())
     }
 
-    /// The same rows for both protocols.
+    /// Checks the same row for both protocols.
     fn check_both(&self, ruleset: &Ruleset, side: Side, dst: IpAddr, port: u16, expect: Expect) {
         for proto in Proto::ALL {
             self.check(ruleset, side, dst, proto, port, expect);
@@ -172,7 +172,7 @@ fn key(proto: Proto, port: u16) -> PortKey {
     PortKey { proto, port: Port::new(port).expect("not zero") }
 }
 
-/// A Tailscale Service's address.
+/// Address of a Tailscale Service.
 fn vip(family: Family, number: u8) -> IpAddr {
     let text = if family == Family::V4 { format!("100.99.1.{number}") } else { format!("fd7a:115c:a1e0:99::{number}") };
     text.parse().expect("an address")
@@ -202,7 +202,7 @@ fn every_kind_of_flow_matches_the_prediction(backend: Backend) {
             (Tailnet, vip(family, 3), BACKEND, Refused),
             (Tailnet, vip(family, 4), BACKEND, Relayed(&["client0", "client1"])),
         ];
-        // The client knows the way to the proxy's tailnet address, as a node's routes may have it.
+        // The client has a route to the proxy's tailnet address, as nodes may have one.
         scene.lab.clients[0].ip(&format!("route replace {own} via {pod}\n"));
         for (side, dst, port, expect) in rows {
             scene.check_both(&firewall.ruleset, *side, *dst, *port, *expect);
@@ -288,7 +288,7 @@ fn source_address_follows_the_nodes_own_address(backend: Backend) {
     };
     firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
     check(&firewall);
-    // The first IPv4 address and a preferred IPv6 one is what masquerading chooses: the old ones.
+    // Masquerading selects the first IPv4 address and a preferred IPv6 one: the old ones.
     firewall.change(|ruleset| ruleset.source.clear());
     check(&firewall);
     firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
@@ -304,7 +304,7 @@ fn tcp_mss_is_clamped_in_both_directions(backend: Backend) {
 fn segments_fit_the_tailnet(backend: Backend, cluster_mtu: u32) {
     let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster_mtu, ..Shape::default() });
     let target = &scene.lab.targets[2];
-    // A target that thinks its link takes 1500 bytes: only the proxy knows better.
+    // A target that assumes an MTU of 1500 for its link: only the proxy knows the smaller one.
     target.ip(&format!("link set {TAILNET} mtu 1500\n"));
     for (family, headers, port) in [(Family::V4, 40, 7002), (Family::V6, 60, 7003)] {
         let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, port);
@@ -315,20 +315,20 @@ fn segments_fit_the_tailnet(backend: Backend, cluster_mtu: u32) {
         let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
         let client = scene.lab.clients[0].connect(pod, PATIENCE).unwrap_or_else(|fault| panic!("{pod}: {fault}"));
         let (server, _) = listener.accept().expect("a connection");
-        // What TCP may send at once: the other's announced size less its timestamps.
+        // Maximum segment of TCP: the peer's announced size without the timestamps.
         let fits = TAILNET_MTU - headers - 12;
         let sizes = [&client, &server].map(|stream| SockRef::from(stream).tcp_mss().expect("a TCP socket"));
         assert_eq!(sizes, [fits; 2], "{family}, MTU {cluster_mtu}: towards the client by SYN-ACK, towards the target by SYN");
     }
 }
 
-/// Addresses behind a subnet router, of none of the tailnet's ranges.
+/// Addresses behind a subnet router, outside of the tailnet's ranges.
 fn subnet(family: Family, host: u8) -> IpAddr {
     let text = if family == Family::V4 { format!("10.77.0.{host}") } else { format!("fd77::{host}") };
     text.parse().expect("an address")
 }
 
-/// A tailnet that goes away: the first target answers at these addresses while it is there, a node of the cluster while it is away.
+/// A tailnet that disappears: the first target answers at these addresses while it is present, a cluster node while it is not.
 struct Away<'a> {
     scene: &'a Scene,
     _served: Server,
@@ -346,7 +346,7 @@ impl<'a> Away<'a> {
         Self { scene, _served: stranger.serve(SERVICE) }
     }
 
-    /// Leads an address through the tailnet, or to the cluster.
+    /// Routes an address through the tailnet, or to the cluster.
     fn route(&self, ip: IpAddr, away: bool) {
         let family = Family::of(ip);
         let own = self.scene.lab.targets[0].tailnet[&family];
@@ -358,12 +358,12 @@ impl<'a> Away<'a> {
             format!("via {own} dev {TAILNET}")
         };
         self.scene.proxy().ip(&format!("route replace {ip} {by}\n"));
-        // A datagram server that listens on all addresses answers from the one that its route says.
+        // A UDP server on the wildcard address responds from the source address of its route.
         let back = self.scene.proxy().tailnet[&family];
         self.scene.lab.targets[0].ip(&format!("route replace {back} dev {TAILNET} src {ip}\n"));
     }
 
-    /// Asks the Pod with the tailnet away, and with it there again.
+    /// Connects to the Pod without the tailnet, and with it again.
     fn check(&self, port: u16, meant: &[IpAddr]) {
         let pod = SocketAddr::new(self.scene.proxy().cluster[&Family::of(meant[0])], port);
         let asker = &self.scene.lab.clients[0];
@@ -386,7 +386,7 @@ impl<'a> Away<'a> {
     }
 }
 
-/// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
+/// Without tailscaled its routes are gone, and a cluster node with the target's address would receive the traffic.
 fn match_port_traffic_leaves_only_by_the_tailnet(backend: Backend) {
     let scene = Scene::build();
     let targets = &scene.lab.targets[0].tailnet;
@@ -409,7 +409,8 @@ fn match_port_traffic_leaves_only_by_the_tailnet(backend: Backend) {
     }
 }
 
-/// The tailnet's links carry less than the cluster's: a client whose datagram may not be fragmented is told so through the NAT.
+/// The tailnet's links have a smaller MTU than the cluster's: the ICMP error for a datagram that must not be fragmented reaches the client
+/// through the NAT.
 fn oversized_datagram_gets_its_icmp_error_through_nat(backend: Backend) {
     for cluster_mtu in [1500, 9001] {
         let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster_mtu, ..Shape::default() });
@@ -420,12 +421,12 @@ fn oversized_datagram_gets_its_icmp_error_through_nat(backend: Backend) {
             let socket = client.ns.run(|| UdpSocket::bind(any)).expect("the namespace").expect("a socket");
             socket.connect(SocketAddr::new(scene.proxy().cluster[&family], 10_001)).expect("a socket");
             socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
-            // It fits the client's link, and the system forbids routers to fragment it.
+            // It fits the client's link, and the kernel sets DF (don't fragment).
             let datagram = vec![b'?'; cluster_mtu as usize - 100];
             socket.send(&datagram).expect("sent");
             let fault = uninterrupted(|| socket.recv(&mut [0; 512])).expect_err("too big");
             assert_eq!(fault.raw_os_error(), Some(nix::errno::Errno::EMSGSIZE as i32), "{row}: {fault}");
-            // Now the client knows the path's MTU, and fragments by itself.
+            // Now the client knows the path MTU, and fragments by itself.
             socket.send(&datagram).expect("sent");
             let mut buffer = [0; 512];
             let size = uninterrupted(|| socket.recv(&mut buffer)).unwrap_or_else(|fault| panic!("{row}: {fault}"));
@@ -434,7 +435,7 @@ fn oversized_datagram_gets_its_icmp_error_through_nat(backend: Backend) {
     }
 }
 
-/// The address of a metadata service, and one of its kind.
+/// Address of a cloud metadata service.
 fn link_local(family: Family) -> IpAddr {
     let text = if family == Family::V4 { "169.254.169.254" } else { "fd00:ec2::254" };
     text.parse().expect("an address")
@@ -458,7 +459,7 @@ fn whole_address_traffic_leaves_only_by_the_tailnet(backend: Backend) {
     }
 }
 
-/// What tailscaled puts beside our rules: packets of 100.64.0.0/10 that do not come from the tailnet do not go there.
+/// tailscaled's rules beside ours: packets from 100.64.0.0/10 that do not arrive from the tailnet are dropped.
 const TAILSCALED: &str = "*filter
 :ts-input - [0:0]
 :ts-forward - [0:0]
@@ -511,11 +512,11 @@ fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
     let of = |traffic: &Traffic, proto, port| traffic.get(&key(proto, port)).copied().unwrap_or_default();
     let (tcp, udp) = (of(&counted, Proto::Tcp, 10_001), of(&counted, Proto::Udp, 10_004));
     assert_eq!((tcp.flows, udp.flows), (10, 10), "five of each family");
-    // A handshake, a greeting and two goodbyes are no less than seven segments.
+    // A handshake, a greeting and two FINs are at least seven segments.
     assert!(tcp.packets >= 70 && tcp.bytes >= 70 * 40, "{tcp:?}");
     assert_eq!(udp.packets, 20, "a question and an answer each");
     assert_eq!(of(&counted, Proto::Udp, 10_001), Counters::default());
-    // What is refused has no flow, and what goes the other way is not counted here.
+    // Refused packets have no flow, and the other direction is not counted here.
     assert_eq!(of(&counted, Proto::Tcp, 10_002).flows, 0);
     firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_001), scene.targets(&[1], &Family::ALL))));
     ask(10_001, Proto::Tcp);

@@ -1,4 +1,4 @@
-//! Somebody else at our rules: an audit sees it, a rewrite mends it. And firewalls that are not there.
+//! Changes to our rules by other programs: an audit detects them, a rewrite repairs them. Also firewalls that are unavailable.
 
 use std::net::SocketAddr;
 use std::net::UdpSocket;
@@ -22,7 +22,7 @@ fn key(port: u16) -> PortKey {
     PortKey { proto: Proto::Tcp, port: Port::new(port).expect("not zero") }
 }
 
-/// One service behind one port, and all that makes it work.
+/// One service behind one port, with everything that it needs.
 struct Scene {
     lab: Lab,
     _server: Server,
@@ -48,7 +48,7 @@ impl Scene {
         ruleset
     }
 
-    /// The families in which the service answers.
+    /// Families in which the service answers.
     fn served(&self) -> Vec<Family> {
         let ask = |family| self.lab.clients[0].ask_tcp(SocketAddr::new(self.proxy().cluster[&family], 10_001), PATIENCE);
         Family::ALL.into_iter().filter(|family| ask(*family).is_ok()).collect()
@@ -115,7 +115,7 @@ fn foreign_rules_are_not_touched(backend: Backend) {
     scene.proxy().feed(&["nft", "list", "table", "inet", "somebody-else"], "");
 }
 
-/// A new process knows nothing of what its predecessor left: it takes it over without a gap and leaves nothing of it behind.
+/// A new process does not know the rules of its predecessor: it replaces them without a gap and leaves none of them.
 fn new_process_replaces_the_rules_of_its_predecessor(backend: Backend) {
     let scene = Scene::build();
     let mut more = scene.ruleset();
@@ -141,7 +141,7 @@ on_every_backend!(
     new_process_replaces_the_rules_of_its_predecessor,
 );
 
-/// Restores replace whole chains and cannot meet "not there"; elements can.
+/// Only set elements can be missing: restores of iptables replace whole chains.
 #[test]
 fn patch_of_a_missing_element_changes_nothing() {
     for backend in [Backend::Nftables, Backend::NftablesJson] {
@@ -169,7 +169,7 @@ fn missing_nft_program_is_named() {
 #[test]
 fn refused_nft_text_is_an_error() {
     let node = Node::make("bare".to_owned());
-    // Every `nft` refuses this program's arguments: it stands for one that is too old.
+    // `false` refuses all arguments of `nft`, like a version that is too old.
     let nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
     let fault = node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace");
     assert_eq!(fault.expect_err("refused").reason(), "Refused");
@@ -195,7 +195,7 @@ fn muted_replica_drops_only_disco_packets() {
     node.feed(&["ip", "link", "set", "lo", "up"], "");
     let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
     let mute = |on| node.ns.block_on(|| async { nft.mute(on).await }).expect("the namespace").expect("nftables works here");
-    // Disco begins with these six bytes; `WireGuard` with a small number.
+    // Disco packets begin with these six bytes, those of WireGuard with a small number.
     let heard = || {
         let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let (to, from) = (listener.local_addr().expect("an address"), UdpSocket::bind("127.0.0.1:0").expect("a port"));
@@ -243,7 +243,7 @@ fn only_foreign_changes_cause_notifications() {
     let scene = Scene::build();
     let mut firewall = Firewall::load(Backend::Nftables, scene.proxy(), scene.ruleset());
     let nft = firewall.nft().clone();
-    // A reader of notices belongs to the runtime that opens it: everything happens in one.
+    // A reader of notifications belongs to the runtime that opens it: everything runs in one.
     let ns = scene.proxy().ns.clone();
     let before = firewall.ruleset.clone();
     firewall.ruleset.ports.remove(&key(10_002));
@@ -257,7 +257,7 @@ fn only_foreign_changes_cause_notifications() {
         assert!(foreign.args(["add", "table", "inet", "somebody-else"]).status().await.expect("nft").success());
         tokio::time::timeout(PATIENCE, changes.next()).await.expect("in time").expect("a notice");
         assert_eq!(nft.audit(&after).await.expect("an audit"), Audit::Same);
-        // More notices than the socket holds: the kernel drops some, and that is news too.
+        // More notifications than the socket buffer holds: the kernel drops some, which is a change as well.
         let script = (0..2000).map(|i| format!("add table inet t{i}\nadd chain inet t{i} c")).collect::<Vec<_>>().join("\n");
         scene.proxy().feed(&["nft", "-f", "-"], &script);
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What a replica says of itself: to its operator's prober, to Prometheus, to the kubelet and to people.
+//! Endpoints of a replica: for its operator's prober, Prometheus, the kubelet and users.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::proxy::replica::{HEALTH_PORT, Replica, Start, netmap, service};
 use kit::netns::{Lab, Shape};
 use kit::wait::until;
 
-/// How long what should be quick may take on a busy machine.
+/// Time limit for quick operations on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
 fn config() -> Value {
@@ -65,7 +65,7 @@ fn debug_plan_is_served_on_the_admin_address_only() {
     assert_eq!(replica.get("/debug/plan").expect("an answer").status, 404);
 }
 
-/// The environment of a group of the Tailscale operator, whose Pods have the preStop hook.
+/// Environment of a Tailscale operator's group, whose Pods have the preStop hook.
 pub(super) fn with_hook() -> Vec<(String, String)> {
     vec![("TS_INTERNAL_APP".to_owned(), "k8s-operator-proxygroup-egress".to_owned())]
 }

@@ -13,7 +13,7 @@ use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
 use kit::netns::{Lab, Node, Shape};
 use kit::wait::until;
 
-/// How long what should be quick may take on a busy machine.
+/// Time limit for quick operations on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
 struct Scene {
@@ -40,7 +40,7 @@ impl Scene {
         Replica::start(self.proxy(), config, &self.netmap())
     }
 
-    /// The name of the target that answers on a port of the Pod.
+    /// Name of the target that answers on a port of the Pod.
     fn answers(&self, port: u16) -> std::io::Result<String> {
         let to = SocketAddr::new(self.proxy().cluster[&Family::V4], port);
         self.lab.clients[0].ask_tcp(to, QUICK).map(|greeting| greeting.name)
@@ -195,8 +195,9 @@ fn recreated_tailnet_interface_with_another_address_is_used() {
     });
 }
 
-/// The first write to the kernel, stopped at one of its runs of nft: the first tries what the kernel can do, the second loads the rules.
-/// Each run writes its number and its process id; the one at which it stops says so and then sleeps in place of nft, or after it.
+/// The first write to the kernel, stopped at one of its nft runs: the first run probes the kernel's features, the second loads the rules.
+/// Each run records its process id on a line; the run `stop_at` reports that it has stopped, then sleeps in place of nft, or after it if
+/// `loaded`.
 fn signalled_in_the_first_sync(stop_at: usize, loaded: bool) {
     let scene = Scene::build();
     let place = tempfile::TempDir::new().expect("a directory");
@@ -310,7 +311,7 @@ fn connection_table_metrics_are_reported() {
     kit::netns::Greeting::read(&mut flow).expect("a greeting");
     let full = scene.proxy().ns.run(|| std::fs::write("/proc/sys/net/netfilter/nf_conntrack_max", "1")).expect("the namespace");
     if full.is_err() {
-        // Only the machine's own namespace may set the limit on this kernel; the metric must then tell what it is.
+        // Only the machine's own namespace may set the limit on this kernel; the metric must then report the existing limit.
         assert!(replica.metric("tailyard_conntrack_limit").is_some_and(|limit| limit > 0.0));
     }
     assert!(replica.metric("tailyard_conntrack_entries").is_some_and(|count| count >= 1.0));
@@ -327,7 +328,7 @@ fn disabled_ip_forwarding_is_enabled() {
     assert_eq!(scene.answers(10_080).expect("it sets what it may set"), "target0");
 }
 
-/// A replica that is given these programs of the machine alone, and this setting.
+/// Options of a replica that finds only these programs of the machine, with this firewall mode.
 fn with_programs(programs: &[&str], backend: &str) -> (tempfile::TempDir, Start) {
     let place = tempfile::TempDir::new().expect("a directory");
     for name in programs {
@@ -350,7 +351,7 @@ fn auto_falls_back_through_every_firewall() {
     let (nft_make, legacy) = (programs_of("nft"), programs_of("legacy"));
     let all: Vec<&str> = nft_make.iter().chain(&legacy).map(String::as_str).collect();
     let legacy: Vec<&str> = legacy.iter().map(String::as_str).collect();
-    // nft is missing, or refused by the kernel; then the first make of iptables is missing, too.
+    // nft is missing, or refused by the kernel; then iptables-nft is missing, too.
     for (programs, refuses, firewall) in [(&all, false, "iptables-nft"), (&all, true, "iptables-nft"), (&legacy, false, "iptables-legacy")]
     {
         let scene = Scene::build();

@@ -1,4 +1,4 @@
-//! Leaving: unready at once, forwarding until the flows have ended or the grace is over, then resets at both ends.
+//! Drain: unready at once, forwarding until the flows have ended or the grace period is over, then resets at both ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::proxy::replica::{HEALTH_PORT, PATIENCE, Replica, Start, fetch, netmap
 use kit::netns::{Greeting, Lab, Shape};
 use kit::wait::{uninterrupted, until};
 
-/// How long what should be quick may take on a busy machine.
+/// Time limit for quick operations on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
 fn config() -> Value {
@@ -86,7 +86,7 @@ fn idle_flows_are_reset_after_the_grace_period() {
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
 }
 
-/// What is over is most of what is tracked, and flows without ends of their own are to be deleted: neither keeps the resets waiting.
+/// Closed connections are most of the tracked entries, and flows without an end of their own have to be deleted: neither delays the resets.
 #[test]
 fn idle_flows_are_reset_in_time_with_a_large_conntrack_table() {
     const TIME_WAIT: u8 = 7;
@@ -130,8 +130,8 @@ fn replica_exits_when_its_last_flow_ends() {
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
 }
 
-/// The drain has an hour, and a flow that does not end: only the second signal can end the process within the patience of a test. It is
-/// an end that was asked for, so the exit status is 0; the flow is not reset, and the rules that forward it stay.
+/// The drain timeout is an hour, and a flow does not end: only the second signal can end the process within a test's time limit. It is a
+/// requested exit, so the status is 0; the flow is not reset, and the rules that forward it stay.
 #[test]
 fn second_signal_ends_the_drain_with_status_0_without_resets() {
     let lab = Lab::build(&Shape::default());

@@ -13,11 +13,11 @@ use tempfile::TempDir;
 
 use crate::proxy::replica::{PATIENCE, fetch};
 
-/// How long a replica is observed: tasks that end by themselves do so within seconds of the start.
+/// Time of observation: tasks that end by themselves do so within seconds of the start.
 const OBSERVATION: Duration = Duration::from_secs(10);
 const PROBES: &str = "127.0.0.1:9002";
 
-/// A `tailyard proxy` with nothing but the environment of a mode; killed when dropped.
+/// A `tailyard proxy` with only the environment of a mode; killed when dropped.
 struct Mode {
     node: Node,
     files: TempDir,
@@ -50,7 +50,7 @@ impl Mode {
         fs::read_to_string(self.files.path().join(name)).unwrap_or_default()
     }
 
-    /// Stays up for the observation, answers probes throughout and reports its device.
+    /// Checks that the replica stays up, answers probes throughout and reports its device.
     fn stays_up(mut self) {
         until("healthy", PATIENCE, || self.answers("/healthz"));
         let start = Instant::now();
@@ -68,13 +68,13 @@ impl Mode {
 
 impl Drop for Mode {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // The process may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The directory of a scripted tailscaled that is connected at once, with a config to log in by and an empty serve config.
+/// Directory of a scripted tailscaled that is connected at once, with a login config and an empty serve config.
 fn script() -> TempDir {
     let files = TempDir::new().expect("a directory");
     let path = |name: &str| files.path().join(name);

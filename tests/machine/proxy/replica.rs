@@ -1,4 +1,4 @@
-//! One running replica: the process, its files, and what it says of itself.
+//! One running replica: the process, its files and its endpoints.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,11 +17,11 @@ use tempfile::TempDir;
 use kit::netns::{Node, TAILNET};
 use kit::wait::until;
 
-/// How long anything may take that should be quick.
+/// Time limit for quick operations.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Where the replica answers probes.
+/// Port of the probes' endpoints.
 pub(crate) const HEALTH_PORT: u16 = 9002;
-/// Where it answers its operator.
+/// Address of the operator's endpoints.
 pub(crate) const ADMIN: &str = "127.0.0.1:9003";
 
 /// A `tailyard proxy` in a node's namespace; killed when dropped.
@@ -31,16 +31,16 @@ pub(crate) struct Replica {
     child: Child,
 }
 
-/// How to start one, beyond what every replica is given.
+/// Options of a start, beyond those of every replica.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Start {
-    /// Further arguments.
+    /// Additional arguments.
     pub(crate) args: Vec<String>,
-    /// Further environment.
+    /// Additional environment variables.
     pub(crate) env: Vec<(String, String)>,
 }
 
-/// An answer of the replica's own endpoints.
+/// Response of the replica's own endpoints.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -49,14 +49,14 @@ pub(crate) struct Answer {
 }
 
 impl Replica {
-    /// Starts a replica on a config and a netmap and waits until it is ready.
+    /// Starts a replica with a config and a netmap and waits until it is ready.
     pub(crate) fn start(node: &Node, config: &Value, netmap: &Value) -> Self {
         let mut replica = Self::launch(node, &config.to_string(), netmap, &Start::default());
         replica.wait_ready();
         replica
     }
 
-    /// Starts a replica on any text as a config and waits for nothing.
+    /// Starts a replica with any text as a config, without waiting.
     pub(crate) fn launch(node: &Node, config: &str, netmap: &Value, start: &Start) -> Self {
         let files = TempDir::new().expect("a directory");
         mount(&files.path().join("proxies"), config);
@@ -65,66 +65,66 @@ impl Replica {
         Self { node: node.clone(), files, child }
     }
 
-    /// Starts the process again, on the same files and in the same namespace, as a kubelet restarts a container.
+    /// Starts the process again, with the same files and in the same namespace, as a kubelet restarts a container.
     pub(crate) fn restart(&mut self) {
         self.restart_with(&Start::default());
     }
 
-    /// The same with other arguments.
+    /// Like `restart`, with other options.
     pub(crate) fn restart_with(&mut self, start: &Start) {
         self.child = spawn(&self.node, self.files.path(), start);
     }
 
-    /// Gives it another config, as the kubelet does: a swap of `..data`.
+    /// Replaces the config as the kubelet does: with a swap of `..data`.
     pub(crate) fn configure(&self, config: &Value) {
         self.configure_text(&config.to_string());
     }
 
-    /// Gives it any text as its config.
+    /// Replaces the config with any text.
     pub(crate) fn configure_text(&self, config: &str) {
         mount(&self.files.path().join("proxies"), config);
     }
 
-    /// Gives it another netmap.
+    /// Replaces the netmap.
     pub(crate) fn tailnet(&self, netmap: &Value) {
         let (new, path) = (self.files.path().join("netmap.new"), self.files.path().join("netmap.json"));
         std::fs::write(&new, netmap.to_string()).expect("a file");
         std::fs::rename(new, path).expect("a rename");
     }
 
-    /// What it would write into its state Secret.
+    /// State that it would write into its state Secret.
     pub(crate) fn state(&self) -> Value {
         let text = std::fs::read_to_string(self.files.path().join("state.json")).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or(Value::Null)
     }
 
-    /// Its status of egress services.
+    /// Status of its egress services.
     pub(crate) fn status(&self) -> Value {
         self.state()["egress-services"].as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null)
     }
 
-    /// Its own address towards the cluster.
+    /// Its address in the cluster.
     pub(crate) fn pod(&self, family: Family) -> IpAddr {
         self.node.cluster[&family]
     }
 
-    /// Asks one of its endpoints on the Pod's address, from inside its namespace.
+    /// Requests a page at the Pod's address, from inside its namespace.
     pub(crate) fn get(&self, path: &str) -> io::Result<Answer> {
         fetch(&self.node, SocketAddr::new(self.pod(Family::V4), HEALTH_PORT), path)
     }
 
-    /// Asks one of its endpoints on the admin address.
+    /// Requests a page at the admin address.
     pub(crate) fn admin(&self, path: &str) -> io::Result<Answer> {
         fetch(&self.node, ADMIN.parse().expect("an address"), path)
     }
 
-    /// A metric's value: the first line that starts with these words.
+    /// Value of a metric: the first line with this prefix.
     pub(crate) fn metric(&self, line: &str) -> Option<f64> {
         let page = self.get("/metrics").ok()?.body;
         page.lines().find(|text| text.starts_with(line)).and_then(|text| text.rsplit(' ').next()?.parse().ok())
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until it reports ready.
     pub(crate) fn wait_ready(&mut self) {
         let mut last = None;
         until("ready", PATIENCE, || {
@@ -134,17 +134,16 @@ impl Replica {
         });
     }
 
-    /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")), signal).expect("the process is there");
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has exited.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("our child")
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has exited.
     pub(crate) fn wait_exit(&mut self, patience: Duration) -> ExitStatus {
         let deadline = Instant::now() + patience;
         loop {
@@ -156,7 +155,6 @@ impl Replica {
         }
     }
 
-    /// What it has logged.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.files.path().join("log")).unwrap_or_default()
     }
@@ -164,7 +162,7 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // The process may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -173,7 +171,7 @@ impl Drop for Replica {
     }
 }
 
-/// Sends a GET from a node, by a connection of its own.
+/// Sends a GET request from a node, on its own connection.
 pub(crate) fn fetch(from: &Node, to: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream: TcpStream = from.connect(to, Duration::from_secs(10))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
@@ -224,14 +222,14 @@ fn mount(dir: &Path, config: &str) {
     }
 }
 
-/// An egress service of one port for each protocol.
+/// An egress service with one port for each protocol.
 pub(crate) fn service(target: &Value, port: u16, to: u16) -> Value {
     json!({"tailnetTarget": target, "ports": [
         {"protocol": "TCP", "matchPort": port, "targetPort": to},
         {"protocol": "UDP", "matchPort": port, "targetPort": to}]})
 }
 
-/// The netmap of a lab: this node's addresses, and its targets by their node names under `tail.lab`.
+/// Netmap of a lab: this node's addresses, and its targets by their node names under `tail.lab`.
 pub(crate) fn netmap(own: &Node, targets: &[Node]) -> Value {
     let addresses = |node: &Node| node.tailnet.values().map(ToString::to_string).collect::<Vec<_>>();
     let peers: Vec<_> =

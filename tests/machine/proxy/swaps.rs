@@ -1,4 +1,4 @@
-//! Swaps under live traffic: what changes arrives at once, and what does not change never notices.
+//! Swaps of the config under live traffic: changes apply at once, and unchanged services are not affected.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,14 +13,14 @@ use crate::proxy::replica::{PATIENCE, Replica, netmap, service};
 use kit::netns::{Greeting, Lab, Shape};
 use kit::wait::{uninterrupted, until};
 
-/// How long what should be quick may take on a busy machine.
+/// Time limit for quick operations on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
 
 fn shape() -> Shape {
     Shape { targets: 2, ..Shape::default() }
 }
 
-/// Says something on an established connection and expects to hear it back.
+/// Sends data on an established connection and expects its echo.
 fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(b"ping")?;
     let mut heard = [0; 4];

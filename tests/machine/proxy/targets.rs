@@ -1,4 +1,4 @@
-//! Addresses that must not be targets: neither an egress config nor an answer for an ingress backend makes a replica their relay.
+//! Forbidden target addresses: neither an egress config nor the address of an ingress backend makes a replica relay to them.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -11,17 +11,17 @@ use tailyard::model::base::net::Family;
 
 use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
 
-/// How long what should be quick may take on a busy machine.
+/// Time limit for quick operations on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
-/// The address of a metadata service, and that of an API server.
+/// Addresses of a metadata service and of an API server.
 const STRANGERS: [&str; 2] = ["169.254.169.254", "10.96.0.1"];
-/// The address of a Tailscale Service.
+/// Address of a Tailscale Service.
 const VIP: &str = "100.99.1.2";
 
-/// Every firewall, by the name of its mode.
+/// Modes of all firewalls.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
 
-/// A lab in which a node of the cluster answers at the strangers' addresses, and a second node of the tailnet at its own.
+/// Lab in which a cluster node answers at the forbidden addresses, and a second tailnet node at its own.
 fn lab() -> (Lab, [kit::netns::Server; 2]) {
     let lab = Lab::build(&Shape { clients: 2, targets: 2, ..Shape::default() });
     let stranger = &lab.clients[1];
@@ -47,7 +47,7 @@ fn egress_by_ip_cannot_reach_node_or_cluster() {
         let config: serde_json::Map<String, Value> =
             ports.clone().map(|(port, ip)| (format!("to-{ip}"), service(&json!({"ip": ip}), port, 80))).collect();
         let start = Start { args: vec!["--firewall-mode".to_owned(), backend.to_owned()], env: environment() };
-        // Some peer says that it routes whatever the cluster has.
+        // A peer claims to route addresses of the cluster.
         let mut tailnet = netmap(proxy, &lab.targets);
         tailnet["peers"][0]["routes"] = json!(["169.254.0.0/16", "10.96.0.0/16", "10.42.0.2/32"]);
         let mut replica = Replica::launch(proxy, &Value::Object(config).to_string(), &tailnet, &start);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{CHART, objects, path, read, rendered, rendered_with};
 
-/// The labels of a target: a replica behind the metrics Service of its group.
+/// Labels of a target: a replica behind the metrics Service of its group.
 const TARGET: [(&str, &str); 9] = [
     ("container", "tailscale"),
     ("endpoint", "metrics"),
@@ -21,15 +21,15 @@ const TARGET: [(&str, &str); 9] = [
     ("ts_proxy_parent_name", "eg"),
     ("ts_proxy_type", "proxygroup"),
 ];
-/// Labels of a target that texts may name: the others say nothing of what a metric is about.
+/// Labels of a target that texts may name: the others do not identify the subject of a metric.
 const TELLING: [&str; 2] = ["namespace", "pod"];
-/// How long series are, in minutes, and when they are looked at.
+/// Length of the series in minutes, and evaluation time.
 const MINUTES: u32 = 120;
 const AT: &str = "110m";
 
 type Labels = BTreeMap<String, String>;
 
-/// The labels of a series as Prometheus stores it: a metric's own label that the target has, too, is renamed.
+/// Labels of a series as Prometheus stores it: a metric's own label that the target has, too, is renamed.
 fn stored(own: &[(&str, &str)]) -> Labels {
     let target: Labels = TARGET.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let renamed = |name: &str| if target.contains_key(name) { format!("exported_{name}") } else { name.to_owned() };
@@ -37,21 +37,21 @@ fn stored(own: &[(&str, &str)]) -> Labels {
     target.into_iter().chain(own).collect()
 }
 
-/// An input series of promtool: `values` is one value, or `start+step`.
+/// Input series of promtool: `values` is one value, or `start+step`.
 fn series(family: &str, labels: &Labels, values: &str) -> Value {
     let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
     json!({"series": format!("{family}{{{}}}", labels.join(",")), "values": format!("{values}x{MINUTES}")})
 }
 
-/// A family, its own labels and its values.
+/// Family, its own labels and its values.
 type Input = (&'static str, Vec<(&'static str, &'static str)>, &'static str);
 
-/// An alert, series that it fires on and series that it does not fire on, and the labels of the sample that it names.
+/// An alert, series on which it fires, series on which it does not, and the labels of the sample that it names.
 struct Case {
     alert: &'static str,
     input: Vec<Input>,
     quiet: Vec<Input>,
-    /// The labels that are left of a series; all if none are named.
+    /// Labels that the alert keeps of a series; all if the list is empty.
     labels: &'static [&'static str],
 }
 
@@ -68,7 +68,7 @@ impl Case {
         Self { alert, input: input(values), quiet: input(quiet), labels: &[] }
     }
 
-    /// The same with another series in both inputs.
+    /// Adds another series to both inputs.
     fn beside(mut self, family: &'static str, own: &[(&'static str, &'static str)], values: &'static str) -> Self {
         for input in [&mut self.input, &mut self.quiet] {
             input.push((family, own.to_vec(), values));
@@ -130,7 +130,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// The rules of the chart by name, with what is rendered for "everything".
+/// Rules of the chart by name, and the spec that is rendered for "everything".
 fn rules() -> (Value, BTreeMap<String, Value>) {
     let spec = objects(&rendered("everything", "tailscale"))["PrometheusRule tailscale/tailyard"]["spec"].clone();
     let all = spec["groups"].as_array().expect("groups").iter().flat_map(|group| group["rules"].as_array().expect("rules").clone());
@@ -138,7 +138,7 @@ fn rules() -> (Value, BTreeMap<String, Value>) {
     (spec, named)
 }
 
-/// Runs promtool with these tests over these rules.
+/// Runs these promtool tests against these rules.
 fn promtool(rules: &Value, tests: &[Value]) {
     let directory = tempfile::TempDir::new().expect("a directory");
     let write = |name: &str, value: &Value| fs::write(directory.path().join(name), value.to_string()).expect("written");
@@ -150,7 +150,7 @@ fn promtool(rules: &Value, tests: &[Value]) {
     assert!(output.status.success(), "{printed_text}");
 }
 
-/// An annotation with the labels and the value of a sample in it.
+/// Annotation with the labels and the value of a sample filled in.
 fn annotation(text: &str, labels: &Labels, value: &str) -> String {
     let mut parts = text.split("{{");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -167,14 +167,14 @@ fn annotation(text: &str, labels: &Labels, value: &str) -> String {
     })
 }
 
-/// A test of promtool: with this input the alert is in this state.
+/// promtool test: with this input the alert is in this state.
 fn alert_test(case: &Case, input: &[Input], expected: &[Value]) -> Value {
     let series = input.iter().map(|(family, own, values)| series(family, &stored(own), values));
     json!({"interval": "1m", "input_series": series.collect::<Vec<_>>(),
         "alert_rule_test": [{"eval_time": AT, "alertname": case.alert, "exp_alerts": expected}]})
 }
 
-/// A test of promtool: the alert fires once, and its texts name the subject of the series.
+/// promtool test: the alert fires once, and its texts name the subject of the series.
 fn fires(case: &Case, rule: &Value) -> Value {
     let first = case.input.first();
     let mut labels = stored(first.map_or(&[][..], |(_, own, _)| own));
@@ -280,7 +280,7 @@ fn absent_metrics_alert_requires_a_scrape_config() {
     assert!(!alone["PrometheusRule tailscale/tailyard"].to_string().contains("absent"), "it would always fire");
 }
 
-/// The labels of each family, of docs/metrics.md.
+/// Labels of each family in docs/metrics.md.
 fn families() -> BTreeMap<String, BTreeSet<String>> {
     let text = read(&path("docs/metrics.md"));
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `tailyard_")?.split_once('`'));

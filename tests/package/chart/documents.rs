@@ -6,22 +6,22 @@ use std::fs;
 
 use super::{deployment, helm, objects, path, read, rendered, rendered_with, template};
 
-/// The documents that install or operate the chart.
+/// Documents on installing or operating the chart.
 const DOCUMENTS: [&str; 5] = ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/upgrade.md"];
 
-/// The fenced blocks of a document, each with its language.
+/// Fenced blocks of a document, each with its language.
 fn blocks(text: &str) -> Vec<(&str, &str)> {
     text.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n')).collect()
 }
 
-/// The commands of a document, with the lines that continue them.
+/// Commands of a document, joined with their continuation lines.
 fn commands(text: &str) -> Vec<String> {
     let shell = blocks(text).into_iter().filter(|(language, _)| matches!(*language, "console" | "sh"));
     let lines = shell.flat_map(|(_, block)| block.replace("\\\n", " ").lines().map(str::to_owned).collect::<Vec<_>>());
     lines.map(|line| line.trim_start_matches("$ ").to_owned()).collect()
 }
 
-/// The `--set` flags of each command that runs helm, and of each in the prose.
+/// `--set` flags of each helm command, and of each one in the prose.
 fn values(text: &str) -> Vec<Vec<String>> {
     let prose = text.split('`').filter(|code| code.starts_with("--set ")).map(str::to_owned);
     let helm = commands(text).into_iter().filter(|command| command.starts_with("helm install") || command.starts_with("helm upgrade"));
@@ -33,7 +33,7 @@ fn set_flags(command: &str) -> Vec<String> {
     words.windows(2).filter(|pair| pair[0] == "--set").flatten().map(|word| (*word).to_owned()).collect()
 }
 
-/// Why the chart does not accept these flags.
+/// Error of the chart for these flags, if any.
 fn refusal(flags: &[String]) -> Option<String> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let output = helm(&[&template("tailscale")[..], &flags].concat());
@@ -74,7 +74,7 @@ fn objects_labels_and_files_in_documents_exist() {
     for document in DOCUMENTS {
         for command in commands(&read(&path(document))).iter().filter(|command| command.contains("kubectl ")) {
             for word in command.split(char::is_whitespace) {
-                // The other operator's Deployment is `operator`.
+                // The Tailscale operator's Deployment is `operator`.
                 let exists = match word.split_once(['/', '=']) {
                     Some(("deployment", name)) => name == "operator" || made.contains_key(&format!("Deployment tailscale/{name}")),
                     Some(("app.kubernetes.io", label)) => {

@@ -1,4 +1,4 @@
-//! The families of both metrics pages, checked by promtool against the conventions of Prometheus.
+//! Metric families of both pages, checked by promtool against the conventions of Prometheus.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use tailyard::proxy::metrics::Metrics;
 use tailyard::reconciler::metrics::Metrics as Reconciler;
 use tailyard::runtime::metrics::Description;
 
-/// A family with one series, as a page has it.
+/// A family with one series, in the format of the page.
 fn family(Description { name, kind, help, labels }: &Description) -> String {
     let kind = kind.name();
     let pairs = |more: &[&str]| {
@@ -25,7 +25,7 @@ fn family(Description { name, kind, help, labels }: &Description) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{series}")
 }
 
-/// What promtool finds wrong with a page; empty if nothing.
+/// Faults that promtool finds in a page; empty if none.
 fn faults(page: &str) -> String {
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])

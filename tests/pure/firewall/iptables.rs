@@ -11,7 +11,7 @@ use tailyard::model::firewall::ruleset::{Ruleset, diff};
 
 use super::oracle::{packets, rulesets};
 
-/// What `iptables-restore --noflush` makes of texts: chains by table and name. Refuses what it would refuse.
+/// Effect of texts on `iptables-restore --noflush`: chains by table and name. Panics if it would refuse a text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Kernel(BTreeMap<(String, String), Vec<String>>);
 
@@ -37,7 +37,7 @@ impl Kernel {
         }
     }
 
-    /// What packets meet while a text is taken: what stands after each commit, the last one included.
+    /// States that packets meet during a restore: the one after each commit, including the last.
     fn moments(&self, text: &str) -> Vec<Self> {
         let mut kernel = self.clone();
         let commit = |part| {
@@ -47,12 +47,12 @@ impl Kernel {
         text.split_inclusive("COMMIT\n").map(commit).collect()
     }
 
-    /// What a look at it finds of ours.
+    /// Own rules that a probe finds.
     fn found(&self) -> LeftoverRules {
         LeftoverRules { chains: self.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() }
     }
 
-    /// Every chain that is jumped to stands.
+    /// Checks that the chain of every jump exists.
     fn commit(&self) {
         for ((table, _), rules) in &self.0 {
             for to in rules.iter().filter_map(|rule| target(rule)).filter(|to| to.starts_with(PREFIX)) {
@@ -61,7 +61,8 @@ impl Kernel {
         }
     }
 
-    /// Walks the nat table's PREROUTING and gathers where a packet may be sent, with what chance; refused packets go nowhere.
+    /// Walks the nat table's PREROUTING: possible destinations of a packet with their probabilities. Empty for a refused packet, `None` for
+    /// one that passes.
     fn walk(&self, packet: &Packet) -> Option<BTreeMap<SocketAddr, f64>> {
         let mut fates = BTreeMap::new();
         let mut rules: Vec<(&str, bool)> = Vec::new();
@@ -70,7 +71,7 @@ impl Kernel {
         (remaining < 1e-6).then_some(fates)
     }
 
-    /// Walks one chain with the packets' share that enters it; gives the share that leaves it at its end.
+    /// Walks one chain with the share of packets that enters it; returns the share that leaves it at its end.
     fn step<'a>(
         &'a self,
         chain: &str,
@@ -104,7 +105,7 @@ impl Kernel {
     }
 }
 
-/// Where a rule is that iptables counts from one.
+/// Index of a rule; iptables counts from one.
 fn index(place: &str) -> usize {
     place.parse::<usize>().expect("a number") - 1
 }
@@ -115,7 +116,7 @@ fn target(rule: &str) -> Option<&str> {
     words.next()
 }
 
-/// The chance that a rule of the nat table's PREROUTING selects a packet.
+/// Probability that a rule of the nat table's PREROUTING selects a packet.
 fn selects(rule: &str, packet: &Packet) -> f64 {
     let mut words = rule.split(' ');
     let (mut chance, mut not) = (1.0, false);
@@ -156,7 +157,7 @@ fn loaded(ruleset: &Ruleset, family: Family) -> Kernel {
     kernel
 }
 
-/// The verdict that the chains come to.
+/// Verdict of the chains.
 fn verdict(kernel: &Kernel, packet: &Packet) -> FlowVerdict {
     let refused = || {
         let mut marked = Vec::new();
@@ -169,7 +170,7 @@ fn verdict(kernel: &Kernel, packet: &Packet) -> FlowVerdict {
         return FlowVerdict::Refuse;
     }
     let fair = 1.0 / f64::from(u32::try_from(fates.len()).expect("few"));
-    // A target may stand for one address with several ports of the same whole-address mapping: all are told apart here.
+    // A whole-address mapping may have one address with several ports as targets: all of them are distinguished here.
     assert!(fates.values().all(|share| (share - fair).abs() < 1e-6), "{fates:?}");
     let own = kernel.0[&("nat".to_owned(), format!("{PREFIX}POSTROUTING"))].iter().find_map(|rule| rule.split("--to-source ").nth(1));
     let source = match own.filter(|_| !packet.from_tailnet) {
@@ -203,7 +204,7 @@ proptest! {
         }
     }
 
-    /// One commit for each table and family is no transaction for all: each packet still meets either what was or what is to be.
+    /// Commits for each table and family are no single transaction: each packet still meets either the old or the new ruleset.
     #[test]
     fn each_commit_of_a_change_matches_old_or_new_ruleset(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20), whole: bool) {
         let after = Ruleset { reserved: before.reserved.clone(), ..after };
@@ -221,7 +222,7 @@ proptest! {
         }
     }
 
-    /// Even a table that is too large for one commit: what a key has before and after it has at every moment.
+    /// Even for a table that is too large for one commit: targets that a key has before and after the change exist at every moment.
     #[test]
     fn stepwise_rewrite_never_removes_unchanged_targets(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
         for family in Family::ALL {

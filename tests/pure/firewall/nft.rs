@@ -12,12 +12,12 @@ use tailyard::model::firewall::ruleset::{Ruleset, diff};
 
 use super::oracle::{packets, rulesets};
 
-/// The elements of all sets, by set and key.
+/// Elements of all sets, by set and key.
 fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, ElementKey), Option<Value>> {
     elements.into_iter().map(|element| ((element.set, element.key), element.value)).collect()
 }
 
-/// The static rules, by hand, over looked-up elements: a second reading of the table that shares no code with the first.
+/// Static rules, written by hand, over looked-up elements: a second implementation of the table that shares no code with the first.
 fn walk(interface: &InterfaceName, stored: &BTreeMap<(Set, ElementKey), Option<Value>>, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
     let key = PortKey { proto: packet.proto, port: packet.port };

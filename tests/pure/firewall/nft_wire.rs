@@ -18,20 +18,20 @@ const NEW_ELEMENT: u16 = 0x0a0c;
 const DELETE_ELEMENT: u16 = 0x0a0e;
 const LIST_SET: u16 = 2;
 
-/// Decodes whatever messages these bytes have.
+/// Decodes all messages in these bytes.
 fn decode_all(bytes: &[u8]) {
     for message in messages(bytes).flatten() {
         let _ = decode(message.message_type(), message.port_number(), message.payload());
     }
 }
 
-/// The messages of a batch: type, and for element messages the set's name and the decoded elements.
+/// Messages of a batch: type, and for element messages the set's name and the decoded elements.
 fn read_back(batch: &Batch) -> Vec<(u16, String, Vec<Counted>)> {
     let read = |message: std::io::Result<Answer<'_>>| {
         let message = message.expect("whole");
         let name = find(&message.payload()[NETFILTER_HEADER..], LIST_SET)
             .map(|name| String::from_utf8_lossy(&name[..name.len() - 1]).into_owned());
-        // The elements of a deletion stand as those of an addition do.
+        // A deletion encodes its elements as an addition does.
         let found = match decode(NEW_ELEMENT, 0, message.payload()) {
             Some(Message::Elements(found)) => found,
             _ => Vec::new(),
@@ -60,7 +60,7 @@ proptest! {
         decode_all(&bytes);
     }
 
-    /// Bytes that begin like an answer get further into the decoder than random ones.
+    /// Bytes that begin like a reply get further into the decoder than random ones.
     #[test]
     fn corrupt_replies_are_decoded_or_rejected(ruleset in rulesets(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let edits = edits(&Ruleset::empty(ruleset.interface.clone()), &diff(&Ruleset::empty(ruleset.interface.clone()), &ruleset), &ruleset);

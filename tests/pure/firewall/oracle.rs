@@ -1,4 +1,4 @@
-//! Rulesets and packets made up at random from a world small enough that they meet: shared with the renderers' tests.
+//! Random rulesets and packets from a domain so small that they match each other; shared by the renderers' tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::firewall::ruleset::Ruleset;
 
-/// An address out of a few: `which` is 0 to 7, even ones IPv4.
+/// One of a few addresses: `which` is 0 to 7, even ones are IPv4.
 fn address(net: u8, which: u8) -> IpAddr {
     let text = if which.is_multiple_of(2) { format!("10.0.{net}.{which}") } else { format!("fd00::{net}:{which}") };
     text.parse().expect("an address")
@@ -21,13 +21,13 @@ fn addresses(net: u8) -> impl Strategy<Value = BTreeSet<IpAddr>> {
 }
 
 fn keys() -> impl Strategy<Value = PortKey> {
-    // Ports that share leading digits in every base that a tree may use, and some that do not.
+    // Ports with common leading digits in every base that a tree may use, and some without.
     let ports = prop_oneof![9_996..10_004u16, 4_094..4_100u16, Just(1), Just(255), Just(256), Just(65_535)];
     (prop_oneof![Just(Proto::Tcp), Just(Proto::Udp)], ports)
         .prop_map(|(proto, port)| PortKey { proto, port: Port::new(port).expect("not zero") })
 }
 
-/// Any ruleset of the small world.
+/// Any ruleset of the small domain.
 pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
     let target = (0..8u8, prop_oneof![Just(53u16), Just(5432)]).prop_map(|(which, port)| SocketAddr::new(address(2, which), port));
     let hosts = |net| btree_map((0..4u8).prop_map(move |which| address(net, which)), addresses(2), 0..3);
@@ -43,7 +43,7 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
     )
 }
 
-/// Any packet that may concern one of these rulesets.
+/// Any packet that one of these rulesets may match.
 pub(crate) fn packets() -> impl Strategy<Value = Packet> {
     let nets = prop_oneof![Just(1u8), Just(3)];
     (any::<bool>(), nets, 0..4u8, any::<bool>(), keys()).prop_map(|(from_tailnet, net, which, to_pod, key)| Packet {

@@ -1,4 +1,4 @@
-//! Who answers: endpoints of the own zone, the others, the `ClusterIP`; and what a client notices when one dies.
+//! Load balancing: endpoints of the own zone, other endpoints, the `ClusterIP`; and the effect of a failed endpoint on clients.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ async fn in_zone_a(cluster_ip: SocketAddr) -> Front {
     Front::with(json!({"svc:web": site(NAME, &service(cluster_ip, "http"))}), Options { place, ..Options::default() }).await
 }
 
-/// An address on which nobody listens.
+/// An address without a listener.
 async fn unused_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().expect("an address")
 }
 
-/// Who answers so many requests, none of which may fail.
+/// Names of the backends that answer this many requests, none of which may fail.
 async fn who(front: &Front, requests: usize) -> BTreeSet<String> {
     let client = front.http2("svc:web", NAME).await;
     let mut names = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What changes while clients are connected: certificates, routes, sites; and the end.
+//! Changes while clients are connected: certificates, routes, sites, shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

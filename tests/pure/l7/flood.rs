@@ -1,5 +1,5 @@
-//! Thousands of connections to a terminator in a process of its own, with the allocator's settings of the image: what it takes of memory
-//! and of file descriptors.
+//! Memory and file descriptors of a terminator with thousands of connections, in its own process with the allocator's settings of the
+//! image.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,12 +15,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Requests whose bodies never come.
+/// Number of requests with bodies that never arrive.
 const CLIENTS: usize = 600;
 const OVER_TLS: usize = 40;
 const MB: usize = 1 << 20;
 
-/// A running terminator; ends with this.
+/// A running terminator, which ends with this value.
 struct Terminator {
     child: Child,
     web: SocketAddr,
@@ -29,7 +29,7 @@ struct Terminator {
 }
 
 impl Terminator {
-    /// One that may have so many file descriptors, or as many as this process.
+    /// Starts a terminator with this limit of file descriptors, or with that of this process.
     fn start(backend: &Backend, descriptors: Option<usize>) -> Self {
         let dockerfile = fs::read_to_string(kit::root().join("config/image/Dockerfile")).expect("the image's recipe");
         let settings: Vec<_> =
@@ -47,14 +47,14 @@ impl Terminator {
         Self { child, web: next(), other: next(), over_tls: next() }
     }
 
-    /// Its resident memory in bytes.
+    /// Resident memory in bytes.
     fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a running process");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
         line.trim().strip_suffix(" kB").and_then(|number| number.parse::<usize>().ok()).expect("a number") << 10
     }
 
-    /// How many file descriptors it has.
+    /// Number of open file descriptors.
     fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a running process").count()
     }
@@ -67,7 +67,7 @@ impl Drop for Terminator {
     }
 }
 
-/// Whether a request on a connection of its own is answered.
+/// Whether a request on its own connection is answered.
 async fn is_answered(at: SocketAddr) -> bool {
     let mut stream = forwarded_from("100.64.99.9:1", at).await.expect("connected");
     let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: web.tail.ts.net\r\n\r\n").await;
@@ -75,7 +75,7 @@ async fn is_answered(at: SocketAddr) -> bool {
     matches!(timeout(DEADLINE, stream.read_exact(&mut answer)).await, Ok(Ok(_)) if answer == *b"HTTP/1.1 200 OK")
 }
 
-/// A request of which one byte of the body comes.
+/// A request with one byte of its body.
 fn begun(name: &str) -> String {
     format!("POST / HTTP/1.1\r\nHost: {name}\r\nContent-Length: 10\r\n\r\nx")
 }
@@ -116,9 +116,9 @@ async fn memory_of_a_flood_serves_the_next_one() {
         drop((plain, secure));
         until_async("all connections are closed", DEADLINE, async || backend.state.open() == 0).await;
     }
-    // A client connection with its request and its connection to the backend takes less than `Shares` counts for it, however often.
+    // A client connection, its request and its backend connection take less memory than `Shares` assumes, even after repeated floods.
     assert!(during[5] < before + (CLIENTS + OVER_TLS) * (128 << 10), "{before} {during:?}");
-    // glibc keeps most of it, fragmented: the first floods take more than one.
+    // glibc keeps most of the memory, fragmented: it takes several floods until the usage is steady.
     assert!(during[0] > before + 16 * MB && during[5] <= during[3] + 4 * MB, "{before} {during:?}");
 }
 

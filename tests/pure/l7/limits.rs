@@ -1,4 +1,4 @@
-//! What a client may take: time for each thing that it has to do, and room for the head of a request.
+//! Limits of a client: time for each of its steps, and size of the request head.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn short() -> Limits {
     }
 }
 
-/// Waits until the other side has closed; an end by reset is one too.
+/// Waits until the other side has closed or reset the connection; returns the data before that.
 async fn closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     let mut rest = Vec::new();
     let _ = timeout(DEADLINE, stream.read_to_end(&mut rest)).await.expect("closed in time");
@@ -42,7 +42,7 @@ async fn closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
 #[tokio::test]
 async fn silent_client_is_disconnected_at_every_step() {
     let backend = Backend::new("a").await;
-    // Each limit alone, so that no other can do its work.
+    // Each limit alone, so that no other one has the same effect.
     let moment = Duration::from_millis(300);
     let front = with(&backend, Limits { proxy_header_timeout: moment, ..Limits::default() }).await;
     closed(TcpStream::connect(front.at("svc:web", 443)).await.expect("connected")).await;
@@ -91,7 +91,7 @@ async fn request_in_progress_outlives_idle_limits() {
             tokio::spawn(async move { got(client.send_request(get1(&url))).await })
         };
         until_async("the backend is asked", DEADLINE, async || backend.state.requests() > served).await;
-        // Every limit passes meanwhile, from its beginning to its end: each ends a connection that began after the request.
+        // Every limit elapses completely meanwhile: each ends a connection that began after the request.
         closed(TcpStream::connect(front.at("svc:web", 443)).await.expect("connected")).await;
         closed(front.forwarded("svc:web", 443).await.expect("connected")).await;
         closed(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
@@ -126,7 +126,7 @@ async fn connection_without_proxy_protocol_is_refused() {
     assert_eq!(backend.state.requests(), 0);
 }
 
-/// Says goodbye in TLS, and waits until the other side has said so too. What is left is TCP.
+/// Sends a TLS `close_notify` and waits for that of the other side; returns the TCP stream.
 async fn said_goodbye(mut client: TlsStream<TcpStream>) -> TcpStream {
     client.get_mut().1.send_close_notify();
     client.flush().await.expect("sent");
@@ -161,7 +161,7 @@ async fn parting_client_does_not_delay_listener_shutdown() {
     timeout(DEADLINE, front.work).await.expect("ended in time").expect("no panic");
 }
 
-/// Sites without TLS, and so many connections and requests.
+/// Sites without TLS, with these shares of connections and requests.
 async fn plain_sites(backend: &Backend, shares: Shares) -> Front {
     let backend = service(backend.address, "http");
     let routes = json!({"svc:web": plain(NAME, &backend), "svc:b": plain("b.tail.ts.net", &backend)});
@@ -172,7 +172,7 @@ async fn ask(stream: &mut TcpStream, name: &str, path: &str) {
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {name}\r\n\r\n").as_bytes()).await.expect("sent");
 }
 
-/// The first line of what is answered, if there is an answer.
+/// First line of the response; empty if there is none.
 async fn answered(stream: &mut TcpStream) -> String {
     let mut line = Vec::new();
     while let Ok(byte) = timeout(DEADLINE, stream.read_u8()).await.expect("in time") {
@@ -200,7 +200,7 @@ async fn connections_per_client_are_limited() {
     let mut neighbour = forwarded_from("100.64.0.10:1", at).await.expect("connected");
     ask(&mut neighbour, NAME, "/").await;
     assert_eq!(answered(&mut neighbour).await, "HTTP/1.1 200 OK");
-    // A connection that became something else keeps its place.
+    // An upgraded connection keeps its place.
     let mut tunnel = forwarded_from("[2001:db8::1]:1", at).await.expect("connected");
     tunnel
         .write_all(format!("GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").as_bytes())

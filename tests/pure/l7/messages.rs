@@ -1,5 +1,5 @@
-//! Requests that two servers could read in two ways (RFC 9112), and those of HTTP/2 that are malformed (RFC 9113): each is either refused
-//! or reaches the backend as one request, and no bytes of a body ever become another one.
+//! Requests that two servers could interpret differently (RFC 9112), and malformed HTTP/2 requests (RFC 9113): each is either refused or
+//! reaches the backend as one request, and no bytes of a body ever become another request.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use kit::l7::backend::{Backend, header};
 use kit::l7::front::{DEADLINE, Front, Options, get2, got, plain, service, site};
 
 const NAME: &str = "web.tail.ts.net";
-/// What must never be a request of its own.
+/// Bytes that must never become their own request.
 const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nHost: web.tail.ts.net\r\n\r\n";
 
 async fn with(backend: &Backend, protocol: &str) -> Front {
@@ -25,11 +25,11 @@ async fn with(backend: &Backend, protocol: &str) -> Front {
     front
 }
 
-/// Everything that is answered to these bytes on one connection, until it is closed.
+/// All responses to these bytes on one connection, until it is closed.
 async fn talk(front: &Front, bytes: &[u8]) -> Vec<u8> {
     let (mut read, mut write) = front.forwarded("svc:web", 80).await.expect("connected").into_split();
     let mut answer = Vec::new();
-    // The other side may have closed before it has read everything.
+    // The other side may close before it has read everything.
     let _ = timeout(DEADLINE, async { tokio::join!(write.write_all(bytes), read.read_to_end(&mut answer)) }).await.expect("closed in time");
     answer
 }
@@ -39,7 +39,7 @@ fn status(answer: &[u8]) -> u16 {
     text.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_default()
 }
 
-/// What the backend says that it was asked.
+/// Request as the backend has received it.
 fn echo(answer: &[u8]) -> Value {
     let text = String::from_utf8_lossy(answer);
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
@@ -47,7 +47,7 @@ fn echo(answer: &[u8]) -> Value {
         .unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// Whether any request but these reached the backend.
+/// Checks that these requests and no others reached the backend.
 fn only(backend: &Backend, paths: &[&str]) {
     assert_eq!(*backend.state.paths.lock().expect("no panic"), paths);
 }
@@ -87,7 +87,7 @@ async fn ambiguous_requests_are_refused() {
     }
 }
 
-/// Lengths and encodings that servers have been found to read in different ways.
+/// Lengths and encodings that servers are known to interpret differently.
 fn disputed_lengths() -> Vec<(&'static str, String)> {
     let (host, size, hex) = (format!("Host: {NAME}"), HIDDEN.len(), format!("{:x}", HIDDEN.len()));
     let post = format!("POST /seen HTTP/1.1\r\n{host}\r\n");
@@ -116,7 +116,7 @@ fn disputed_lengths() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The same of chunks, targets, versions, hosts and of what `Connection` names.
+/// The same for chunks, targets, versions, hosts and the fields that `Connection` names.
 fn disputed_parts() -> Vec<(&'static str, String)> {
     let (host, size, hex) = (format!("Host: {NAME}"), HIDDEN.len(), format!("{:x}", HIDDEN.len()));
     let post = format!("POST /seen HTTP/1.1\r\n{host}\r\n");
@@ -300,19 +300,19 @@ async fn identity_trailers_are_removed() {
     }
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Fields as literals without a table (RFC 7541, 6.2.2).
+/// Header fields as literals without a table (RFC 7541, 6.2.2).
 pub(super) fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
     list.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
 }
 
-/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+/// Connection preface of an HTTP/2 client (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
@@ -331,7 +331,7 @@ pub(super) const WHOLE: u8 = END_STREAM | END_HEADERS;
 
 const REQUEST: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/seen")];
 
-/// The request with this field changed, or added.
+/// The request with this field changed or added.
 fn with_field(name: &str, value: &str) -> Vec<u8> {
     let mut list = REQUEST.to_vec();
     match list.iter_mut().find(|field| field.0 == name) {
@@ -341,7 +341,7 @@ fn with_field(name: &str, value: &str) -> Vec<u8> {
     frame(HEADERS, WHOLE, 1, &fields(&list))
 }
 
-/// What ended the talk of HTTP/2: an error frame, the end of the connection, or an answer, whose status is its first byte.
+/// End of an HTTP/2 exchange: an error frame or the end of the connection, or a response, with the first byte of its fields: the status.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     Refused,
@@ -351,7 +351,7 @@ enum Ended {
 async fn talk2(front: &Front, frames: &[u8]) -> Ended {
     let (mut read, mut write) = front.forwarded("svc:web", 80).await.expect("connected").into_split();
     let bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])[..], frames].concat();
-    // The other side may have closed by now.
+    // The other side may have closed the connection.
     let send = tokio::spawn(async move { write.write_all(&bytes).await.map(|()| write) });
     let ended = async {
         loop {
@@ -425,7 +425,7 @@ async fn malformed_http2_is_not_forwarded() {
     ];
     for (what, frames) in cases {
         let backend = Backend::new("a").await;
-        // 400 and 404, which have an index; 405 is a literal.
+        // 400 and 404 have a static index; 405 is a literal.
         let ended = talk2(&with(&backend, "http").await, &frames).await;
         assert!(matches!(ended, Ended::Refused | Ended::Answered(0x8c | 0x8d | 0x48 | 0x08)), "{what}: {ended:?}");
         only(&backend, &[]);
@@ -435,7 +435,7 @@ async fn malformed_http2_is_not_forwarded() {
     only(&backend, &["/seen"]);
 }
 
-/// What is malformed beside a request that is being answered.
+/// Malformed frames beside a request that is being answered.
 #[tokio::test]
 async fn malformed_http2_ends_requests_in_progress() {
     let mut list = REQUEST.to_vec();

@@ -1,4 +1,4 @@
-//! What is spoken on both sides: HTTP/1.1, HTTP/2, gRPC, WebSocket, TLS.
+//! Protocols on both sides: HTTP/1.1, HTTP/2, gRPC, WebSocket, TLS.
 
 use std::sync::Arc;
 

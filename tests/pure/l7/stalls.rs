@@ -1,4 +1,4 @@
-//! Sides that do not go on: clients that stop sending or take nothing, backends that fall silent, tunnels through which nothing passes.
+//! Stalled sides: clients that stop sending or reading, silent backends, idle tunnels.
 
 use std::time::Duration;
 
@@ -27,14 +27,14 @@ const MOMENT: Duration = Duration::from_millis(300);
 
 type Parts = StreamBody<futures_util::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>>;
 
-/// A body whose parts are sent one by one.
+/// A body with parts that are sent one by one.
 fn parts() -> (mpsc::Sender<Bytes>, Parts) {
     let (sender, mut parts) = mpsc::channel(1);
     let stream = futures_util::stream::poll_fn(move |cx| parts.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(part)))));
     (sender, StreamBody::new(Box::pin(stream)))
 }
 
-/// Both listeners, and the backend as an endpoint that could be ejected.
+/// Front with both listeners, and the backend as an endpoint that could be ejected.
 async fn with(backend: &Backend, protocol: &str, limits: Limits) -> Front {
     let mut site = site(NAME, &service(backend.address, protocol));
     site["listeners"]["80"] = json!("http");
@@ -62,7 +62,7 @@ async fn rest(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&rest).into_owned()
 }
 
-/// Nothing is held against the endpoint.
+/// Checks that no failure is attributed to the endpoint.
 fn unblamed(front: &Front) {
     assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(1, 0)]);
     assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into());
@@ -159,7 +159,7 @@ async fn quiet_bidirectional_stream_stays_open() {
     let (sender, body) = parts();
     let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
     let mut answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
-    // Three times as long as a client may take for a body without an answer.
+    // Three times the limit for a body without a response.
     for _ in 0..12 {
         sender.send(Bytes::from_static(b"x")).await.expect("sent");
         assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").expect("a frame").is_ok());
@@ -173,7 +173,7 @@ async fn client_that_reads_a_trickle_is_disconnected() {
     let backend = Backend::new("a").await;
     let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/drops")]);
-    // A window of nothing, which grows by a byte at a time.
+    // A flow control window of zero that grows by one byte at a time.
     let request = [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), frame(HEADERS, WHOLE, 1, &head)].concat();
     let (mut read, mut write) = front.forwarded("svc:web", 80).await.expect("connected").into_split();
     let drip = tokio::spawn(async move {
@@ -232,7 +232,7 @@ async fn unread_http2_stream_is_reset_alone() {
     let broken = async { while let Some(Ok(_)) = unread.frame().await {} };
     timeout(DEADLINE, broken).await.expect("reset in time");
     assert_eq!(got(client.send_request(get2(&format!("https://{NAME}/")))).await.status, StatusCode::OK, "on the same connection");
-    // The client of the other connection was waited for as long, without an answer to take.
+    // The other connection's client had the same time for its body, but no response to read.
     let _ = (sender, stream.body_mut());
     unblamed(&front);
 }
@@ -247,7 +247,7 @@ async fn answered_request_closes_despite_an_open_body() {
     sender.send(Bytes::from_static(b"x")).await.expect("sent");
     let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
     assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-    // Long before the client is given up.
+    // Long before the client times out.
     timeout(
         Limits::default().body_timeout / 2,
         until_async("the backend's connection is closed", DEADLINE, async || backend.state.open() == 0),
@@ -265,7 +265,7 @@ async fn silent_backend_times_out() {
         let url = format!("https://{NAME}/hold");
         let answer = got(front.http1("svc:web", NAME).await.send_request(get1(&url))).await;
         assert_eq!((answer.status, answer.text().as_str()), (StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"));
-        // An answer that has begun and does not go on.
+        // A response that has begun and stalls.
         let mut client = http2(&front).await;
         let (sender, body) = parts();
         let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");

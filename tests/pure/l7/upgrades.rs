@@ -1,4 +1,4 @@
-//! What a connection may become: a `WebSocket` and what is configured, never HTTP or TLS, inside of which requests would pass unseen.
+//! Permitted upgrades: `WebSocket` and configured protocols, but never HTTP or TLS, in which requests would pass without inspection.
 
 use http::StatusCode;
 use serde_json::json;
@@ -12,7 +12,7 @@ use kit::l7::scripted::Scripted;
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
-/// What a backend is sent if bytes pass.
+/// Bytes that the backend receives if the tunnel is open.
 const SECRET: &[u8] = b"bytes that nobody has looked at";
 
 async fn with(backend: &Scripted, upgrades: Upgrades) -> Front {
@@ -20,7 +20,7 @@ async fn with(backend: &Scripted, upgrades: Upgrades) -> Front {
     Front::with(routes, Options { upgrades, ..Options::default() }).await
 }
 
-/// Asks for an upgrade and sends some bytes with it; the connection and the head of the answer.
+/// Requests an upgrade and sends some bytes with it; returns the connection and the head of the response.
 async fn send_upgrade(front: &Front, protocol: &str, body: &str) -> (TcpStream, String) {
     let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
     let head = format!(
@@ -42,7 +42,7 @@ async fn send_upgrade(front: &Front, protocol: &str, body: &str) -> (TcpStream, 
 #[tokio::test]
 async fn upgrade_to_a_request_carrying_protocol_is_refused() {
     for protocol in ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "spdy/3.1", "h2c, TLS/1.0"] {
-        // As Hypercorn does it, and others: whoever asks for h2c is answered.
+        // Hypercorn and others answer any request for h2c like this.
         let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
         let front = with(&backend, Upgrades::default()).await;
         let (_, answer) = send_upgrade(&front, protocol, "\r\n").await;

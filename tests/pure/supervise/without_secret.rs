@@ -1,4 +1,4 @@
-//! A tailscaled that has to start while its Secret cannot be read.
+//! Start of a tailscaled while its Secret cannot be read.
 
 use tailyard::model::tailnet::supervise::state_backup::{from_file, to_file};
 use tailyard::proxy::tailnet::daemon::state_backup::load;

@@ -1,4 +1,4 @@
-//! What people do to a group on purpose.
+//! Intended changes of a group by its users.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,7 +8,7 @@ use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
 use kit::wait::eventually;
 
-/// How many connections of each kind are held open: more than enough that each replica has some.
+/// Open connections of each kind: enough that each replica has some.
 const HELD: &str = "16";
 
 pub(crate) fn a_rolling_restart_loses_nothing(stage: &Stage) {
@@ -63,7 +63,7 @@ pub(crate) fn a_leaving_replica_resets_what_outlives_its_grace(stage: &Stage) {
     ends.sort();
     println!("the Pod was deleted {:?} after the load began", report.since_begun(told_to_leave));
     println!("grace {GRACE} s: {} connections reset from {:?} to {:?} after the Pod's deletion", ends.len(), ends[0], ends[ends.len() - 1]);
-    // The signal takes its time from the API server to the Pod; a busy machine makes it longer.
+    // SIGTERM reaches the Pod some time after the deletion, longer on a busy machine.
     let grace = Duration::from_secs(GRACE);
     assert!(ends[0] >= grace, "not before the grace is over");
     assert!(ends[ends.len() - 1] < grace + Duration::from_secs(4), "within a second of its end");

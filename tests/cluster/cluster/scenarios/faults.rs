@@ -1,4 +1,4 @@
-//! What breaks: a replica, its tailscaled, its node.
+//! Failures of a replica, its tailscaled and its node.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use kit::cluster::pods;
 use kit::machine::Process;
 use kit::wait::eventually;
 
-/// What Kubernetes may take from what it has written to what every node does, on a machine that has much else to do.
+/// Time for Kubernetes to propagate a change to every node, on a busy machine.
 const SPREAD: Duration = Duration::from_secs(15);
 
 pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
@@ -37,7 +37,7 @@ pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
     let load = whole::load(cluster, "crash", None, &["--active", "8"]);
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let daemon = pods::processes(&uid, Some("tailscaled"));
-    // The container's first process has the same name, and this one for a child.
+    // The container's first process has the same name; the worker is its child.
     let worker = |pids: Vec<i32>| pids.into_iter().find_map(|pid| kit::machine::child(pid.unsigned_abs(), "tailyard"));
     let before = worker(pods::processes(&uid, Some("tailyard"))).expect("a supervisor");
     kill(Pid::from_raw(before), Signal::SIGKILL).expect("killed");
@@ -74,7 +74,7 @@ pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: 
     cluster.tailnet.cut(&node.machine);
     let removed_at = endpoints.without("eg-1");
     cluster.wait(&["--for=condition=Ready=Unknown", &format!("node/{away}")]);
-    // Some seconds more in which nothing may fail.
+    // Some more seconds in which nothing may fail.
     eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > removed_at + SPREAD + Duration::from_secs(10)).then_some(()));
     cluster.tailnet.mend(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
@@ -83,7 +83,7 @@ pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: 
     report("a node cut off", cut, removed_at, &load_report);
 }
 
-/// Says when what failed: next to nothing that was begun later than Kubernetes needs to tell every node.
+/// Prints the times of detection and recovery. Almost no connection may fail that began after Kubernetes had the time to update every node.
 fn report(what: &str, fault: SystemTime, removed_at: SystemTime, load_report: &LoadReport) {
     let noticed = removed_at.duration_since(fault).expect("after");
     let after = load_report.last_failure_after(removed_at);
@@ -91,7 +91,7 @@ fn report(what: &str, fault: SystemTime, removed_at: SystemTime, load_report: &L
     load_report.assert_few_failures_after(removed_at + SPREAD, what);
 }
 
-/// The endpoints of the Service `db` of the tests as the API server tells them.
+/// Watch of the EndpointSlices of the tests' Service `db`.
 struct Endpoints {
     watch: Process,
 }
@@ -109,10 +109,10 @@ impl Endpoints {
         endpoints
     }
 
-    /// What was last told of each slice: the replicas to which it leads.
+    /// Ready replicas of each slice, from its latest event.
     fn slices(&self) -> BTreeMap<String, Vec<String>> {
         let load_report = self.watch.output();
-        // The last one may be half there.
+        // The last object may be incomplete.
         let slices = serde_json::Deserializer::from_str(&load_report).into_iter::<Value>().map_while(Result::ok);
         let ready = |slice: &Value| -> Vec<String> {
             let endpoints = slice["endpoints"].as_array().into_iter().flatten().filter(|endpoint| endpoint["conditions"]["ready"] == true);
@@ -121,7 +121,7 @@ impl Endpoints {
         slices.map(|slice| (slice["metadata"]["name"].to_string(), ready(&slice))).collect()
     }
 
-    /// When no slice leads to a replica any more.
+    /// Time at which no slice has a replica as a ready endpoint any more.
     fn without(&self, replica: &str) -> SystemTime {
         eventually(&format!("{replica} is no endpoint"), DEADLINE, || {
             self.slices().values().flatten().all(|ready| ready != replica).then(SystemTime::now)

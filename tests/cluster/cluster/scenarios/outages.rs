@@ -1,4 +1,4 @@
-//! What is away: the reconcilers, the API server. What is forwarded depends on neither.
+//! Outages of the reconcilers and of the API server. Forwarding depends on neither.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,11 +9,11 @@ use kit::cluster::{DEADLINE, pods};
 use kit::wait::eventually;
 use nix::sys::signal::Signal;
 
-/// Until when a container that was killed serves again. The kubelet starts it at once the first time only, and then after 10 s, 20 s
-/// and so on, so the Pod is one that nothing was done to.
+/// Time limit for a killed container to serve again. The kubelet restarts a container at once only the first time, then after 10 s, 20 s
+/// and so on; so the test uses a Pod without restarts.
 const STARTED: Duration = Duration::from_secs(10);
 
-/// How long a load is watched for failures: some seconds longer than an attempt takes to fail.
+/// Observation time for failures: some seconds longer than an attempt takes to fail.
 const QUIET: Duration = Duration::from_secs(8);
 
 pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
@@ -26,7 +26,7 @@ pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
     report.assert_no_failures("the reconcilers leave");
     assert_eq!((report.reset(), report.hung()), (0, 0), "{report}");
 
-    // The name goes from one node of the tailnet to another: replicas see that by themselves.
+    // The name moves from one tailnet node to another: replicas follow without a reconciler.
     let [db, spare] = ["db", "spare"].map(|name| cluster.tailnet.node_id(name).to_string());
     let rename = |node: &str, to: &str| drop(cluster.tailnet.headscale(&["nodes", "rename", "-i", node, to]));
     rename(&db, "old");
@@ -36,7 +36,7 @@ pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
     rename(&db, "db");
     stage.answered_by("db");
 
-    // What a user writes waits.
+    // Changes by users are not processed yet.
     cluster.kubectl(&["annotate", "service/db", "--overwrite", "tailscale.com/tailnet-fqdn=spare.tail.lab"]);
     for _ in 0..3 {
         stage.answered_by("db");
@@ -68,7 +68,7 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
     whole::settled(cluster);
     let load = whole::load(cluster, "restart", None, &whole::SPARSE);
-    // What kube-proxy has not heard of the new Pod by now it hears only when the API server is back.
+    // A kube-proxy that does not know the new Pod by now learns of it only after the API server's return.
     eventually("connections through both replicas are answered", DEADLINE, || {
         let (report, now) = (load.so_far(), SystemTime::now());
         let recent = |due: &SystemTime| now.duration_since(*due).is_ok_and(|age| age < QUIET);
@@ -89,7 +89,7 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     let report = load.end();
     let last = report.last_failure_after(killed);
     println!("a container killed without an API server: connections begun up to {last:?} later failed; {report}");
-    // Half of all that begin during the outage are its own.
+    // Half of all connections begun during the outage are routed to this replica.
     assert!(last < STARTED, "it answers long before the API server is back: {report}");
     assert_eq!(cluster.tailnet.addresses_of("eg-1"), addresses, "it is the same device");
 }

@@ -58,7 +58,7 @@ enum Args {
 /// A running cluster, as `up` leaves it behind.
 #[derive(Serialize, Deserialize)]
 struct Record {
-    /// The process that keeps it.
+    /// The owner process.
     keeper: i32,
     /// When that process began, in the kernel's ticks: no other process has both.
     began: String,
@@ -243,7 +243,7 @@ impl Record {
     }
 }
 
-/// When a process began; nothing for one that has ended.
+/// Start time of a process; `None` for one that has ended.
 fn began(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is a name in parentheses that may hold anything.

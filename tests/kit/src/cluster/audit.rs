@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::control::ControlPlane;
 use crate::audit_policy;
 
-/// Where the API server keeps it, on its machine.
+/// Path of the audit log, on the API server's machine.
 pub const LOG: &str = "/run/audit.log";
 /// Service accounts whose requests are recorded: our reconciler's and the Tailscale operator's, each in the namespace of both.
 const ACCOUNTS: [&str; 2] = ["tailyard-reconciler", "operator"];

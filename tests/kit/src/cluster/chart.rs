@@ -42,7 +42,7 @@ pub fn helm(cluster: &Cluster, what: &str, values: &[&str], flags: &[&str]) {
     cluster.rolled_out(NAMESPACE, RECONCILER);
 }
 
-/// Waits until nothing is left of a group that is deleted: some objects go with it by their owner references, a moment later.
+/// Waits until nothing is left of a deleted group: some objects are deleted by their owner references, a moment later.
 pub fn wait_gone(cluster: &Cluster, group: &str) {
     let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
     let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");

@@ -86,7 +86,7 @@ impl LoadReport {
         SystemTime::UNIX_EPOCH + Duration::from_secs_f64(unix)
     }
 
-    /// How long the load had run at a moment.
+    /// Time from the start of the load to a moment.
     pub fn since_begun(&self, moment: SystemTime) -> Duration {
         moment.duration_since(self.begun()).unwrap_or_default()
     }

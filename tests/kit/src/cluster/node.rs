@@ -56,7 +56,7 @@ pub struct Node {
     _cgroups: Cgroups,
 }
 
-/// The control groups of a node, taken away with the value.
+/// The cgroups of a node, removed with the value.
 struct Cgroups(Vec<PathBuf>);
 
 impl Node {

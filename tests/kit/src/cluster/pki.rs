@@ -89,7 +89,7 @@ impl Pki {
         self.kubeconfig(file, server)
     }
 
-    /// Writes the kubeconfig of a certificate that there is.
+    /// Writes the kubeconfig of an existing certificate.
     pub fn kubeconfig(&self, file: &str, server: &str) -> PathBuf {
         let path = |end: &str| text(&self.path(&format!("{file}.{end}")));
         let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "lab",

@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, state: Arc<State>, tls: Option<TlsAccepto
         });
         connections.spawn(async move {
             let builder = auto::Builder::new(TokioExecutor::new());
-            // How a connection ends is for the other side to judge.
+            // Errors of a connection are left to the other side.
             let _ = match tls {
                 Some(tls) => match tls.accept(stream).await {
                     Ok(stream) => builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await,
@@ -149,7 +149,7 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
         }
         "/some/304" => Response::builder().status(StatusCode::NOT_MODIFIED).header("etag", "x").body(whole("")).expect("an answer"),
         "/some/204" => Response::builder().status(StatusCode::NO_CONTENT).body(whole("")).expect("an answer"),
-        // As much as is taken, for ever.
+        // As much as the client reads, without an end.
         "/endless" => {
             let chunk = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10]))));
             Response::new(BodyExt::boxed(StreamBody::new(chunk)))

@@ -7,7 +7,7 @@ pub(crate) const SPREAD: &str = "median (least to most, n)";
 /// From so many measurements on the 99th percentile is not the maximum.
 const P99_COUNT: usize = 100;
 
-/// The median of a line with its unit, its range and the number of measurements; `p99` too if that is asked for, or of many.
+/// The median of a line with its unit, its range and the number of measurements. Includes the p99 on request, or for many measurements.
 pub(crate) fn spread(line: &Line, p99: bool) -> String {
     let [median, least, most, of_p99] = [line.median, line.range[0], line.range[1], line.p99].map(figure);
     let p99 = if p99 || line.count >= P99_COUNT { format!(", p99 {of_p99}") } else { String::new() };

@@ -56,7 +56,7 @@ pub(crate) fn svg(sheet: &Sheet) -> Option<String> {
     Some(drawing.finish((PANEL.0 * float(columns), LEGEND + height * float(panels.len().div_ceil(columns))), &sheet.question))
 }
 
-/// Whether a line stands in a plot: one with a single line compares nothing, and is not drawn.
+/// Whether a line is drawn in a plot: a plot with a single line compares nothing and is not drawn.
 pub(crate) fn is_drawn(sheet: &Sheet, line: &Line) -> bool {
     let Some(point) = &line.point else { return false };
     sheet.lines.iter().filter_map(|line| line.point.as_ref()).filter(|other| other.plot == point.plot).count() > 1

@@ -1,5 +1,4 @@
-//! Connections that are over stay in connection tracking for two minutes, and are most of what is there: they cost nothing and harm
-//! nobody.
+//! Closed connections stay in conntrack for two minutes and are most of its entries: they must neither cost time nor affect other flows.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +37,7 @@ fn time_wait_entries_are_not_deleted_and_open_flows_are_reset() {
     assert_eq!(stage.flows(FlowFilter::forwarded()).len(), OVER as usize);
 }
 
-/// A connection of the client from this port.
+/// A connection of the client from this source port.
 fn connect_from(stage: &Stage, port: u16, to: SocketAddr) -> TcpStream {
     let from = SocketAddr::new(stage.client().cluster[&Family::V4], port);
     let socket = stage.client().ns.run(|| Socket::new(Domain::IPV4, Type::STREAM, None)).expect("ran").expect("a socket");
@@ -57,7 +56,7 @@ fn reused_client_port_in_time_wait_uses_current_rules() {
     let mut client = connect_from(&stage, 40_123, pod);
     let (mut server, _) = listeners[0].accept().expect("accepted");
     echo(&mut client, &mut server);
-    // Who closes first keeps the port for a while: let it be the server.
+    // The side that closes first keeps the port for a while (TIME_WAIT): here the server.
     drop(server);
     assert_eq!(uninterrupted(|| client.read(&mut [0])).expect("an end"), 0);
     drop(client);

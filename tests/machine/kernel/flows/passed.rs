@@ -1,4 +1,4 @@
-//! What comes and goes while flows are judged: rules, and connections.
+//! Rules and connections that appear and disappear during a flow cleanup.
 
 use std::thread;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use kit::wait::eventually;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Has flows judged by the first rules alone, and then by all others at once.
+/// Runs a flow cleanup with the first rules alone, and then one with all others at once.
 async fn clean_up(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
     let (applied, in_force) = mpsc::unbounded_channel();
     let (surgeon, mut ended) = FlowCleaner::new(in_force);

@@ -1,4 +1,4 @@
-//! One client, one proxy and two targets, with the proxy's rules loaded and changed in the order in which the proxy does it.
+//! One client, one proxy and two targets. The proxy's rules are loaded and changed in the same order of operations as by the proxy.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,7 +16,7 @@ use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Lab, Node, Shape};
 use kit::wait::uninterrupted;
 
-/// How long the resets of one change may take.
+/// Time limit for the resets of one change.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 pub(crate) struct Stage {
@@ -29,7 +29,7 @@ pub(crate) fn key(proto: Proto, port: u16) -> PortKey {
 }
 
 impl Stage {
-    /// A proxy without a key.
+    /// Builds a proxy without a key.
     pub(crate) fn new(backend: Backend) -> Self {
         let lab = Lab::build(&Shape { targets: 2, ..Shape::default() });
         let mut rules = Ruleset::empty(InterfaceName::tailscale0());
@@ -38,7 +38,7 @@ impl Stage {
         Self { lab, firewall }
     }
 
-    /// A proxy with one key that leads to the first target.
+    /// Builds a proxy with one key that is mapped to the first target.
     pub(crate) fn with(backend: Backend, key: PortKey, family: Family, port: u16) -> Self {
         let mut stage = Self::new(backend);
         let to = stage.target(0, family, port);
@@ -66,27 +66,27 @@ impl Stage {
         self.proxy().tailnet[&family]
     }
 
-    /// Points a key at targets; what that ends.
+    /// Sets the targets of a key and ends the affected flows.
     pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, ResetReport) {
         self.change(|rules| drop(rules.ports.insert(key, targets.iter().copied().collect())))
     }
 
-    /// Takes a key away; what that ends.
+    /// Removes a key and ends the affected flows.
     pub(crate) fn remove(&mut self, key: PortKey) -> (usize, ResetReport) {
         self.change(|rules| drop(rules.ports.remove(&key)))
     }
 
-    /// Writes all rules again, as a replica does that starts.
+    /// Rewrites all rules, as a starting replica does.
     pub(crate) fn rewrite(&self) {
         self.firewall.rewrite();
     }
 
-    /// Changes the rules and does the surgery that goes with it: how many entries it deleted, and what became of the flows to reset.
+    /// Changes the rules and runs the flow cleanup; returns the number of deleted entries and the report of the resets.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, ResetReport) {
         self.change_knowing(&|_| true, change)
     }
 
-    /// The same, knowing which addresses are still somebody's.
+    /// Like `change`, with the addresses that still belong to a node.
     pub(crate) fn change_knowing(
         &mut self,
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
@@ -95,7 +95,7 @@ impl Stage {
         self.change_while(reachable, change, |_| ())
     }
 
-    /// The same; something happens between the listing of the flows and their end.
+    /// Like `change_knowing`, with an action between the listing of the flows and their end.
     pub(crate) fn change_while(
         &mut self,
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
@@ -114,7 +114,7 @@ impl Stage {
         self.proxy().ns.run(|| end(&cuts, &flows)).expect("ran")
     }
 
-    /// Changes the rules and leaves the flows alone; the rules.
+    /// Changes the rules without a flow cleanup; returns the rules.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Ruleset)) -> Ruleset {
         self.firewall.change(change);
         self.firewall.ruleset.clone()
@@ -133,7 +133,7 @@ impl Stage {
         self.lab.targets[index].ns.run(|| TcpListener::bind(at)).expect("ran").expect("bound")
     }
 
-    /// A connection of the client, both ends of it, having carried a byte each way.
+    /// Both ends of a client's connection that has carried a byte each way.
     pub(crate) fn pair(&self, to: SocketAddr, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let mut client = self.client().connect(to, Duration::from_secs(10)).expect("connected");
         let (mut server, _) = listener.accept().expect("accepted");
@@ -143,7 +143,7 @@ impl Stage {
     }
 }
 
-/// Judges, deletes, resets.
+/// Selects the flows to end, deletes their entries and resets them.
 fn end(cuts: &FlowChanges<'_>, flows: &[Flow]) -> (usize, ResetReport) {
     let mut conntrack = Conntrack::open().expect("open");
     let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != FlowAction::Keep).collect();
@@ -153,21 +153,21 @@ fn end(cuts: &FlowChanges<'_>, flows: &[Flow]) -> (usize, ResetReport) {
     (deleted, probe.reset(&resets, Instant::now() + PATIENCE).expect("sent"))
 }
 
-/// A datagram socket on a node; any port for zero.
+/// UDP socket on a node; port 0 is any port.
 pub(crate) fn udp(node: &Node, at: SocketAddr) -> UdpSocket {
     let socket = node.ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
     socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
     socket
 }
 
-/// A datagram there, and what comes back.
+/// Sends a datagram; returns the response.
 pub(crate) fn ask(socket: &UdpSocket, to: SocketAddr) -> io::Result<String> {
     socket.connect(to).and_then(|()| socket.send(b"?"))?;
     let mut buffer = [0; 64];
     uninterrupted(|| socket.recv(&mut buffer)).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
-/// Answers one datagram with a name; the address that it came from.
+/// Answers one datagram with a name; returns its source address.
 pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
     let mut buffer = [0; 64];
     let (_, from) = uninterrupted(|| socket.recv_from(&mut buffer)).expect("received");
@@ -175,7 +175,7 @@ pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
     from
 }
 
-/// A byte each way.
+/// Transfers a byte each way.
 pub(crate) fn echo(client: &mut TcpStream, server: &mut TcpStream) {
     let mut byte = [0];
     client.write_all(b"?").expect("sent");
@@ -184,7 +184,7 @@ pub(crate) fn echo(client: &mut TcpStream, server: &mut TcpStream) {
     client.read_exact(&mut byte).expect("received");
 }
 
-/// Whether an end learns of a reset before its read timeout; what was under way is drained first.
+/// Whether an end receives a reset before its read timeout; earlier data is drained first.
 pub(crate) fn is_reset(stream: &mut TcpStream) -> bool {
     let mut buffer = [0; 4096];
     loop {
