@@ -114,7 +114,10 @@ pub static TAILYARD: Table = Table {
     tiers: &[
         Tier { heavy: true, check: true, ..light("lib", LIB, &[], 80) },
         Tier { check: true, ..light("kit", KIT, &[], 5) },
-        Tier { check: true, ..light("pure", PURE, &["cost", "docs", "firewall", "language", "layers", "metrics", "objects", "report"], 10) },
+        Tier {
+            check: true,
+            ..light("pure", PURE, &["cost", "docs", "firewall", "language", "layers", "metrics", "objects", "report"], 10)
+        },
         light("cli", PURE, &["cli"], 5),
         Tier { threads: 4, ..light("dns", PURE, &["dns"], 20) },
         Tier { check: true, ..light("l7", PURE, &["l7"], 20) },
