@@ -57,7 +57,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
-        hindered(&ledger, &inputs.standing.borrow_and_update());
+        record_unserved(&ledger, &inputs.standing.borrow_and_update());
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
@@ -116,7 +116,7 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
 }
 
 /// Reports services that clients cannot reach; the reconciler passes this on to their users. While this is unknown, the last report stays.
-fn hindered(ledger: &Ledger, status: &AdvertiseStatus) {
+fn record_unserved(ledger: &Ledger, status: &AdvertiseStatus) {
     let funnel = |errors: &BTreeMap<String, FunnelError>| {
         json(&errors.iter().map(|(service, why)| (service, why.to_string())).collect::<BTreeMap<_, _>>())
     };
