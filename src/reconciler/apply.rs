@@ -205,24 +205,25 @@ impl Applier {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
         let stored = self.stores.cache().version(object);
-        match stored {
-            // An existing object without our labels is in no watch: read it before overwriting.
-            None => {
-                if let Some(found) = self.writes.look(object).await? {
-                    self.stores.cache().found(group, object.clone(), found, Instant::now());
-                    return Ok(ApplyResult::Conflict);
-                }
-            }
+        let written = match stored {
+            None => self.writes.create(&manifest).await,
             Some(version) => {
-                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-                if settled.get(object).is_some_and(|(last, at)| *last == hash && *at == version) {
+                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned();
+                if settled.is_some_and(|(last, at)| last == hash && at == version) {
                     return Ok(ApplyResult::Done);
                 }
+                self.writes.apply(&manifest).await
             }
-        }
+        };
         let object = object.clone();
-        let value = match self.writes.apply(&manifest).await {
+        let value = match written {
             Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
+                return Ok(ApplyResult::Conflict);
+            }
+            // An existing object without our labels is in no watch.
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && stored.is_none() => {
+                let Some(found) = self.writes.look(&object).await? else { return Err(error) };
+                self.stores.cache().found(group, object, found, Instant::now());
                 return Ok(ApplyResult::Conflict);
             }
             done => done?,

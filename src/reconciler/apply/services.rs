@@ -44,22 +44,27 @@ impl Applier {
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }
 
-    /// Applies the update of one Service at this point: the finalizer before objects exist, `externalName` and conditions after their
-    /// targets exist, removal of the finalizer after everything is deleted.
+    /// Applies the update of one Service at this point: the finalizer before objects exist, unless it comes with `externalName`;
+    /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
+        let name = update.external_name.as_ref();
         let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => has_finalizer(all),
-            When::Between => false,
+            When::Before => has_finalizer(all) && name.is_none(),
+            When::Between => has_finalizer(all) && name.is_some(),
             When::After => !has_finalizer(all),
         });
+        let mut patch = json!({});
         if let Some(finalizers) = finalizers {
-            self.change_service(update, versions, ObjectPart::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
+            patch["metadata"]["finalizers"] = json!(finalizers);
+        }
+        if let Some(name) = name.filter(|_| when == When::Between) {
+            patch["spec"]["externalName"] = json!(name);
+        }
+        if patch != json!({}) {
+            self.change_service(update, versions, ObjectPart::Object, patch).await?;
         }
         if when != When::Between {
             return Ok(());
-        }
-        if let Some(name) = &update.external_name {
-            self.change_service(update, versions, ObjectPart::Object, json!({"spec": {"externalName": name}})).await?;
         }
         if let Some(conditions) = &update.conditions {
             self.change_service(update, versions, ObjectPart::Status, json!({"status": {"conditions": conditions}})).await?;

@@ -36,7 +36,7 @@ impl IdleGroup {
             ..nothing()
         };
         let mut rest = Self { observed, memory: Memory::default() };
-        for _ in 0..6 {
+        for _ in 0..10 {
             let pass = rest.pass();
             rest.apply_plan(pass)?;
             rest.acknowledge()?;

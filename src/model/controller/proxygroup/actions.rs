@@ -1,7 +1,7 @@
 //! Result of a pass: actions in safe order.
 //!
 //! Objects are created before references to them, and dereferenced before they are deleted. So a writer applies, in this order:
-//! `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete` (as listed),
+//! `group.finalizer`, `services` (finalizers added without a name), `apply` (as listed), `services` (names and conditions), `delete` (as listed),
 //! `control`, `services` and `group` (finalizers removed), `group.status`, `events`. It stops at the first failure and the pass is
 //! retried; a rejected Service, or child of one, stops nothing else.
 
@@ -139,7 +139,7 @@ pub struct ObjectUpdate {
     pub uid: Option<String>,
     /// Precondition; a conflict retries the pass.
     pub resource_version: Option<String>,
-    /// Complete list of finalizers, if changed.
+    /// Complete list of finalizers, if changed. One request writes it and `external_name`.
     pub finalizers: Option<Vec<String>>,
     /// `spec.externalName`, if changed.
     pub external_name: Option<String>,

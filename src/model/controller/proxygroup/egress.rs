@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -20,6 +21,9 @@ use crate::model::base::conditions;
 use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildService, Kind, ObjectRef, Owner, RenderContext, egress_config, egress_config_ref, next_port};
 use crate::model::controller::tenancy::Tenancy;
+
+/// New children of one pass, unless a quarter of the group's Services is more: so that a group of any size is created by few passes.
+const MIN_NEW_CHILDREN: usize = 128;
 
 /// Plans children, config and status of all egress Services.
 pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
@@ -39,13 +43,10 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         }
     }
     let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.group);
-    let mut outcomes: Vec<_> = claims
-        .iter()
-        .map(|claim| match exceeding.get(&claim.key) {
-            Some(why) => ServiceOutcome::Refused(why.clone()),
-            None => one(work, shape, claim, &mut ports),
-        })
-        .collect();
+    let mut outcomes = outcomes(work, &claims, |work, claim| match exceeding.get(&claim.key) {
+        Some(why) => ServiceOutcome::Refused(why.clone()),
+        None => one(work, shape, claim, &mut ports),
+    });
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
     let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
     if !config.fits(shape.stock()) {
@@ -55,10 +56,35 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
         config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
     }
+    if outcomes.iter().any(|outcome| matches!(outcome, ServiceOutcome::Later)) {
+        work.again(Duration::ZERO);
+    }
     let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
     let standing = readiness::ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
     update_statuses(work, claims, outcomes, written, standing);
     slices(work, &shape.owner);
+}
+
+/// Plans the Services. Of many new ones the oldest come first, and only as many as are served soon.
+fn outcomes<'a>(
+    work: &mut GroupPass<'_>,
+    claims: &[ServiceClaim<'a>],
+    mut plan: impl FnMut(&mut GroupPass<'_>, &ServiceClaim<'a>) -> ServiceOutcome,
+) -> Vec<ServiceOutcome> {
+    // Ports in the config: the child was deleted by others, and replicas still serve it.
+    let is_new = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_none() && claim.reserved.is_empty();
+    let known = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
+    let mut outcomes: Vec<_> = claims.iter().map(known).collect();
+    let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
+    new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
+    let most = work.pass.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
+    for at in new {
+        if work.pass.apply.len() >= most {
+            break;
+        }
+        outcomes[at] = plan(work, &claims[at]);
+    }
+    outcomes
 }
 
 /// Services of the observed config.
