@@ -31,6 +31,7 @@ use setbacks::PartialErrors;
 mod ask;
 mod services;
 mod setbacks;
+mod slices;
 
 /// Maximum concurrent writes of one kind.
 const AT_ONCE: usize = 16;
@@ -123,6 +124,7 @@ impl Applier {
         if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Conflict {
             return Ok(ApplyResult::Conflict);
         }
+        self.slices(pass.slices).await?;
         self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
             at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;

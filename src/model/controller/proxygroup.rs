@@ -23,13 +23,13 @@ mod readiness;
 mod replicas;
 mod room;
 mod services;
+mod slices;
 mod status;
 mod unmanaged;
 mod validate;
 mod work;
 
 pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject};
-pub use egress::is_manual;
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
@@ -38,6 +38,7 @@ pub use observed::{
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_from_pod, is_ready};
+pub use slices::is_manual;
 
 /// Plans the changes for a group.
 pub fn pass(observed: &Observed) -> GroupPlan {

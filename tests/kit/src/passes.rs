@@ -113,6 +113,7 @@ fn nothing() -> Observed {
         tailnet: TailnetState::Unavailable(String::new()),
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        slices: OrdMap::new(),
         services: OrdMap::new(),
         nodes: Vec::new(),
         namespaces: OrdMap::new(),

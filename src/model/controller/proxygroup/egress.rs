@@ -3,7 +3,6 @@
 //! A child is the record of its ports: it is created before the config names them and deleted before the config drops them. Conditions and
 //! `externalName` of users' Services: [`super::services`].
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::memo::{Entries, ServedService};
 use super::readiness::AckSummary;
 use super::services::{self, ServiceOutcome, ServingChild, host};
 use super::work::GroupPass;
-use super::{quota, readiness, room};
+use super::{quota, readiness, room, slices};
 use crate::api::condition::{EGRESS_SVC_READY, TRUE};
 use crate::api::{egress, names};
 use crate::model::base::conditions;
@@ -62,7 +61,7 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
     let standing = readiness::ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
     update_statuses(work, claims, outcomes, written, standing);
-    slices(work, &shape.owner);
+    slices::slices(work, &shape.owner);
 }
 
 /// Plans the Services. Of many new ones the oldest come first, and only as many as are served soon.
@@ -198,36 +197,5 @@ fn entry(work: &GroupPass<'_>, service: &k8s_openapi::api::core::v1::Service, ch
         health_check_endpoint: format!("http://{}:{}/healthz", host(work, &child.name), child.health),
         tailnet_target: egress::EgressTarget { ip: text(names::TAILNET_IP), fqdn: text(names::TAILNET_FQDN) },
         ports: child.ports.iter().map(port).collect(),
-    }
-}
-
-fn managed_by(slice: &Value, who: &str) -> bool {
-    slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who
-}
-
-/// Whether the Tailscale operator wrote a slice itself.
-pub fn is_manual(slice: &Value) -> bool {
-    managed_by(slice, "tailscale.com")
-}
-
-/// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
-fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
-    let slices = || work.observed.of(Kind::EndpointSlice);
-    let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);
-    if !slices().any(|(_, slice)| is_manual(slice)) {
-        return;
-    }
-    let ready = |slice: &Value| {
-        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-        managed_by(slice, "endpointslice-controller.k8s.io") && endpoints.clone().any(|endpoint| endpoint["conditions"]["ready"] != false)
-    };
-    let of = |slice: &Value| label(slice, "kubernetes.io/service-name");
-    let served: BTreeSet<_> = slices().filter(|(_, slice)| ready(slice)).filter_map(|(_, slice)| of(slice)).collect();
-    let there = |child: &str| work.observed.owned.contains_key(&ObjectRef::new(Kind::Service, &owner.namespace, child));
-    let old = slices().filter(|(_, slice)| is_manual(slice));
-    let gone = old.filter(|(_, slice)| of(slice).is_none_or(|child| served.contains(&child) || !there(&child)));
-    let gone: Vec<_> = gone.map(|(object, _)| object.clone()).collect();
-    for object in gone {
-        work.delete(owner, &object);
     }
 }

@@ -19,6 +19,7 @@ mod refusals;
 mod replicas;
 mod routes;
 mod services;
+mod slices;
 mod tenants;
 mod world;
 

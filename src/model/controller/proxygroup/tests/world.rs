@@ -19,10 +19,10 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCertificate};
-use crate::model::controller::objects::{IngressConfigMap, Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate,
-    Observed, ObservedReplica, TailnetState, concerns, pass, plan_with_memo,
+    Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
 };
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 
@@ -30,6 +30,7 @@ mod look;
 mod published;
 mod replicas;
 mod server;
+mod slices;
 
 pub(super) use published::{Hosted, claimant};
 pub(super) use replicas::device_id;
@@ -60,6 +61,8 @@ pub(super) struct World {
     /// Reasons of all Events.
     pub(super) events: Vec<&'static str>,
     next: u64,
+    /// IP families of child Services and Pods; none: children have no slices.
+    pub(super) families: &'static [&'static str],
     /// Services as last observed: an unchanged one is the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) memories: BTreeMap<String, Memory>,
@@ -114,6 +117,7 @@ impl World {
             minted: 0,
             events: Vec::new(),
             next: 0,
+            families: &[],
             shown: RefCell::default(),
             memories: BTreeMap::new(),
             read: Rc::default(),
@@ -231,6 +235,7 @@ impl World {
         let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = self
             .objects
             .iter()
+            .filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored))
             .filter(|(_, stored)| owner_of(stored).as_deref() == Some(name))
             .map(|(key, stored)| (key.clone(), stored.clone()))
             .collect();
@@ -252,6 +257,7 @@ impl World {
             tailnet: self.tailnet.clone(),
             replicas: self.observed_replicas(name),
             owned: self.with_shared(owned, name),
+            slices: self.child_slices(name),
             services: services.collect(),
             nodes: Vec::new(),
             namespaces: self.namespaces.clone(),
