@@ -43,7 +43,7 @@ pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
 pub use services::ROOM as CONFIG_ROOM;
 pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{RenderContext, image_path};
-pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite};
+pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
 pub use statefulset::stateful_set;
 
 /// The proxy's container.

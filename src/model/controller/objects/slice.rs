@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::child::selector_labels;
@@ -274,9 +275,12 @@ impl<'a> SliceOwner<'a> {
 }
 
 impl StaleSlice<'_> {
-    /// Age of the child's record, by which Kubernetes' controller has had time for it.
-    pub fn created(&self) -> Option<&str> {
-        self.existing.is_none().then(|| text(&self.owner.child["metadata"], "creationTimestamp")).flatten()
+    /// Of a missing one: version and creation time of its child. Kubernetes' controller takes children in the order of their versions.
+    pub fn missing(&self) -> Option<(u64, Timestamp)> {
+        let metadata = |key: &str| text(&self.owner.child["metadata"], key);
+        let version = metadata("resourceVersion").and_then(|version| version.parse().ok());
+        let created = metadata("creationTimestamp").and_then(|created| created.parse().ok());
+        self.existing.is_none().then(|| (version.unwrap_or_default(), created.unwrap_or_default()))
     }
 
     /// The write; `None` if the child has other ports or another selector than the reconciler gives it.

@@ -72,8 +72,8 @@ fn outcomes<'a>(
 ) -> Vec<ServiceOutcome> {
     // Ports in the config: the child was deleted by others, and replicas still serve it.
     let is_new = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_none() && claim.reserved.is_empty();
-    let known = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
-    let mut outcomes: Vec<_> = claims.iter().map(known).collect();
+    let existing = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
+    let mut outcomes: Vec<_> = claims.iter().map(existing).collect();
     let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
     new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
     let most = work.pass.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);

@@ -166,7 +166,7 @@ fn served(
     }
     // The end of readiness at another group is reported at once.
     if !points && !switch && acks.wanted > 0 && waited < UNREPORTED_WAIT && !is_ready(service) {
-        work.again(UNREPORTED_WAIT - waited);
+        work.again(UNREPORTED_WAIT.saturating_sub(waited));
         return false;
     }
     if (points || switch) && settled {

@@ -11,12 +11,15 @@ use serde_json::Value;
 use super::readiness::elapsed;
 use super::work::{GroupPass, going};
 use crate::api::names;
-use crate::model::controller::objects::{Kind, MANAGED_BY, ObjectRef, Owner, PodEndpoint, SERVICE_NAME, SliceOwner};
+use crate::model::controller::objects::{Kind, MANAGED_BY, ObjectRef, Owner, PodEndpoint, SERVICE_NAME, SliceOwner, StaleSlice};
 
 /// Up to this number of children Kubernetes' controller is as fast: it may send 30 requests at once.
 const FEW_CHILDREN: usize = 16;
-/// Age of a child without slice: Kubernetes' controller has the first of many new ones by then, and two would be written at once.
-const FIRST_SLICE_WAIT: Duration = Duration::from_secs(2);
+/// Age of a child without slice: Kubernetes' controller writes the first of many at once.
+const MISSING_SLICE_WAIT: Duration = Duration::from_secs(2);
+/// The same of the oldest children, as many as [`FEW_CHILDREN`]: Kubernetes' controller is about to write their slices, and has to delete
+/// a second one.
+const OLDEST_SLICE_WAIT: Duration = Duration::from_secs(10);
 
 /// Whether the Tailscale operator wrote a slice itself.
 pub fn is_manual(slice: &Value) -> bool {
@@ -38,9 +41,13 @@ pub(super) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
         let slices = observed.slices.get(object.name.as_str()).map(Vec::as_slice).unwrap_or_default();
         stale.extend(SliceOwner::new(object, child).stale(slices, &pods));
     }
+    stale.sort_by_key(StaleSlice::missing);
+    let mut missing = 0;
     stale.retain(|slice| {
-        let created = slice.created().and_then(|created| created.parse().ok());
-        let wait = created.map_or(Duration::ZERO, |created| FIRST_SLICE_WAIT.saturating_sub(elapsed(created, observed.now)));
+        let Some((_, created)) = slice.missing() else { return true };
+        missing += 1;
+        let wait = if missing > FEW_CHILDREN { MISSING_SLICE_WAIT } else { OLDEST_SLICE_WAIT };
+        let wait = wait.saturating_sub(elapsed(created, observed.now));
         if !wait.is_zero() {
             work.again(wait);
         }

@@ -51,8 +51,12 @@ fn missing_slices_are_written_as_the_controller_writes_them() {
             world.live();
         }
         assert!(waits && slices(&world).is_empty(), "the controller may be faster with the first");
+        let expected = 20 * families.len();
         world.now += 2;
-        assert_eq!(world.pass("pg").slices.len(), 20 * families.len());
+        assert_eq!(world.pass("pg").slices.len(), expected - 16, "and is about to write those of the oldest children");
+        assert!(world.pass("pg").again.is_some_and(|again| again.as_secs() == 8));
+        world.now += 8;
+        assert_eq!(world.pass("pg").slices.len(), 16);
         assert_eq!(world.slice_controller(usize::MAX), 0, "nothing is left to do: {:#?}", slices(&world)[0]);
         assert!(idle(&world.pass("pg")));
         let slice = slices(&world)[0];
