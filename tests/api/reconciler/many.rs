@@ -15,7 +15,7 @@ use kit::reconciler::{Stage, stage};
 use kit::wait::until_async;
 
 const SERVICES: usize = 1000;
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_mins(3);
 
 /// A replica's Pod on a node of its own, as Kubernetes' controller ignores Pods of unknown nodes.
 async fn place(stage: &Stage, ordinal: u8) {

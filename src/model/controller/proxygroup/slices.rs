@@ -58,7 +58,8 @@ pub(super) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
             pod.learn_zone(observed.slices.values().flatten().map(AsRef::as_ref));
         }
     }
-    work.pass.slices = stale.iter().filter_map(|slice| slice.write(&owner.group, &pods)).collect();
+    // Newest first: Kubernetes' controller begins with the oldest.
+    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).collect();
 }
 
 /// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
