@@ -7,9 +7,9 @@
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
-    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount,
-    WeightedPodAffinityTerm,
+    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodDNSConfig, PodDNSConfigOption, PodSecurityContext,
+    PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl,
+    TopologySpreadConstraint, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -91,8 +91,17 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
         image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
+        dns_config: Some(dns()),
         ..PodSpec::default()
     }
+}
+
+/// Resolver options: a query to a lost DNS server is repeated after a second, not five, and names with a dot are looked up as they are
+/// first.
+fn dns() -> PodDNSConfig {
+    let option = |(name, value): (&str, &str)| PodDNSConfigOption { name: Some(name.to_owned()), value: Some(value.to_owned()) };
+    let options = [("ndots", "1"), ("timeout", "1"), ("attempts", "3")].map(option).to_vec();
+    PodDNSConfig { options: Some(options), ..PodDNSConfig::default() }
 }
 
 fn siblings(shape: &RenderContext<'_>) -> LabelSelector {
