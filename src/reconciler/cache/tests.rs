@@ -75,7 +75,7 @@ fn services_without_group_are_stored_without_content() {
     let stored = world.one(WatchRole::Service, &("u".to_owned(), "s".to_owned()));
     assert!(matches!(stored, Some(CachedObject::Backend(digest)) if digest.len() < 100), "{stored:?}");
     assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
-    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is told too");
+    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is enqueued too");
     world.put(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));
     assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 5, None))), ["g", "h"]);
     assert_eq!(world.count(WatchRole::Service), 1, "there is a child of it");

@@ -223,13 +223,13 @@ fn right(world: &World) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(config.origins.get(&name), Some(who), "{} in {}", name, group);
         for (ordinal, replica) in world.observed_replicas(group) {
-            let advertised_config = replica.config.expect("it is told something");
+            let advertised_config = replica.config.expect("it has a config");
             let is_advertised = if hosted {
                 advertised_config.advertises().any(|service| service == name)
             } else {
                 advertised_config.routes().next().is_some()
             };
-            prop_assert!(is_advertised, "{}-{} is not told of {}", group, ordinal, name);
+            prop_assert!(is_advertised, "{}-{} has no {} in its config", group, ordinal, name);
         }
     }
     let recorded: std::collections::BTreeSet<String> =

@@ -147,7 +147,7 @@ fn restart_writes_nothing_and_repeats_no_event() {
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
     world.settle();
-    assert_eq!((world.writes, world.events.len()), (writes, events), "nobody has asked the control plane yet");
+    assert_eq!((world.writes, world.events.len()), (writes, events), "the control plane was not queried yet");
     world.tailnet = ready;
     world.settle();
     assert_eq!((world.writes, world.events.len()), (writes, events));

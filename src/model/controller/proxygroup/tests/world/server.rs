@@ -13,7 +13,7 @@ impl World {
             GroupPlan { events: Vec::new(), ..fresh.clone() },
             "a memory saves time and changes nothing"
         );
-        assert!(made.events.iter().all(|event| fresh.events.contains(event)), "but what was told already");
+        assert!(made.events.iter().all(|event| fresh.events.contains(event)), "each Event is emitted once");
         self.act(name, &made);
         made
     }
