@@ -4,8 +4,8 @@
 //! `False`, so that Services send no new connections to it; a living kubelet restores the condition. At least one replica of a group stays
 //! ready. Pure: times are arguments.
 
-pub use detector::{Detector, Mark, PROBE_TIMEOUT, Probe};
-pub use replica::{ReplicaPod, ReplicaReadiness, lost_since};
+pub use detector::{Detector, DetectorTurn, Mark, PROBE_TIMEOUT, Probe};
+pub use replica::{ReplicaPod, ReplicaReadiness, is_lost, lost_message};
 
 mod detector;
 mod replica;

@@ -169,6 +169,10 @@ impl Detector {
 
     /// Replicas of a group to make unready, by its Pods as read from the API server with a request sent at `begun`.
     pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Vec<Mark> {
+        if self.last_turn.is_none_or(|last| now.saturating_duration_since(last) > MAX_TURN_GAP) {
+            // This process did not run; the next turn discards the silence.
+            return Vec::new();
+        }
         let read = |object: Value| Some((ReplicaPod::read(&Pod::deserialize(&object).ok()?)?, object));
         let live: Vec<_> = pods.into_iter().filter_map(read).filter(|(pod, _)| pod.group == group && is_ready(pod)).collect();
         let lost = |pod: &ReplicaPod| {

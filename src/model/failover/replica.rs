@@ -3,7 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
-use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{TRUE, reason};
 use crate::model::controller::objects::{group_of, pod_health_port};
@@ -46,7 +45,7 @@ impl ReplicaPod {
         }
         let readiness = match ready(status) {
             Some(condition) if condition.status == TRUE => ReplicaReadiness::Ready,
-            Some(condition) if is_lost(condition) => ReplicaReadiness::Lost,
+            _ if is_lost(pod) => ReplicaReadiness::Lost,
             _ => ReplicaReadiness::NotReady,
         };
         Some(Self {
@@ -60,18 +59,22 @@ impl ReplicaPod {
     }
 }
 
-/// Time at which a replica's Pod was made unready because it did not answer; `None` if it was not.
-pub fn lost_since(pod: &Pod) -> Option<Timestamp> {
-    let condition = ready(pod.status.as_ref()?).filter(|condition| condition.status != TRUE && is_lost(condition))?;
-    condition.last_transition_time.as_ref().map(|time| time.0)
+/// Whether a replica's Pod is unready because it does not answer health probes.
+pub fn is_lost(pod: &Pod) -> bool {
+    lost(pod).is_some()
+}
+
+/// Message of a lost replica's Pod: since when it does not answer.
+pub fn lost_message(pod: &Pod) -> Option<String> {
+    lost(pod)?.message.clone()
+}
+
+fn lost(pod: &Pod) -> Option<&PodCondition> {
+    ready(pod.status.as_ref()?).filter(|condition| condition.status != TRUE && condition.reason.as_deref() == Some(reason::UNREACHABLE))
 }
 
 fn ready(status: &PodStatus) -> Option<&PodCondition> {
     status.conditions.as_ref()?.iter().find(|condition| condition.type_ == READY)
-}
-
-fn is_lost(condition: &PodCondition) -> bool {
-    condition.reason.as_deref() == Some(reason::UNREACHABLE)
 }
 
 #[cfg(test)]
