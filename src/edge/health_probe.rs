@@ -1,12 +1,11 @@
-//! Health probe that identifies the Pod behind a service: one GET on its own connection, with a timeout.
-//!
-//! [`crate::model::flows::prestop_hook`] evaluates the responses.
+//! Health probes over HTTP, with a timeout: one that identifies the Pod behind a service, evaluated by
+//! [`crate::model::flows::prestop_hook`], and one of a Pod's address, evaluated by [`crate::model::failover`].
 
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
 use std::iter::successors;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -22,6 +21,21 @@ pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 /// Each request has its own connection, as another connection may reach another Pod. It is plain HTTP, so no CAs are loaded.
 static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> =
     LazyLock::new(|| https::build(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()).pool_max_idle_per_host(0)));
+
+/// Idle time after which a kept connection is closed; less than that of a replica's server, so that no probe is sent on a closing one.
+const MAX_IDLE: Duration = Duration::from_millis(700);
+
+/// Connections are kept for the next probe; concurrent probes of an address have one each.
+static KEPT_ALIVE: LazyLock<Result<reqwest::Client, HttpsError>> = LazyLock::new(|| {
+    let builder = https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none());
+    https::build(builder.pool_max_idle_per_host(2).pool_idle_timeout(MAX_IDLE))
+});
+
+/// Whether a health server answers, with any status. The request is a HEAD: an answer has no body that could be too long.
+pub async fn answers(server: SocketAddr, limit: Duration) -> bool {
+    let Ok(client) = &*KEPT_ALIVE else { return false };
+    client.head(format!("http://{server}/livez")).timeout(limit).send().await.is_ok()
+}
 
 /// Sends one probe. `url` is from the config; an invalid one gives [`HealthProbe::Silent`].
 pub async fn ping(url: &str, limit: Duration) -> HealthProbe {

@@ -22,6 +22,9 @@ pub struct Metrics {
     requests: Counter<3>,
     writes: Counter<2>,
     watch_faults: Counter<2>,
+    probes: Counter<1>,
+    marks: Counter<1>,
+    lost: Sampled<1>,
     leader: Sampled<0>,
     synced: Sampled<0>,
     depth: Sampled<1>,
@@ -52,6 +55,8 @@ pub struct Snapshot {
     pub unserved: usize,
     /// Users' Services that concern a group.
     pub services: usize,
+    /// Lost replicas by group.
+    pub lost: BTreeMap<String, usize>,
     /// Cached objects by kind.
     pub objects: Vec<(&'static str, usize)>,
     /// Tested control planes by Tailnet name, and whether they are usable.
@@ -81,6 +86,18 @@ impl Metrics {
             )?,
             writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
             watch_faults: r.counter("tailyard_watch_errors_total", "Watches of the API server that failed", ["kind", "reason"])?,
+            probes: r.counter("tailyard_failover_probes_total", "Health probes of replicas by outcome: answered, missed", ["outcome"])?,
+            marks: r.counter(
+                "tailyard_failover_unready_total",
+                "Pods of lost replicas that this process made unready, by ProxyGroup",
+                ["proxygroup"],
+            )?,
+            lost: r.sampled(
+                "tailyard_lost_replicas",
+                Kind::Gauge,
+                "Replicas whose Pods are unready because they do not answer health probes",
+                ["proxygroup"],
+            ),
             leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the leader, which writes", []),
             synced: r.sampled("tailyard_caches_synced", Kind::Gauge, "1 once every cache is complete; nothing is written before", []),
             depth: r.sampled(
@@ -154,6 +171,16 @@ impl Metrics {
         self.watch_faults.inc([kind, error]);
     }
 
+    /// Counts a health probe of a replica.
+    pub fn probed(&self, answered: bool) {
+        self.probes.inc([if answered { "answered" } else { "missed" }]);
+    }
+
+    /// Counts a lost replica whose Pod was made unready.
+    pub fn made_unready(&self, group: &str) {
+        self.marks.inc([group]);
+    }
+
     /// Page of a scrape.
     pub fn page(&self, now: &Snapshot) -> String {
         let flag = |on: bool| if on { 1.0 } else { 0.0 };
@@ -167,6 +194,7 @@ impl Metrics {
         page.write(&self.groups, [([], size(now.groups))]);
         page.write(&self.unserved, [([], size(now.unserved))]);
         page.write(&self.planes, now.planes.iter().map(|(tailnet, works)| ([tailnet.as_str()], flag(*works))));
+        page.write(&self.lost, now.lost.iter().map(|(group, count)| ([group.as_str()], size(*count))));
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
         // Only the leader reconciles groups; summaries of an earlier leadership are outdated.

@@ -60,6 +60,8 @@ pub struct Reconciler {
     /// Limits of namespaces in groups that name no tenants.
     pub tenancy: DefaultTenancy,
     pub ingress: Ingress,
+    /// Whether Pods of lost replicas are made unready.
+    pub failover: bool,
     /// Number of concurrent reconciliations.
     pub workers: usize,
     /// Listener of health checks and metrics; `None` if disabled.
@@ -156,6 +158,7 @@ impl Reconciler {
             tenancy: tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
             ingress: ingress(source),
+            failover: source.parsed("TAILYARD_FAILOVER", "one of on, off", on_or_off).unwrap_or_default(),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or_default(),
@@ -203,6 +206,14 @@ fn tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
         _ => None,
     };
     source.parsed("TAILYARD_TENANCY", "one of bounded, open", parsed).unwrap_or_default()
+}
+
+fn on_or_off(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
 }
 
 fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
@@ -308,12 +319,13 @@ mod tests {
             ("PROXY_FIREWALL_MODE", "pf"),
             ("TAILYARD_MATCH_PORT_RANGE", "20000-10000"),
             ("TAILYARD_WORKERS", "0"),
+            ("TAILYARD_FAILOVER", "no"),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
             ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 10, "{faults}");
+        assert_eq!(faults.0.len(), 11, "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::reconciler()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

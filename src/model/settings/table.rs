@@ -205,6 +205,13 @@ const RECONCILER: [(&str, &[SettingRow]); 5] = [
             ),
             ("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "45s", "Maximum time for a replica to drain connections on shutdown"),
             (
+                "--failover",
+                "TAILYARD_FAILOVER",
+                "on|off",
+                "on",
+                "Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s",
+            ),
+            (
                 "--tenancy",
                 "TAILYARD_TENANCY",
                 "bounded|open",

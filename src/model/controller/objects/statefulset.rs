@@ -215,6 +215,15 @@ fn get(path: &str, shape: &RenderContext<'_>) -> HTTPGetAction {
     HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(shape.health_port().into()), ..HTTPGetAction::default() }
 }
 
+/// Port of a replica's health server: that of its Pod's readiness probe.
+pub fn pod_health_port(pod: &PodSpec) -> Option<u16> {
+    let proxy = pod.containers.iter().find(|container| container.name == PROXY)?;
+    match proxy.readiness_probe.as_ref()?.http_get.as_ref()?.port {
+        IntOrString::Int(port) => u16::try_from(port).ok().filter(|port| *port != 0),
+        IntOrString::String(_) => None,
+    }
+}
+
 fn probe(get: HTTPGetAction, period: i32, timeout: i32, failures: i32) -> Probe {
     Probe {
         http_get: Some(get),

@@ -40,9 +40,10 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether only a part depends on it: static endpoints, scrapes or workload identity.
+    /// Whether only a part depends on it: static endpoints, scrapes, workload identity or failover.
     pub fn optional(&self) -> bool {
-        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token"
+        let is_failover = (self.resource == "pods" && self.subresource == "status") || self.name == "tailyard-failover";
+        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || is_failover
     }
 }
 
