@@ -24,7 +24,7 @@ const SPREAD: Duration = Duration::from_secs(15);
 pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
     let cluster = &stage.cluster;
     let endpoints = Endpoints::watch(stage);
-    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster)), &[]);
+    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster, "eg")), &[]);
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let killed = SystemTime::now();
     pods::signal(&uid, None, Signal::SIGKILL);
@@ -91,7 +91,7 @@ fn without_its_node(stage: &Stage, what: &str, fault: impl FnOnce(&Node, &dyn Fn
     let endpoints = Endpoints::watch(stage);
     let [stays, away] = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
     assert_ne!(stays, away, "replicas are on nodes of their own");
-    let load = whole::load(cluster, "lost", Some(&whole::free_node(cluster)), &whole::SPARSE);
+    let load = whole::load(cluster, "lost", Some(&whole::free_node(cluster, "eg")), &whole::SPARSE);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let begin = SystemTime::now();
     let removed_at = Cell::new(begin);
