@@ -99,6 +99,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn any_answer_is_a_sign_of_life_and_keeps_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let requests = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut requests = Vec::new();
+            for answer in ["200 OK\r\nContent-Length: 900", "503 Service Unavailable\r\nContent-Length: 0"] {
+                let mut request = vec![0; 1024];
+                let length = stream.read(&mut request).await.expect("a request");
+                requests.push(String::from_utf8_lossy(&request[..length]).into_owned());
+                stream.write_all(format!("HTTP/1.1 {answer}\r\n\r\n").as_bytes()).await.expect("answered");
+            }
+            // The third request gets no answer, and the listener is closed.
+            drop(listener);
+            (requests, stream)
+        });
+        assert!(answers(address, LIMIT).await && answers(address, LIMIT).await);
+        let (requests, stream) = requests.await.expect("requested");
+        assert!(requests.iter().all(|request| request.starts_with("HEAD /livez HTTP/1.1\r\n")), "{requests:?}");
+        assert!(!answers(address, Duration::from_millis(50)).await, "silent");
+        drop(stream);
+        assert!(!answers(address, LIMIT).await, "refused");
+    }
+
+    #[tokio::test]
+    async fn garbage_is_no_sign_of_life() {
+        let (url, _asked) = answering("what?\r\n\r\n").await;
+        let address = url.trim_start_matches("http://").trim_end_matches("/healthz").parse().expect("an address");
+        assert!(!answers(address, LIMIT).await);
+    }
+
+    #[tokio::test]
     async fn response_without_pod_headers_has_no_addresses() {
         let (url, _asked) = answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n").await;
         assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(BTreeSet::new()));

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep_until};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::cache::WatchRole;
 use super::informers::Stores;
@@ -32,6 +32,8 @@ const TURN_INTERVAL: Duration = Duration::from_millis(50);
 const TURNS_PER_READ: u32 = 4;
 /// Interval of attempts to make Pods unready.
 const RETRY: Duration = Duration::from_millis(500);
+/// Pause after a request without response: it may still take effect, so another replica must not be marked before.
+const UNKNOWN_OUTCOME: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
 
 /// Failover of one process.
 #[derive(Debug)]
@@ -175,21 +177,25 @@ impl Failover {
         while suspected.wait_for(|groups| !groups.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
             let again = tokio::time::Instant::now() + RETRY;
             let groups = self.suspected.borrow().clone();
-            join_all(groups.iter().map(|group| self.attempt(group))).await;
+            let pauses = join_all(groups.iter().map(|group| self.attempt(group))).await;
             sleep_until(again).await;
+            sleep(pauses.into_iter().max().unwrap_or_default()).await;
         }
     }
 
-    async fn attempt(&self, group: &str) {
+    /// Makes Pods of a group unready; returns the minimum pause before the next attempt.
+    async fn attempt(&self, group: &str) -> Duration {
         let done = self.mark(group).await;
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        match done {
-            Ok(()) => *logged = None,
-            Err(error) if logged.replace(error.reason()) != Some(error.reason()) => {
-                tracing::warn!(proxygroup = group, reason = error.reason(), "cannot make the Pod of a lost replica unready: {error}");
-            }
-            Err(_logged) => {}
+        let Err(error) = done else {
+            *logged = None;
+            return Duration::ZERO;
+        };
+        if logged.replace(error.reason()) != Some(error.reason()) {
+            tracing::warn!(proxygroup = group, reason = error.reason(), "cannot make the Pod of a lost replica unready: {error}");
         }
+        let is_known = error.refused() || matches!(error, KubeError::NotLeading { .. });
+        if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME }
     }
 
     /// Reads the Pods of a group, and makes those of lost replicas unready.
