@@ -1,4 +1,4 @@
-//! Assignment of users' Services and Ingresses to ProxyGroups: annotation, else `IngressClass`, else default group.
+//! Assignment of users' Services and Ingresses to `ProxyGroup`s: annotation, else `IngressClass`, else default group.
 //!
 //! The cache and the passes use the same rules, so that both see an object in the same group. An annotation always wins, also an empty one,
 //! and an object that requests nothing of Tailscale is in no group.
@@ -12,7 +12,7 @@ use crate::api::names;
 use crate::model::controller::ingress_spec::{annotation, dns_label, truth};
 use crate::model::controller::tenancy::Labels;
 
-/// API group of ProxyGroups.
+/// API group of `ProxyGroup`s.
 const API_GROUP: &str = "tailscale.com";
 
 /// Groups of objects that name none.
@@ -38,9 +38,9 @@ pub struct AssignmentRules {
 pub enum ClassParameters {
     #[default]
     Unset,
-    /// Name of a ProxyGroup.
+    /// Name of a group.
     Group(String),
-    /// They name no ProxyGroup: message with an action.
+    /// They name no group: message with an action.
     Invalid(String),
     /// The class is missing or another controller's.
     Unknown,

@@ -151,7 +151,7 @@ fn invalid_class_parameters_change_no_served_ingress() {
     world.settle();
     let before = world.config("in");
     for parameters in [ClassParameters::Invalid("why".into()), ClassParameters::Unknown] {
-        let known = parameters != ClassParameters::Unknown;
+        let is_reported = parameters != ClassParameters::Unknown;
         world.assignment.parameters = parameters;
         world.settle();
         assert_eq!(world.config("in").origins, before.origins);
@@ -160,7 +160,7 @@ fn invalid_class_parameters_change_no_served_ingress() {
         unnamed_ingress(&mut world, "late");
         world.settle();
         assert_eq!(published(&world, "in"), ["svc:app"], "no other group is tried");
-        assert_eq!(world.event_count("InvalidIngressClass"), usize::from(known));
+        assert_eq!(world.event_count("InvalidIngressClass"), usize::from(is_reported));
         world.delete_ingress("late");
         world.settle();
     }
