@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::group_assignment::DefaultGroups;
 use crate::model::controller::ingress_spec::{ServiceOwner, dns_label};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
@@ -26,6 +27,9 @@ const WITHOUT_MEANING: [&str; 7] = [
     "OPERATOR_SECRET",
     "K8S_PROXY_IMAGE",
 ];
+
+/// Description of a valid group name.
+const GROUP: &str = "the name of a ProxyGroup";
 
 /// All settings of `tailyard reconciler`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,8 @@ pub struct Reconciler {
     /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
     pub types: Vec<ProxyGroupType>,
+    /// Groups of objects that name none.
+    pub default_groups: DefaultGroups,
     /// Limits of namespaces in groups that name no tenants.
     pub tenancy: DefaultTenancy,
     pub ingress: Ingress,
@@ -157,6 +163,10 @@ impl Reconciler {
             control: control(source),
             tenancy: tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
+            default_groups: DefaultGroups {
+                ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, group),
+                egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, group),
+            },
             ingress: ingress(source),
             failover: source.parsed("TAILYARD_FAILOVER", "one of on, off", on_or_off).unwrap_or_default(),
             workers: source
@@ -180,6 +190,10 @@ pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
 }
 
 fn namespace(text: &str) -> Option<String> {
+    dns_label(text).then(|| text.to_owned())
+}
+
+fn group(text: &str) -> Option<String> {
     dns_label(text).then(|| text.to_owned())
 }
 

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, has_finalizer};
+use crate::api::names;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::ingress_spec::{PublishSource, Publisher};
-use crate::model::controller::proxygroup::{ObjectUpdate, Subject};
+use crate::model::controller::proxygroup::{ExternalNameUpdate, ObjectUpdate, Subject};
 use crate::reconciler::cache::WatchRole;
 
 /// Point of a pass.
@@ -58,8 +59,12 @@ impl Applier {
         if when != When::Between {
             return Ok(());
         }
-        if let Some(name) = &update.external_name {
-            self.change_service(update, versions, ObjectPart::Object, json!({"spec": {"externalName": name}})).await?;
+        if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
+            let mut patch = json!({"metadata": {"annotations": {names::FORMER_EXTERNAL_NAME: former}}});
+            if let Some(name) = name {
+                patch["spec"]["externalName"] = json!(name);
+            }
+            self.change_service(update, versions, ObjectPart::Object, patch).await?;
         }
         if let Some(conditions) = &update.conditions {
             self.change_service(update, versions, ObjectPart::Status, json!({"status": {"conditions": conditions}})).await?;

@@ -54,6 +54,7 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
             publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
             settings,
+            assignment: Arc::clone(&self.assignment),
             denied,
         }
     }

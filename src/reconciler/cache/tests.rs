@@ -217,3 +217,94 @@ fn slice_events_matter_while_a_slice_is_managed_by_us() {
     assert_eq!(groups_of(&world.gone(role, &slice("old", 4, theirs, true))), ["g"]);
     assert!(world.owned("g").is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
 }
+
+const DEFAULTS: [WatchRole; 5] = [WatchRole::Group, WatchRole::Service, WatchRole::Ingress, WatchRole::IngressClass, WatchRole::Namespace];
+
+fn namespace(version: u64, labels: Value) -> Value {
+    json!({"metadata": {"name": "u", "resourceVersion": version.to_string(), "labels": labels}})
+}
+
+/// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.
+fn with_defaults() -> ClusterCache {
+    let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
+    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults);
+    for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
+        world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
+    }
+    world.put(WatchRole::Service, service("s", 1, None));
+    world.put(
+        WatchRole::Ingress,
+        json!({"metadata": {"name": "a", "namespace": "u", "resourceVersion": "1"},
+        "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": ["app"]}]}}),
+    );
+    world
+}
+
+fn class(version: u64, parameters: Value) -> Value {
+    json!({"metadata": {"name": "tailscale", "resourceVersion": version.to_string()},
+        "spec": {"controller": "tailscale.com/ts-ingress", "parameters": parameters}})
+}
+
+/// Groups that see the Service, and groups that see the Ingress.
+fn members(world: &ClusterCache) -> (Vec<&str>, Vec<&str>) {
+    let of = |has: &dyn Fn(&index::GroupObjects) -> bool| {
+        world.indices.groups.iter().filter(|(_, group)| has(group)).map(|(name, _)| name.as_str()).collect()
+    };
+    (of(&|group| !group.services.is_empty()), of(&|group| !group.ingresses.is_empty()))
+}
+
+#[test]
+fn namespace_label_moves_objects_into_and_out_of_default_groups() {
+    let mut world = with_defaults();
+    world.put(WatchRole::IngressClass, class(1, json!(null)));
+    assert_eq!(members(&world), (vec![], vec![]), "the labels of the namespace are unknown");
+    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(1, json!({})))), ["e", "i"]);
+    assert_eq!((members(&world), world.indices.wanted.len()), ((vec!["e"], vec!["i"]), 1));
+    let out = json!({"tailyard.io/default-proxy-group": "disabled"});
+    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(2, out))), ["e", "i"]);
+    assert_eq!((members(&world), world.indices.wanted.len()), ((vec![], vec![]), 0));
+    assert!(world.put(WatchRole::Namespace, namespace(3, json!({"tailyard.io/default-proxy-group": "disabled", "a": "b"}))).is_empty());
+    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(4, json!({})))), ["e", "i"]);
+    assert_eq!(groups_of(&world.gone(WatchRole::Namespace, &namespace(5, json!({})))), ["e", "i"]);
+    assert_eq!(members(&world), (vec![], vec![]));
+}
+
+#[test]
+fn class_parameters_move_ingresses() {
+    let mut world = with_defaults();
+    world.put(WatchRole::Namespace, namespace(1, json!({})));
+    assert_eq!(members(&world), (vec!["e"], vec![]), "the class is unknown");
+    let group = |name: &str| json!({"apiGroup": "tailscale.com", "kind": "ProxyGroup", "name": name});
+    world.put(WatchRole::IngressClass, class(1, group("j")));
+    assert_eq!(members(&world).1, ["j"]);
+    assert_eq!(groups_of(&world.put(WatchRole::IngressClass, class(2, group("i")))), ["i", "j"]);
+    assert_eq!(members(&world).1, ["i"]);
+    let wrong = json!({"apiGroup": "v1", "kind": "ConfigMap", "name": "i"});
+    let keys = world.put(WatchRole::IngressClass, class(3, wrong));
+    assert!(keys.contains(&WorkKey::Group(String::new())), "it is reported: {keys:?}");
+    assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![""], 1));
+    world.put(WatchRole::IngressClass, class(4, json!(null)));
+    assert_eq!(members(&world).1, ["i"], "by default");
+    world.gone(WatchRole::IngressClass, &class(5, json!(null)));
+    assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![], 1));
+}
+
+#[test]
+fn ingress_of_a_missing_class_stays_in_the_group_that_has_it() {
+    let mut world = with_defaults();
+    world.stores.entry(WatchRole::Owned(Kind::ConfigMap)).or_default();
+    world.put(WatchRole::Namespace, namespace(1, json!({})));
+    world.put(WatchRole::IngressClass, class(1, json!(null)));
+    let owners = json!({"svc:app": {"kind": "Ingress", "namespace": "u", "name": "a"}}).to_string().into_bytes();
+    let labels =
+        json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "i"});
+    let config = json!({"metadata": {"name": "i-ingress-config", "namespace": "ts", "resourceVersion": "2", "labels": labels},
+        "binaryData": {"tailyard-owners.json": k8s_openapi::ByteString(owners)}});
+    world.put(WatchRole::Owned(Kind::ConfigMap), config);
+    world.gone(WatchRole::IngressClass, &class(2, json!(null)));
+    assert_eq!(members(&world).1, ["i"]);
+    assert_eq!(
+        world.publisher(crate::model::controller::ingress_spec::PublishSource::Ingress, &("u".into(), "a".into())).as_deref(),
+        Some("i")
+    );
+}

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
+use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::objects::{egress_config, egress_text, image_path, pod_health_port};
 use crate::model::controller::proxygroup::{ReplicaState, concerns};
 
@@ -142,7 +143,7 @@ impl ClusterView {
                 StatusPart::Configs => drop(self.configs.insert(name, object.clone())),
                 StatusPart::Services => {
                     let service = Service::deserialize(object);
-                    self.services.extend(service.ok().filter(|service| !concerns(service).is_empty()));
+                    self.services.extend(service.ok().filter(|service| !concerns(service, &AssignmentRules::default()).is_empty()));
                 }
                 StatusPart::Pages => {}
             }

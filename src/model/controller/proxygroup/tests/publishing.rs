@@ -5,9 +5,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::api::routes::Origin;
-use crate::model::controller::ingress_spec::{
-    PublishSource, UserCertificate, ingress_group, ingress_label, service_group, service_label, service_name,
-};
+use crate::model::controller::ingress_spec::{PublishSource, UserCertificate, ingress_label, service_label, service_name};
 use crate::model::controller::objects::accounts_ref;
 
 /// An action of users or clusters. Groups 0 and 1 are ingress groups, group 2 is an egress group.
@@ -185,7 +183,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
         Some((
             origin(PublishSource::Ingress, key),
-            ingress_group(stored, "tailscale")?.to_owned(),
+            world.assignment.ingress(stored).group()?.to_owned(),
             ingress_label(stored),
             made(&stored.metadata),
             good,
@@ -197,7 +195,13 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let external = stored.spec.as_ref()?.external_name.is_some();
         let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
         let good = good && (backed || external) && !(external && routed);
-        Some((origin(PublishSource::Service, key), service_group(stored)?.to_owned(), label, made(&stored.metadata), good))
+        Some((
+            origin(PublishSource::Service, key),
+            world.assignment.published(stored).group()?.to_owned(),
+            label,
+            made(&stored.metadata),
+            good,
+        ))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }

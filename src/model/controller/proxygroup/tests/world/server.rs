@@ -116,7 +116,9 @@ impl World {
     }
 
     pub(super) fn update(&mut self, group: &str, update: &ObjectUpdate) {
-        if let Some(host) = &update.external_name {
+        if let Some(ExternalNameUpdate { name: Some(host), .. }) = &update.external_name
+            && host.starts_with("ts-")
+        {
             self.acknowledged(group, host);
         }
         let key = (update.namespace.clone(), update.name.clone());
@@ -137,9 +139,16 @@ impl World {
             self.writes += 1;
             service.metadata.finalizers = Some(finalizers.clone());
         }
-        if let Some(host) = &update.external_name {
+        if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
             self.writes += 1;
-            service.spec.as_mut().expect("a spec").external_name = Some(host.clone());
+            if let Some(name) = name {
+                service.spec.as_mut().expect("a spec").external_name = Some(name.clone());
+            }
+            let annotations = service.metadata.annotations.get_or_insert_default();
+            match former {
+                Some(former) => drop(annotations.insert(names::FORMER_EXTERNAL_NAME.to_owned(), former.clone())),
+                None => drop(annotations.remove(names::FORMER_EXTERNAL_NAME)),
+            }
         }
         if let Some(conditions) = &update.conditions {
             self.writes += 1;
