@@ -201,7 +201,7 @@ impl World {
         }
         self.mark(number, now, reachable);
         let process = &mut self.processes[number];
-        if reachable && now % 200 == 0 {
+        if reachable && now.is_multiple_of(200) {
             process.detector.observe(self.api.pods.clone(), time);
         }
         let turn = process.detector.turn(time);
@@ -234,7 +234,7 @@ impl World {
 
     fn mark(&mut self, number: usize, now: u64, reachable: bool) {
         let trust = self.api.lease.filter(|(holder, trust, _)| *holder == number && now < *trust).map(|(_, trust, _)| trust);
-        let (lead, slow) = (u64::try_from((LEASE.duration - LEASE.trust).as_millis()).expect("short"), self.slow);
+        let (lead, slow) = (u64::try_from((LEASE.duration.saturating_sub(LEASE.trust)).as_millis()).expect("short"), self.slow);
         let begin = self.begin;
         let process = &mut self.processes[number];
         match process.request.take() {
