@@ -4,7 +4,7 @@
 //! `False`, so that Services send no new connections to it; a living kubelet restores the condition. At least one replica of a group stays
 //! ready. Pure: times are arguments.
 
-pub use detector::{Detector, DetectorTurn, Mark, PROBE_TIMEOUT, Probe};
+pub use detector::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe};
 pub use replica::{ReplicaPod, ReplicaReadiness, is_lost, lost_message};
 
 mod detector;

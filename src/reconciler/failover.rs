@@ -21,7 +21,7 @@ use crate::api::names;
 use crate::edge::health_probe;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, ObjectPart, Resource};
 use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
-use crate::model::failover::{Detector, DetectorTurn, Mark, PROBE_TIMEOUT, Probe, ReplicaPod};
+use crate::model::failover::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe, ReplicaPod};
 use crate::runtime::tasks::Stop;
 
 /// Lease of the process that makes Pods of lost replicas unready.
@@ -206,7 +206,7 @@ impl Failover {
         let marks = self.detector().confirm(group, pods, begun, now());
         for mark in marks {
             let patch = mark.patch(&self.process, Timestamp::now());
-            let Mark { pod, silence, .. } = mark;
+            let LostReplica { pod, silence, .. } = mark;
             let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
             self.detector().marked(&pod.uid, now());
             self.stores.assume(WatchRole::Pod, value);

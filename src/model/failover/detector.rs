@@ -93,7 +93,7 @@ pub struct DetectorTurn {
 
 /// A replica to make unready.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Mark {
+pub struct LostReplica {
     pub pod: ReplicaPod,
     /// Its Pod as read.
     object: Value,
@@ -168,7 +168,7 @@ impl Detector {
     }
 
     /// Replicas of a group to make unready, by its Pods as read from the API server with a request sent at `begun`.
-    pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Vec<Mark> {
+    pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Vec<LostReplica> {
         if self.last_turn.is_none_or(|last| now.saturating_duration_since(last) > MAX_TURN_GAP) {
             // This process did not run; the next turn discards the silence.
             return Vec::new();
@@ -184,7 +184,7 @@ impl Detector {
             live.iter().any(is_survivor).then(|| now.saturating_duration_since(replica.silent_since))
         };
         let marks = live.iter().filter_map(|(pod, object)| Some((pod, object, lost(pod)?)));
-        marks.map(|(pod, object, silence)| Mark { pod: pod.clone(), object: object.clone(), silence }).collect()
+        marks.map(|(pod, object, silence)| LostReplica { pod: pod.clone(), object: object.clone(), silence }).collect()
     }
 
     /// Records that a replica was made unready.
@@ -241,7 +241,7 @@ impl ProbedReplica {
     }
 }
 
-impl Mark {
+impl LostReplica {
     /// Merge patch of the Pod's status, conditional on its version. `process` is the name of this process.
     pub fn patch(&self, process: &str, now: Timestamp) -> Value {
         let since = now.checked_sub(self.silence).unwrap_or(now);

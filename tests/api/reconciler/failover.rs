@@ -149,6 +149,24 @@ fn hung_replica_is_made_unready_by_one_reconciler_and_returns() {
 }
 
 #[test]
+fn standby_makes_a_replica_unready_when_the_leader_ends_with_its_node() {
+    stage(async |stage| {
+        let leader = stage.reconciler("leader", 9101);
+        leader.leads(true).await;
+        let standby = stage.reconciler("standby", 9102);
+        let [hung, _other] = replicas(&stage).await;
+        probed(&standby, "answered", 8).await;
+        hung.hang();
+        leader.kill();
+        let begin = Instant::now();
+        until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
+        println!("unready after {:?}", begin.elapsed());
+        assert!(standby.log().contains("replica lost: no answer to health probes; made its Pod unready"));
+        assert!(standby.get("/metrics").contains("\ntailyard_leader 0\n"), "it is not the leader of the reconcilers yet");
+    });
+}
+
+#[test]
 fn last_ready_replica_is_never_made_unready() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9101);

@@ -42,8 +42,12 @@ pub struct Right {
 impl Right {
     /// Whether only a part depends on it: static endpoints, scrapes, workload identity or failover.
     pub fn optional(&self) -> bool {
-        let is_failover = (self.resource == "pods" && self.subresource == "status") || self.name == "tailyard-failover";
-        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || is_failover
+        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || self.failover()
+    }
+
+    /// Whether only failover depends on it.
+    pub fn failover(&self) -> bool {
+        (self.resource == "pods" && self.subresource == "status") || self.name == "tailyard-failover"
     }
 }
 
