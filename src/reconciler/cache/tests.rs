@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use serde_json::json;
 
 use super::foreign::FOREIGN;
