@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use serde_json::json;
 
 use super::foreign::FOREIGN;
@@ -307,4 +309,71 @@ fn ingress_of_a_missing_class_stays_in_the_group_that_has_it() {
         world.publisher(crate::model::controller::ingress_spec::PublishSource::Ingress, &("u".into(), "a".into())).as_deref(),
         Some("i")
     );
+}
+
+/// Objects of a random cache, each in one of four states; the last one is absence.
+const STATES: usize = 4;
+
+/// State of one object: its role and content; `None` if absent.
+fn in_state(object: usize, state: usize) -> (WatchRole, Option<Value>) {
+    let group = |kind: &str| json!({"apiGroup": "tailscale.com", "kind": kind, "name": "j"});
+    let metadata = |name: &str, annotations: Value| json!({"name": name, "namespace": "u", "annotations": annotations});
+    let service = |name: &str, annotations: Value| json!({"metadata": metadata(name, annotations), "spec": {"clusterIP": "10.0.0.1"}});
+    let ingress = |class: &str, annotations: Value| json!({"metadata": metadata("a", annotations), "spec": {"ingressClassName": class}});
+    let (role, states) = match object {
+        0 => {
+            let label = json!({"tailyard.io/default-proxy-group": "disabled"});
+            (WatchRole::Namespace, [namespace(0, json!({})), namespace(0, label), namespace(0, json!({"a": "b"}))])
+        }
+        1 => (WatchRole::IngressClass, [class(0, json!(null)), class(0, group("ProxyGroup")), class(0, group("ConfigMap"))]),
+        2 => {
+            let (target, named) = (json!({"tailscale.com/tailnet-ip": "::1"}), json!({"tailscale.com/proxy-group": "e"}));
+            (WatchRole::Service, [service("s", target), service("s", named), service("s", json!({}))])
+        }
+        3 => {
+            let (exposed, opted_out) = (json!({"tailscale.com/expose": "true"}), json!({"tailscale.com/proxy-group": ""}));
+            (WatchRole::Service, [service("x", exposed), service("x", opted_out), service("x", json!({}))])
+        }
+        _ => {
+            let named = json!({"tailscale.com/proxy-group": "i"});
+            (WatchRole::Ingress, [ingress("tailscale", json!({})), ingress("tailscale", named), ingress("other", json!({}))])
+        }
+    };
+    (role, states.get(state).cloned())
+}
+
+fn change(world: &mut ClusterCache, object: usize, state: usize, version: usize) {
+    let (role, value) = in_state(object, state);
+    let versioned = |mut value: Value| {
+        value["metadata"]["resourceVersion"] = version.to_string().into();
+        value
+    };
+    match value {
+        Some(value) => drop(world.put(role, versioned(value))),
+        None => drop(world.gone(role, &versioned(in_state(object, 0).1.expect("an object")))),
+    }
+}
+
+proptest::proptest! {
+    /// The indices do not depend on the order of changes.
+    #[test]
+    fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
+        let empty = || {
+            let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
+            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults)
+        };
+        let (mut world, mut newest) = (empty(), BTreeMap::new());
+        for (version, (object, state)) in (1..).zip(changes) {
+            change(&mut world, object, state, version);
+            newest.insert(object, state);
+        }
+        let mut fresh = empty();
+        for (object, state) in newest {
+            change(&mut fresh, object, state, 1);
+        }
+        proptest::prop_assert_eq!(members(&world), members(&fresh));
+        proptest::prop_assert_eq!(&world.indices.wanted, &fresh.indices.wanted);
+        let pruned = |world: &ClusterCache| (world.count(WatchRole::Service), world.stored(WatchRole::Service));
+        proptest::prop_assert_eq!(pruned(&world), pruned(&fresh));
+    }
 }
