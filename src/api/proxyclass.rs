@@ -185,12 +185,12 @@ pub struct ClassDebug {
 pub struct Metrics {
     /// Whether metrics are served at port 9002 of each Pod, and by a Service `<name>-metrics`.
     pub enable: bool,
-    /// Whether a ServiceMonitor is created.
+    /// Whether Prometheus scrapes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_monitor: Option<ServiceMonitor>,
 }
 
-/// Whether a ServiceMonitor is created for the metrics.
+/// Whether Prometheus scrapes the metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMonitor {

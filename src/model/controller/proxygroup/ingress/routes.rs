@@ -111,12 +111,6 @@ impl IngressPlan<'_> {
         former
     }
 
-    /// Routes that a replica other than this one serves.
-    fn served_by_others(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32) -> BTreeSet<String> {
-        let others = work.observed.replicas.range(..shape.replicas).filter(|(other, _)| **other != ordinal);
-        others.flat_map(|(_, replica)| served(work, replica)).collect()
-    }
-
     /// Approves the routes of the replicas' configs and withdraws those of `gone`, and those of lost replicas that others serve.
     pub(super) fn approve(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         if !lacks_services(work) {
@@ -130,7 +124,7 @@ impl IngressPlan<'_> {
             let approved = observed.publish.approved.get(&record.id);
             let lost = replica.pod.as_deref().is_some_and(is_lost);
             // headscale moves a route to another device at once if its approval goes; it detects an offline device by itself only later.
-            let withdrawn = if lost { self.served_by_others(work, shape, *ordinal) } else { BTreeSet::new() };
+            let withdrawn = if lost { served_by_others(work, shape.replicas, *ordinal) } else { BTreeSet::new() };
             let add = &self.routes(work, shape, replica) - &withdrawn;
             let age = approved.map(|current| elapsed(current.at, observed.now));
             let lacks = approved.is_none_or(|existing| !add.is_subset(&existing.routes));
@@ -151,6 +145,12 @@ fn served(work: &GroupPass<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
     let state = replica.state.as_ref().filter(|_| live(replica));
     let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
     state.zip(approved).map(|(state, approved)| &state.routes & &approved.routes).unwrap_or_default()
+}
+
+/// Routes that replicas other than this one serve.
+fn served_by_others(work: &GroupPass<'_>, replicas: u32, ordinal: u32) -> BTreeSet<String> {
+    let others = work.observed.replicas.range(..replicas).filter(|(other, _)| **other != ordinal);
+    others.flat_map(|(_, replica)| served(work, replica)).collect()
 }
 
 /// Whether a replica gets traffic, advertises these addresses as routes, and they are approved for it.
