@@ -5,7 +5,7 @@
 //! ready. Pure: times are arguments.
 
 pub use detector::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe};
-pub use replica::{ReplicaPod, ReplicaReadiness, is_lost, lost_message};
+pub use replica::{ReplicaPod, ReplicaReadiness};
 
 mod detector;
 mod replica;

@@ -39,7 +39,7 @@ pub use observed::{
     Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
-pub use readiness::{holds, is_from_pod, is_ready};
+pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 
 /// Plans the changes for a group.
 pub fn pass(observed: &Observed) -> GroupPlan {

@@ -4,8 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 
-use crate::api::condition::{TRUE, reason};
+use crate::api::condition::TRUE;
 use crate::model::controller::objects::{group_of, pod_health_port};
+use crate::model::controller::proxygroup::is_lost;
 use crate::model::plan::targets::TargetPolicy;
 
 /// Condition type of a Pod that receives traffic.
@@ -57,20 +58,6 @@ impl ReplicaPod {
             readiness,
         })
     }
-}
-
-/// Whether a replica's Pod is unready because it does not answer health probes.
-pub fn is_lost(pod: &Pod) -> bool {
-    lost(pod).is_some()
-}
-
-/// Message of a lost replica's Pod: since when it does not answer.
-pub fn lost_message(pod: &Pod) -> Option<String> {
-    lost(pod)?.message.clone()
-}
-
-fn lost(pod: &Pod) -> Option<&PodCondition> {
-    ready(pod.status.as_ref()?).filter(|condition| condition.status != TRUE && condition.reason.as_deref() == Some(reason::UNREACHABLE))
 }
 
 fn ready(status: &PodStatus) -> Option<&PodCondition> {

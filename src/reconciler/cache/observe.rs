@@ -19,9 +19,9 @@ use crate::model::controller::identity::DeviceId;
 use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
 use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
-    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState,
+    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
 };
-use crate::model::failover::{ReplicaPod, is_lost};
+use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
 #[derive(Debug)]

@@ -10,8 +10,7 @@ use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
-use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_ready};
-use crate::model::failover::{is_lost, lost_message};
+use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

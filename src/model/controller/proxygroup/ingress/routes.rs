@@ -14,11 +14,10 @@ use super::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::api::ingress::IngressService;
 use crate::model::controller::ingress_spec::L4Service;
 use crate::model::controller::objects::RenderContext;
-use crate::model::controller::proxygroup::readiness::elapsed;
+use crate::model::controller::proxygroup::readiness::{elapsed, is_lost};
 use crate::model::controller::proxygroup::replicas::claimed_device;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica};
-use crate::model::failover::is_lost;
 
 /// Tailnet addresses of a mapping.
 pub(super) fn addresses(mapping: &IngressService) -> impl Iterator<Item = IpAddr> {
