@@ -19,17 +19,18 @@ use crate::runtime::https::{self, HttpsError};
 pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 
 /// Each request has its own connection, as another connection may reach another Pod. It is plain HTTP, so no CAs are loaded.
-static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> =
-    LazyLock::new(|| https::build(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()).pool_max_idle_per_host(0)));
+static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> = LazyLock::new(|| https::build(plain()?.pool_max_idle_per_host(0)));
 
 /// Idle time after which a kept connection is closed; less than that of a replica's server, so that no probe is sent on a closing one.
 const MAX_IDLE: Duration = Duration::from_millis(700);
 
 /// Connections are kept for the next probe; concurrent probes of an address have one each.
-static KEPT_ALIVE: LazyLock<Result<reqwest::Client, HttpsError>> = LazyLock::new(|| {
-    let builder = https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none());
-    https::build(builder.pool_max_idle_per_host(2).pool_idle_timeout(MAX_IDLE))
-});
+static KEPT_ALIVE: LazyLock<Result<reqwest::Client, HttpsError>> =
+    LazyLock::new(|| https::build(plain()?.pool_max_idle_per_host(2).pool_idle_timeout(MAX_IDLE)));
+
+fn plain() -> Result<reqwest::ClientBuilder, HttpsError> {
+    Ok(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()))
+}
 
 /// Whether a health server answers, with any status. The request is a HEAD: an answer has no body that could be too long.
 pub async fn answers(server: SocketAddr, limit: Duration) -> bool {

@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::Pod;
 
-use crate::api::condition::TRUE;
 use crate::model::controller::objects::{group_of, pod_health_port};
-use crate::model::controller::proxygroup::is_lost;
+use crate::model::controller::proxygroup::{is_lost, is_ready};
 use crate::model::plan::targets::TargetPolicy;
 
 /// Condition type of a Pod that receives traffic.
@@ -44,10 +43,12 @@ impl ReplicaPod {
         if TargetPolicy::default().refuses(ip, false).is_some() {
             return None;
         }
-        let readiness = match ready(status) {
-            Some(condition) if condition.status == TRUE => ReplicaReadiness::Ready,
-            _ if is_lost(pod) => ReplicaReadiness::Lost,
-            _ => ReplicaReadiness::NotReady,
+        let readiness = if is_ready(pod) {
+            ReplicaReadiness::Ready
+        } else if is_lost(pod) {
+            ReplicaReadiness::Lost
+        } else {
+            ReplicaReadiness::NotReady
         };
         Some(Self {
             uid: metadata.uid.clone()?,
@@ -58,10 +59,6 @@ impl ReplicaPod {
             readiness,
         })
     }
-}
-
-fn ready(status: &PodStatus) -> Option<&PodCondition> {
-    status.conditions.as_ref()?.iter().find(|condition| condition.type_ == READY)
 }
 
 #[cfg(test)]

@@ -138,10 +138,10 @@ impl Reconciler {
             }
         }
         let settings = Self {
-            namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", namespace),
+            namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", label),
             service_namespaces: source
                 .parsed("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", |text| {
-                    text.split(',').map(|name| namespace(name.trim())).collect()
+                    text.split(',').map(|name| label(name.trim())).collect()
                 })
                 .unwrap_or_default(),
             kube,
@@ -164,8 +164,8 @@ impl Reconciler {
             tenancy: tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
             default_groups: DefaultGroups {
-                ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, group),
-                egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, group),
+                ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
+                egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
             },
             ingress: ingress(source),
             failover: source.parsed("TAILYARD_FAILOVER", "one of on, off", on_or_off).unwrap_or_default(),
@@ -189,11 +189,7 @@ pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
     domains.contains(&format!("svc.{domain}").as_str()).then(|| domain.to_owned())
 }
 
-fn namespace(text: &str) -> Option<String> {
-    dns_label(text).then(|| text.to_owned())
-}
-
-fn group(text: &str) -> Option<String> {
+fn label(text: &str) -> Option<String> {
     dns_label(text).then(|| text.to_owned())
 }
 
