@@ -4,6 +4,7 @@ pub mod base;
 pub mod config;
 pub mod controller;
 pub mod diagnostics;
+pub mod failover;
 pub mod firewall;
 pub mod flows;
 pub mod ingress;

@@ -1,6 +1,6 @@
 //! DATA PLANE: the tasks of `tailyard proxy`, and how they are joined.
 //!
-//! Every arrow between them is a latest-wins cell: nobody waits for anybody's IO.
+//! Tasks share values by `watch` channels: no task waits for the I/O of another.
 
 pub mod certs;
 pub mod config;
@@ -45,13 +45,13 @@ pub enum ProxyError {
 }
 
 impl ProxyError {
-    /// Whether nobody has decided about this end.
+    /// Whether the process ends without a stop request.
     pub fn is_crash(&self) -> bool {
         matches!(self, Self::Task(TaskError::Panicked { .. } | TaskError::Ended { .. }))
     }
 }
 
-/// Runs a replica until it is told to leave and has left.
+/// Runs a replica until a stop is requested and it has drained.
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::new();
     let (leaver, leave) = tasks::stop();
@@ -64,7 +64,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     tasks.run_forever("leave", async move {
         leave.requested().await;
         if stop.is_requested() && replica.settings.init.is_some() {
-            // A crash, which nobody has asked for: the process after this one goes on with all that there is.
+            // A crash: the next process adopts tailscaled, ruleset and flows.
             return;
         }
         replica.leave(&leave, sources.grace_began()).await;
@@ -75,7 +75,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Starts a task that ends when all are told to.
+/// Starts a task that ends with the stop.
 fn spawn(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     let work = stopped(tasks, work);
     tasks.run_forever(name, work);

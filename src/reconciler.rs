@@ -7,6 +7,7 @@ pub mod apply;
 pub mod cache;
 pub mod control_plane;
 pub mod default_control_plane;
+pub mod failover;
 pub mod http;
 pub mod informers;
 pub mod metrics;
@@ -33,6 +34,7 @@ use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
 use apply::Applier;
 use cache::{ClusterCache, WorkKey};
 use control_plane::ControlPlanes;
+use failover::Failover;
 use informers::Stores;
 use metrics::Metrics;
 use tailnets::Tailnets;
@@ -70,7 +72,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
-    let cache = cache.serving(&settings.types, &settings.ingress.class);
+    let cache = cache.serving(&settings.types, &settings.ingress.class, settings.default_groups.clone());
     let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
@@ -83,6 +85,11 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
     stopped(&mut tasks, "credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
     stopped(&mut tasks, "everything", everything(stores.clone(), leading));
+    let process = identity(&settings);
+    if settings.failover {
+        let failover = Failover::new(&cluster, stores.clone(), writes.clone(), Arc::clone(&metrics), process.clone());
+        tasks.run_forever("failover", failover.run(tasks.stop()));
+    }
     if let Some(address) = settings.admin_addr {
         let (controls, heartbeats) = (Arc::clone(&worker.controls), tasks.heartbeats());
         let sources = Arc::new(http::AdminSources { stores, writes, metrics, controls, heartbeats });
@@ -93,7 +100,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
         tasks.run_forever("worker", work(queue.clone(), Arc::clone(&worker), tasks.stop(), done.clone()));
     }
     drop(done);
-    let candidate = LeaseCandidate::new(identity(&settings), None, LeaseTerms::RECONCILER);
+    let candidate = LeaseCandidate::new(process, None, LeaseTerms::RECONCILER);
     let election = Lease::new(cluster, LEASE, candidate);
     let publish = move |now| {
         leading_sender.send_replace(now);
@@ -154,7 +161,6 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lead
         ports: settings.ports,
         drain_timeout: settings.drain_timeout,
         types: settings.types.clone(),
-        ingress_class: settings.ingress.class.clone(),
         cluster: settings.ingress.owner.clone(),
         shared_account: settings.ingress.shared_account,
         tenancy: settings.tenancy,

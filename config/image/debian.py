@@ -55,7 +55,7 @@ class Debian:
             self.file(library)
 
     def file(self, path: str) -> None:
-        """A file as it is here; a symbolic link with all that it leads to."""
+        """A file of this machine; a symbolic link with its target."""
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         self.owned(path)
         if os.path.islink(path):

@@ -63,4 +63,10 @@ pub mod reason {
     pub const NAME_CONFLICT: &str = "NameConflict";
     pub const CONFIGURATION_FAILED: &str = "ConfigurationFailed";
     pub const DEVICE_ORPHANED: &str = "DeviceOrphaned";
+    /// Ours, Event of a `ProxyGroup`: the Pod of an unreachable replica was made unready.
+    pub const REPLICA_LOST: &str = "ReplicaLost";
+    /// Ours, Event of a `ProxyGroup`: a lost replica answers again.
+    pub const REPLICA_REACHABLE: &str = "ReplicaReachable";
+    /// Ours, of the condition `Ready` of a Pod: the replica does not answer, and the reconciler made it unready.
+    pub const UNREACHABLE: &str = "TailyardUnreachable";
 }

@@ -24,6 +24,12 @@ pub const PARENT_SERVICE: &str = "svc";
 pub const SECRET_TYPE: &str = "tailscale.com/secret-type";
 /// Label of an egress child, and annotation of a user's Service: the name of the group.
 pub const PROXY_GROUP: &str = "tailscale.com/proxy-group";
+/// Ours, label of a namespace: [`DISABLED`] excludes its objects from default groups.
+pub const DEFAULT_GROUP: &str = "tailyard.io/default-proxy-group";
+/// Value of [`DEFAULT_GROUP`].
+pub const DISABLED: &str = "disabled";
+/// Ours, annotation of a user's egress Service: its `externalName` before Tailyard replaced it.
+pub const FORMER_EXTERNAL_NAME: &str = "tailyard.io/former-external-name";
 /// Label of an egress child.
 pub const SERVICE_TYPE: &str = "tailscale.com/svc-type";
 /// Value of [`SERVICE_TYPE`].

@@ -185,12 +185,12 @@ pub struct ClassDebug {
 pub struct Metrics {
     /// Whether metrics are served at port 9002 of each Pod, and by a Service `<name>-metrics`.
     pub enable: bool,
-    /// Whether Prometheus is told of them.
+    /// Whether Prometheus scrapes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_monitor: Option<ServiceMonitor>,
 }
 
-/// Whether Prometheus is told of the metrics.
+/// Whether Prometheus scrapes the metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMonitor {
@@ -227,7 +227,7 @@ pub struct NodePorts {
     /// external addresses.
     #[schemars(length(min = 1))]
     pub ports: Vec<PortRange>,
-    /// Labels of the nodes whose external addresses are told to the peers; all nodes if there are none.
+    /// Labels of the nodes whose external addresses are announced to the peers; all nodes if there are none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub selector: BTreeMap<String, String>,
 }

@@ -257,7 +257,7 @@ pub struct TailnetDevice {
     /// Its addresses in the tailnet.
     #[serde(rename = "tailnetIPs", default, skip_serializing_if = "Vec::is_empty")]
     pub tailnet_ips: Vec<String>,
-    /// Where its peers may reach it without being told by the control plane: addresses and ports of nodes.
+    /// Static endpoints of the device: addresses and ports of nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub static_endpoints: Vec<String>,
 }

@@ -96,7 +96,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Nobody else may write into what the proxies read.
+/// No other user may write to the files that the proxies read.
 fn create_private(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().mode(0o700).create(path)

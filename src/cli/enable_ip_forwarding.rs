@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::edge::sysctl::{Forwarding, forward};
 use crate::model::base::net::Family;
 
-/// Switches forwarding on in this network namespace and says what was done for each family. Fails where it cannot.
+/// Enables forwarding in this network namespace and prints the result for each family; fails if it cannot.
 pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode> {
     for (family, done) in Family::ALL.into_iter().zip(forward(&Family::ALL)?) {
         let words = match done {

@@ -137,7 +137,7 @@ fn offer_all(options: &LoadOptions, lines: &mpsc::Sender<Line>) -> Result<LoadSu
                 _ = terminate.recv() => {}
             }
         };
-        // Where nobody reads any more the load goes on: its exit code still says what came of it.
+        // The load continues when its output is closed: the exit status still reports the result.
         Ok(offer(options, |line| drop(lines.send(line)), reported).await?)
     })
 }

@@ -368,7 +368,7 @@ mod tests {
             |board: &Scoreboard, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
         assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
         board.open_window(0);
-        assert!(!wrong(&board, FOLLOWS * 2), "nobody is there to end it");
+        assert!(!wrong(&board, FOLLOWS * 2), "no replica is there to end it");
         board.record_probe(0, board.now(), false);
         board.members[0].life = ReplicaPhase::Restarting;
         board.record_probe(0, board.now(), true);

@@ -157,7 +157,9 @@ impl ControlClient {
     ) -> Result<BTreeSet<String>, ControlError> {
         match self {
             Self::Headscale(client) => client.approve_routes(id, expected, add, remove).await,
-            Self::Tailscale(_) => Err(ControlError::Settings("routes stand for nothing here: there are Tailscale Services".to_owned())),
+            Self::Tailscale(_) => Err(ControlError::Settings(
+                "this control plane has Tailscale Services and approves no routes for the reconciler".to_owned(),
+            )),
         }
     }
 

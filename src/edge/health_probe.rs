@@ -1,12 +1,11 @@
-//! Health probe that identifies the Pod behind a service: one GET on its own connection, with a timeout.
-//!
-//! [`crate::model::flows::prestop_hook`] evaluates the responses.
+//! Health probes over HTTP, with a timeout: one that identifies the Pod behind a service, evaluated by
+//! [`crate::model::flows::prestop_hook`], and one of a Pod's address, evaluated by [`crate::model::failover`].
 
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
 use std::iter::successors;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -20,8 +19,24 @@ use crate::runtime::https::{self, HttpsError};
 pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 
 /// Each request has its own connection, as another connection may reach another Pod. It is plain HTTP, so no CAs are loaded.
-static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> =
-    LazyLock::new(|| https::build(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()).pool_max_idle_per_host(0)));
+static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> = LazyLock::new(|| https::build(plain()?.pool_max_idle_per_host(0)));
+
+/// Idle time after which a kept connection is closed; less than that of a replica's server, so that no probe is sent on a closing one.
+const MAX_IDLE: Duration = Duration::from_millis(700);
+
+/// Connections are kept for the next probe; concurrent probes of an address have one each.
+static KEPT_ALIVE: LazyLock<Result<reqwest::Client, HttpsError>> =
+    LazyLock::new(|| https::build(plain()?.pool_max_idle_per_host(2).pool_idle_timeout(MAX_IDLE)));
+
+fn plain() -> Result<reqwest::ClientBuilder, HttpsError> {
+    Ok(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()))
+}
+
+/// Whether a health server answers, with any status. The request is a HEAD: an answer has no body that could be too long.
+pub async fn answers(server: SocketAddr, limit: Duration) -> bool {
+    let Ok(client) = &*KEPT_ALIVE else { return false };
+    client.head(format!("http://{server}/livez")).timeout(limit).send().await.is_ok()
+}
 
 /// Sends one probe. `url` is from the config; an invalid one gives [`HealthProbe::Silent`].
 pub async fn ping(url: &str, limit: Duration) -> HealthProbe {
@@ -82,6 +97,38 @@ mod tests {
         assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(expected));
         let request_text = request_text.await.expect("asked");
         assert!(request_text.starts_with("GET /healthz HTTP/1.1\r\n") && request_text.contains("connection: close"), "{request_text}");
+    }
+
+    #[tokio::test]
+    async fn any_answer_is_a_sign_of_life_and_keeps_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let requests = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut requests = Vec::new();
+            for answer in ["200 OK\r\nContent-Length: 900", "503 Service Unavailable\r\nContent-Length: 0"] {
+                let mut request = vec![0; 1024];
+                let length = stream.read(&mut request).await.expect("a request");
+                requests.push(String::from_utf8_lossy(&request[..length]).into_owned());
+                stream.write_all(format!("HTTP/1.1 {answer}\r\n\r\n").as_bytes()).await.expect("answered");
+            }
+            // The third request gets no answer, and the listener is closed.
+            drop(listener);
+            (requests, stream)
+        });
+        assert!(answers(address, LIMIT).await && answers(address, LIMIT).await);
+        let (requests, stream) = requests.await.expect("requested");
+        assert!(requests.iter().all(|request| request.starts_with("HEAD /livez HTTP/1.1\r\n")), "{requests:?}");
+        assert!(!answers(address, Duration::from_millis(50)).await, "silent");
+        drop(stream);
+        assert!(!answers(address, LIMIT).await, "refused");
+    }
+
+    #[tokio::test]
+    async fn garbage_is_no_sign_of_life() {
+        let (url, _asked) = answering("what?\r\n\r\n").await;
+        let address = url.trim_start_matches("http://").trim_end_matches("/healthz").parse().expect("an address");
+        assert!(!answers(address, LIMIT).await);
     }
 
     #[tokio::test]

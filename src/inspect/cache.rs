@@ -163,7 +163,7 @@ mod tests {
     fn forbidden_kind_is_a_gap_until_it_is_listed() {
         let mut gathered = InspectCache::new("ts");
         assert!(gathered.take(StatusPart::States, lost(403)));
-        assert!(!gathered.take(StatusPart::States, lost(403)), "once told is enough");
+        assert!(!gathered.take(StatusPart::States, lost(403)), "reported once");
         assert_eq!(gathered.view().gaps, [(StatusPart::States, Gap::Forbidden)].into());
         assert!(gathered.take(StatusPart::States, WatchChange::Complete));
         assert!(gathered.view().gaps.is_empty() && !gathered.whole());

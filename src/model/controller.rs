@@ -2,6 +2,7 @@
 
 pub mod control_plane;
 pub mod finalizers;
+pub mod group_assignment;
 pub mod identity;
 pub mod ingress_spec;
 pub mod match_ports;

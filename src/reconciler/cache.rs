@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups};
 use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
@@ -20,6 +21,7 @@ use object::CachedObject;
 pub use observe::ControlPlaneView;
 use store::{ObjectStore, StoredObject};
 
+mod assignment;
 mod certificates;
 mod foreign;
 mod index;
@@ -93,8 +95,8 @@ pub enum WatchRole {
 #[derive(Debug)]
 pub struct ClusterCache {
     default_class: Option<String>,
-    /// Name of our `IngressClass`.
-    ingress_class: String,
+    /// Rules for objects without annotation; they follow the `IngressClass` and the Namespaces.
+    assignment: Arc<AssignmentRules>,
     /// Types of the groups that we serve.
     types: Vec<ProxyGroupType>,
     stores: BTreeMap<WatchRole, ObjectStore>,
@@ -114,9 +116,10 @@ impl ClusterCache {
         for role in watches {
             stores.entry(role).or_default().watches += 1;
         }
+        let parameters = if stores.contains_key(&WatchRole::IngressClass) { ClassParameters::Unknown } else { ClassParameters::Unset };
         Self {
             default_class,
-            ingress_class: String::new(),
+            assignment: Arc::new(AssignmentRules { parameters, ..AssignmentRules::default() }),
             types: Vec::new(),
             stores,
             indices: Indices::default(),
@@ -126,10 +129,11 @@ impl ClusterCache {
         }
     }
 
-    /// Sets the group types and the `IngressClass` that we serve.
+    /// Sets the group types and the `IngressClass` that we serve, and the groups of objects without annotation.
     #[must_use]
-    pub fn serving(self, types: &[ProxyGroupType], class: &str) -> Self {
-        Self { types: types.to_vec(), ingress_class: class.to_owned(), ..self }
+    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups) -> Self {
+        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, ..(*self.assignment).clone() };
+        Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
     }
 
     /// Marks a kind as not installed.
@@ -170,6 +174,7 @@ impl ClusterCache {
         let mut object = CachedObject::read(role, &id, value);
         if let CachedObject::Service(service) = &object
             && self.groups_of(&id, &object).is_empty()
+            && !self.assignment.depends_on_namespace(service)
         {
             object = CachedObject::backend(service);
         }
@@ -181,6 +186,7 @@ impl ClusterCache {
         }
         keys.extend(old.iter().flat_map(|old| self.keys(role, &id, old)));
         self.follow(role, &id, old.as_ref(), Some(&object));
+        keys.extend(self.reassign(role, &id));
         keys
     }
 
@@ -230,7 +236,7 @@ impl ClusterCache {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
     }
 
-    /// Number of objects of a role that concern a group.
+    /// Number of objects of a role that concern a group, or may do so by default.
     pub fn count(&self, role: WatchRole) -> usize {
         self.objects(role).filter(|(_, object)| !matches!(object, CachedObject::Backend(_))).count()
     }
@@ -253,8 +259,9 @@ impl ClusterCache {
 
     fn drop_stored(&mut self, role: WatchRole, id: &Id) -> BTreeSet<WorkKey> {
         let Some(StoredObject { object, .. }) = self.store(role).objects.remove(id) else { return BTreeSet::new() };
-        let keys = self.keys(role, id, &object);
+        let mut keys = self.keys(role, id, &object);
         self.follow(role, id, Some(&object), None);
+        keys.extend(self.reassign(role, id));
         keys
     }
 }

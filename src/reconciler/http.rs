@@ -47,6 +47,7 @@ impl AdminSources {
             groups,
             unserved: cache.unserved(),
             services,
+            lost: cache.lost_replicas(),
             objects: objects(&cache),
             planes: planes.collect(),
         }

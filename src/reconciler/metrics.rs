@@ -9,6 +9,10 @@ use crate::model::controller::proxygroup::{Certified, IngressSummary, PublishSta
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
+use failover::FailoverMetrics;
+
+mod failover;
+
 /// From a cache hit to a slow control plane, in seconds.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
 
@@ -22,6 +26,7 @@ pub struct Metrics {
     requests: Counter<3>,
     writes: Counter<2>,
     watch_faults: Counter<2>,
+    failover: FailoverMetrics,
     leader: Sampled<0>,
     synced: Sampled<0>,
     depth: Sampled<1>,
@@ -52,6 +57,8 @@ pub struct Snapshot {
     pub unserved: usize,
     /// Users' Services that concern a group.
     pub services: usize,
+    /// Lost replicas by group.
+    pub lost: BTreeMap<String, usize>,
     /// Cached objects by kind.
     pub objects: Vec<(&'static str, usize)>,
     /// Tested control planes by Tailnet name, and whether they are usable.
@@ -81,6 +88,7 @@ impl Metrics {
             )?,
             writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
             watch_faults: r.counter("tailyard_watch_errors_total", "Watches of the API server that failed", ["kind", "reason"])?,
+            failover: FailoverMetrics::new(r)?,
             leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the leader, which writes", []),
             synced: r.sampled("tailyard_caches_synced", Kind::Gauge, "1 once every cache is complete; nothing is written before", []),
             depth: r.sampled(
@@ -154,6 +162,16 @@ impl Metrics {
         self.watch_faults.inc([kind, error]);
     }
 
+    /// Counts a health probe of a replica.
+    pub fn probed(&self, answered: bool) {
+        self.failover.probes.inc([if answered { "answered" } else { "missed" }]);
+    }
+
+    /// Counts a lost replica whose Pod was made unready.
+    pub fn made_unready(&self, group: &str) {
+        self.failover.marks.inc([group]);
+    }
+
     /// Page of a scrape.
     pub fn page(&self, now: &Snapshot) -> String {
         let flag = |on: bool| if on { 1.0 } else { 0.0 };
@@ -167,6 +185,7 @@ impl Metrics {
         page.write(&self.groups, [([], size(now.groups))]);
         page.write(&self.unserved, [([], size(now.unserved))]);
         page.write(&self.planes, now.planes.iter().map(|(tailnet, works)| ([tailnet.as_str()], flag(*works))));
+        page.write(&self.failover.lost, now.lost.iter().map(|(group, count)| ([group.as_str()], size(*count))));
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
         // Only the leader reconciles groups; summaries of an earlier leadership are outdated.

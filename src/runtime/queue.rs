@@ -97,7 +97,7 @@ impl<K: QueueKey> Queue<K> {
             let (taken, next) = {
                 let mut order = self.locked();
                 let taken = order.take(Instant::now());
-                // One notification may stand for several keys: each taker wakes the next.
+                // One notification may cover several keys: each taker wakes the next.
                 (taken, order.next())
             };
             if let Some(key) = taken {

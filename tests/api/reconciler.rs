@@ -2,6 +2,8 @@
 //! kubelet: the tests create Pods and write the replicas' state. The control plane is a stand-in.
 
 mod changes;
+mod defaults;
+mod failover;
 mod groups;
 mod hostile;
 mod lacking;

@@ -268,6 +268,8 @@ fn program_accepts_the_rendered_settings() {
     assert_eq!((everything.image.as_str(), everything.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
     assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
     assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
+    let groups = everything.default_groups;
+    assert_eq!((groups.ingress.as_deref(), groups.egress.as_deref()), (Some("web"), Some("eg")));
     assert_eq!((everything.drain_timeout.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
     let headscale = settings("headscale");
     assert_eq!(
@@ -328,11 +330,12 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 /// Rejected values, each with a corrected one that is accepted.
-const REFUSED: [(&str, &str); 22] = [
+const REFUSED: [(&str, &str); 23] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
     ("firewallMode=pf", "firewallMode=iptables"),
+    ("defaultProxyGroups.egress=Eg.1", "defaultProxyGroups.egress=eg-1"),
     ("tags={k8s}", "tags={tag:k8s}"),
     ("matchPortRange=10000", "matchPortRange=10000-10999"),
     ("drainTimeout=45x", "drainTimeout=45s"),

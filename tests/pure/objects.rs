@@ -11,6 +11,7 @@ use std::time::Duration;
 use imbl::OrdMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
+use tailyard::model::controller::group_assignment::AssignmentRules;
 use tailyard::model::controller::identity::DeviceName;
 use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
@@ -42,6 +43,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
             service_monitors: true,
             ..GroupSettings::new("tailscale".into(), "ghcr.io/tailyard/tailyard:v1".into())
         }),
+        assignment: Arc::new(AssignmentRules { ingress_class: "tailscale".into(), ..AssignmentRules::default() }),
         group: Some(Arc::new(serde_json::from_value(group).expect("a group"))),
         class: class.map_or(Class::None, |class| Class::Ready(Arc::new(serde_json::from_value(class).expect("a class")))),
         tailnet: TailnetState::Ready {

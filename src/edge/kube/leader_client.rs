@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::DynamicResourceScope;
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
@@ -85,6 +85,14 @@ impl LeaderClient {
     pub async fn look(&self, object: &ObjectRef) -> Result<Option<Value>, KubeError> {
         let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         self.write(call, self.api(object.kind.into(), &object.namespace).get_opt(&object.name)).await.map(|found| found.map(plain))
+    }
+
+    /// Lists objects with these labels as the API server has them now, not as an informer cache.
+    pub async fn list(&self, resource: Resource, namespace: &str, labels: &str) -> Result<Vec<Value>, KubeError> {
+        let call = ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.to_owned(), name: String::new() };
+        let parameters = ListParams::default().labels(labels);
+        let list = self.write(call, self.api(resource, namespace).list(&parameters)).await?;
+        Ok(list.items.into_iter().map(plain).collect())
     }
 
     /// Deletes an object if its UID matches. A missing object is no error.
@@ -206,6 +214,7 @@ fn status(resource: Resource) -> &'static str {
         "Tailnet" => "Tailnet/status",
         "Service" => "Service/status",
         "Ingress" => "Ingress/status",
+        "Pod" => "Pod/status",
         whole => whole,
     }
 }

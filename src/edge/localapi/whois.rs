@@ -48,7 +48,7 @@ mod tests {
         let text = "HTTP/1.1 200 OK\r\nContent-Length: 53\r\n\r\n{\"Node\":{},\"UserProfile\":{\"LoginName\":\"a@b.example\"}}";
         let (request, identity) = ask(text).await;
         assert_eq!(request, "GET /localapi/v0/whois?addr=%5Bfd7a::9%5D:51234&proto=tcp HTTP/1.1");
-        assert_eq!(identity.expect("an answer").expect("somebody").user_profile.login_name, "a@b.example");
+        assert_eq!(identity.expect("an answer").expect("a user").user_profile.login_name, "a@b.example");
         assert_eq!(ask("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await.1.expect("an answer"), None);
         assert_eq!(ask("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n").await.1.expect_err("refused").reason(), "Refused");
     }

@@ -95,12 +95,12 @@ mod tests {
             assert!(timeout(Duration::from_millis(300), changes.next()).await.is_err(), "our own change is no news");
             setsockopt(changes.socket.socket_mut(), sockopt::RcvBuf, &1).expect("set");
             nft.patch(&many, &diff(&many, &few), &few).await.expect("patched");
-            timeout(LONG, changes.next()).await.expect("in time").expect("told");
+            timeout(LONG, changes.next()).await.expect("in time").expect("a notice");
             // The stream continues: the next foreign change is reported too.
             while timeout(Duration::from_millis(300), changes.next()).await.is_ok() {}
             let other = tokio::process::Command::new("nft").args(["add", "table", "inet", "other"]).status().await.expect("nft");
             assert!(other.success());
-            timeout(LONG, changes.next()).await.expect("in time").expect("told");
+            timeout(LONG, changes.next()).await.expect("in time").expect("a notice");
         };
         Namespace::make().expect("a namespace").block_on(work).expect("ran");
     }

@@ -53,7 +53,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
     }
     let (deployments, groups, tailnets) =
         tokio::join!(list(Resource::DEPLOYMENT, None, None), list(Resource::PROXY_GROUP, None, None), list(Resource::TAILNET, None, None),);
-    let watched = deployments.as_ref().map(|deployments| watched(deployments)).unwrap_or_default();
+    let required = reconciler_rights(cluster.namespace(), deployments.as_deref().unwrap_or_default());
     let mut unreconciled = BTreeMap::new();
     for resource in Resource::NOT_RECONCILED {
         unreconciled.insert(resource.kind, list(resource, None, None).await);
@@ -66,7 +66,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
     ClusterFacts {
         server,
         definitions,
-        denied: denied(cluster, &watched, &names).await,
+        denied: denied(cluster, required, &names).await,
         deployments,
         groups,
         unreconciled,
@@ -105,20 +105,23 @@ fn name(object: &Value) -> Option<String> {
     object["metadata"]["name"].as_str().map(str::to_owned)
 }
 
-/// Namespaces that the reconciler watches; empty if it watches all.
-fn watched(deployments: &[Value]) -> Vec<String> {
+/// Rights that the reconciler requires with the settings of its Deployment.
+fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment));
-    let text = reconciler.and_then(|deployment| variable(deployment, "TAILYARD_WATCH_NAMESPACES")).unwrap_or_default();
-    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    let setting = |name| reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default();
+    let watched = setting("TAILYARD_WATCH_NAMESPACES").split(',').map(str::trim).filter(|name| !name.is_empty());
+    let mut rights = rights::reconciler(namespace, &watched.map(str::to_owned).collect::<Vec<_>>());
+    rights.retain(|right| !right.failover() || setting("TAILYARD_FAILOVER") != "off");
+    rights
 }
 
 /// Required rights that the accounts of the reconciler and of groups lack.
-async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
+async fn denied(cluster: &Cluster, reconciler: Vec<Right>, groups: &[String]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
     let namespace = cluster.namespace();
     // A review of one's own rights needs no right, e.g. for the reconciler in its Pod; a review of others does.
     let own = cluster.who().await.unwrap_or_default();
     let mut denied = BTreeMap::new();
-    let mut wanted = vec![(ACCOUNT.to_owned(), rights::reconciler(namespace, watched))];
+    let mut wanted = vec![(ACCOUNT.to_owned(), reconciler)];
     wanted.extend(groups.iter().take(GROUPS).map(|group| (group.clone(), rights::replicas(namespace, group))));
     for (account, rights) in wanted {
         let user = format!("system:serviceaccount:{namespace}:{account}");

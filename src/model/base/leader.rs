@@ -25,6 +25,8 @@ pub struct LeaseTerms {
 impl LeaseTerms {
     /// Another candidate leads within 15 s of a leader's death: 12 s after its last renewal, plus 2 s until the next read.
     pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
+    /// Taken within milliseconds when it is free, and held only while a replica is suspected: a dead holder delays failover by 4 s.
+    pub const FAILOVER: Self = Self { duration: Duration::from_secs(4), trust: Duration::from_secs(2), every: Duration::from_millis(500) };
     /// Ten minutes: a restarted node is back by then, and no renewal is urgent. Two leaders do no harm, so `trust` is practically
     /// unlimited.
     pub const CERT_LEADER: Self =

@@ -154,26 +154,6 @@ pub fn service_name(label: &str) -> String {
     format!("{}{label}", vip::PREFIX)
 }
 
-/// The ProxyGroup that an Ingress names; `None` if it is not ours. `class` is the name of the `IngressClass`.
-pub fn ingress_group<'a>(ingress: &'a Ingress, class: &str) -> Option<&'a str> {
-    let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref()) == Some(class);
-    annotation(ingress.metadata.annotations.as_ref(), names::PROXY_GROUP).filter(|_| named)
-}
-
-/// The ProxyGroup that a Service names for ingress.
-pub fn service_group(service: &Service) -> Option<&str> {
-    let annotations = service.metadata.annotations.as_ref();
-    let spec = service.spec.as_ref()?;
-    let balanced = spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS);
-    let exposed = || annotation(annotations, names::EXPOSE).is_some_and(truth);
-    // Most Services are egress: return early for them.
-    if !balanced && !exposed() {
-        return None;
-    }
-    let egress = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(annotations, key).is_some());
-    annotation(annotations, names::PROXY_GROUP).filter(|_| !egress)
-}
-
 /// Whether a Service has conditions of ours.
 pub fn has_conditions(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -202,12 +182,13 @@ fn text(text: Option<&String>) -> &str {
     text.map_or("", String::as_str)
 }
 
-fn annotation<'a>(annotations: Option<&'a Annotations>, key: &str) -> Option<&'a str> {
+/// Value of a nonempty annotation.
+pub fn annotation<'a>(annotations: Option<&'a Annotations>, key: &str) -> Option<&'a str> {
     annotations?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
 /// Whether an annotation is true, in the spellings that the Tailscale operator accepts.
-fn truth(text: &str) -> bool {
+pub fn truth(text: &str) -> bool {
     matches!(text, "true" | "True" | "TRUE" | "t" | "T" | "1")
 }
 

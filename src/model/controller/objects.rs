@@ -44,7 +44,7 @@ pub use services::ROOM as CONFIG_ROOM;
 pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{RenderContext, image_path};
 pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
-pub use statefulset::stateful_set;
+pub use statefulset::{pod_health_port, stateful_set};
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";

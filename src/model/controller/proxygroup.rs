@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 
-use crate::api::names;
+use crate::model::controller::group_assignment::AssignmentRules;
 
 mod actions;
 mod claims;
@@ -29,7 +29,9 @@ mod unmanaged;
 mod validate;
 mod work;
 
-pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject};
+pub use actions::{
+    ClaimedDevice, ConfigDraft, ControlAction, Delete, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject,
+};
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
@@ -37,7 +39,7 @@ pub use observed::{
     Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
-pub use readiness::{holds, is_from_pod, is_ready};
+pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 pub use slices::is_manual;
 
 /// Plans the changes for a group.
@@ -57,12 +59,11 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     work.pass
 }
 
-/// The groups that a user's Service affects, besides those with a child of it: the named one and the one in its conditions. The empty name
-/// means a Service that must be released and has neither.
-pub fn concerns(service: &Service) -> BTreeSet<String> {
-    let target = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| validate::annotation(service, key).is_some());
-    let named = validate::annotation(service, names::PROXY_GROUP).filter(|_| target);
-    let mut groups: BTreeSet<String> = named.into_iter().chain(services::recorded(service)).map(str::to_owned).collect();
+/// The groups that a user's Service affects, besides those with a child of it: the assigned one and the one in its conditions. The empty
+/// name means a Service that must be released and has neither.
+pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<String> {
+    let assigned = rules.egress(service).group();
+    let mut groups: BTreeSet<String> = assigned.into_iter().chain(services::recorded(service)).map(str::to_owned).collect();
     if groups.is_empty() && claims::recorded(service) {
         groups.insert(String::new());
     }

@@ -210,10 +210,7 @@ mod tests {
             selected(json!({"matchLabels": {"team": "shop"}, "matchExpressions": [{"key": "stage", "operator": "DoesNotExist"}]})),
             [false, true, false]
         );
-        assert!(
-            tenancy(json!([{"namespaceSelector": {}}])).allowance("unknown", "g").is_err(),
-            "labels that nobody has seen match nothing"
-        );
+        assert!(tenancy(json!([{"namespaceSelector": {}}])).allowance("unknown", "g").is_err(), "unknown labels match nothing");
     }
 
     #[test]

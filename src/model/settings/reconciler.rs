@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::group_assignment::DefaultGroups;
 use crate::model::controller::ingress_spec::{ServiceOwner, dns_label};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
@@ -26,6 +27,9 @@ const WITHOUT_MEANING: [&str; 7] = [
     "OPERATOR_SECRET",
     "K8S_PROXY_IMAGE",
 ];
+
+/// Description of a valid group name.
+const GROUP: &str = "the name of a ProxyGroup";
 
 /// All settings of `tailyard reconciler`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,9 +61,13 @@ pub struct Reconciler {
     /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
     pub types: Vec<ProxyGroupType>,
+    /// Groups of objects that name none.
+    pub default_groups: DefaultGroups,
     /// Limits of namespaces in groups that name no tenants.
     pub tenancy: DefaultTenancy,
     pub ingress: Ingress,
+    /// Whether Pods of lost replicas are made unready.
+    pub failover: bool,
     /// Number of concurrent reconciliations.
     pub workers: usize,
     /// Listener of health checks and metrics; `None` if disabled.
@@ -130,10 +138,10 @@ impl Reconciler {
             }
         }
         let settings = Self {
-            namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", namespace),
+            namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", label),
             service_namespaces: source
                 .parsed("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", |text| {
-                    text.split(',').map(|name| namespace(name.trim())).collect()
+                    text.split(',').map(|name| label(name.trim())).collect()
                 })
                 .unwrap_or_default(),
             kube,
@@ -155,7 +163,12 @@ impl Reconciler {
             control: control(source),
             tenancy: tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
+            default_groups: DefaultGroups {
+                ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
+                egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
+            },
             ingress: ingress(source),
+            failover: source.parsed("TAILYARD_FAILOVER", "one of on, off", on_or_off).unwrap_or_default(),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or_default(),
@@ -176,7 +189,7 @@ pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
     domains.contains(&format!("svc.{domain}").as_str()).then(|| domain.to_owned())
 }
 
-fn namespace(text: &str) -> Option<String> {
+fn label(text: &str) -> Option<String> {
     dns_label(text).then(|| text.to_owned())
 }
 
@@ -203,6 +216,14 @@ fn tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
         _ => None,
     };
     source.parsed("TAILYARD_TENANCY", "one of bounded, open", parsed).unwrap_or_default()
+}
+
+fn on_or_off(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
 }
 
 fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
@@ -308,12 +329,13 @@ mod tests {
             ("PROXY_FIREWALL_MODE", "pf"),
             ("TAILYARD_MATCH_PORT_RANGE", "20000-10000"),
             ("TAILYARD_WORKERS", "0"),
+            ("TAILYARD_FAILOVER", "no"),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
             ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 10, "{faults}");
+        assert_eq!(faults.0.len(), 11, "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::reconciler()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

@@ -153,7 +153,7 @@ const PROXY: [(&str, &[SettingRow]); 6] = [
     ),
 ];
 
-const RECONCILER: [(&str, &[SettingRow]); 5] = [
+const RECONCILER: [(&str, &[SettingRow]); 6] = [
     (
         "Cluster",
         &[
@@ -205,6 +205,13 @@ const RECONCILER: [(&str, &[SettingRow]); 5] = [
             ),
             ("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "45s", "Maximum time for a replica to drain connections on shutdown"),
             (
+                "--failover",
+                "TAILYARD_FAILOVER",
+                "on|off",
+                "on",
+                "Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s",
+            ),
+            (
                 "--tenancy",
                 "TAILYARD_TENANCY",
                 "bounded|open",
@@ -218,6 +225,25 @@ const RECONCILER: [(&str, &[SettingRow]); 5] = [
                 "NAME[,NAME]",
                 "egress,ingress",
                 "Types of the ProxyGroups to manage; others are left to the Tailscale operator",
+            ),
+        ],
+    ),
+    (
+        "Default ProxyGroups",
+        &[
+            (
+                "--default-ingress-group",
+                "TAILYARD_DEFAULT_INGRESS_GROUP",
+                "NAME",
+                "",
+                "ProxyGroup of Ingresses and Services that name none and are to be reached from the tailnet",
+            ),
+            (
+                "--default-egress-group",
+                "TAILYARD_DEFAULT_EGRESS_GROUP",
+                "NAME",
+                "",
+                "ProxyGroup of Services that name none and have a target in the tailnet",
             ),
         ],
     ),

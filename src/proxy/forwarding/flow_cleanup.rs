@@ -260,7 +260,7 @@ mod tests {
         change.add(applied(both));
         assert!(!change.is_audit());
         change.add(applied(one));
-        assert!(change.is_audit(), "somebody came and went");
+        assert!(change.is_audit(), "another writer changed and reverted it");
         let reachable = |ip: &str| change.reachable(ip.parse().expect("an address"));
         assert!(reachable("10.1.0.1") && !reachable("10.2.0.1") && reachable("10.3.0.1") && !reachable("100.64.0.1"));
     }

@@ -253,7 +253,7 @@ mod tests {
         bench.tried(0).await;
         let pings = bench.pings.lock().expect("not poisoned").clone();
         assert_eq!(pings.iter().filter(|(pings, _)| *pings == ip(3)).count(), 2, "a target that was spoken with is asked like others");
-        assert!(pings.iter().all(|(pings, _)| *pings != ip(9)), "nobody answers for it any more");
+        assert!(pings.iter().all(|(pings, _)| *pings != ip(9)), "no peer has the address any more");
     }
 
     #[tokio::test(start_paused = true)]
@@ -280,7 +280,7 @@ mod tests {
         bench.plan();
         bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");
         assert!(bench.tried(0).await <= LIMIT);
-        assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "nobody waits for it any more");
+        assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "it is not awaited any more");
     }
 
     #[tokio::test(start_paused = true)]

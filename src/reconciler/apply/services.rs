@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, has_finalizer};
+use crate::api::names;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::ingress_spec::{PublishSource, Publisher};
-use crate::model::controller::proxygroup::{ObjectUpdate, Subject};
+use crate::model::controller::proxygroup::{ExternalNameUpdate, ObjectUpdate, Subject};
 use crate::reconciler::cache::WatchRole;
 
 /// Point of a pass.
@@ -47,18 +48,21 @@ impl Applier {
     /// Applies the update of one Service at this point: the finalizer before objects exist, unless it comes with `externalName`;
     /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
-        let name = update.external_name.as_ref();
+        let external_name = update.external_name.as_ref();
         let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => has_finalizer(all) && name.is_none(),
-            When::Between => has_finalizer(all) && name.is_some(),
+            When::Before => has_finalizer(all) && external_name.is_none(),
+            When::Between => has_finalizer(all) && external_name.is_some(),
             When::After => !has_finalizer(all),
         });
         let mut patch = json!({});
         if let Some(finalizers) = finalizers {
             patch["metadata"]["finalizers"] = json!(finalizers);
         }
-        if let Some(name) = name.filter(|_| when == When::Between) {
-            patch["spec"]["externalName"] = json!(name);
+        if let Some(ExternalNameUpdate { name, former }) = external_name.filter(|_| when == When::Between) {
+            patch["metadata"]["annotations"] = json!({names::FORMER_EXTERNAL_NAME: former});
+            if let Some(name) = name {
+                patch["spec"]["externalName"] = json!(name);
+            }
         }
         if patch != json!({}) {
             self.change_service(update, versions, ObjectPart::Object, patch).await?;

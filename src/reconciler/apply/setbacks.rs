@@ -66,7 +66,7 @@ mod tests {
         }
         assert!(setbacks.aside(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
         let (events, ended) = setbacks.end();
-        assert_eq!(events.len(), 3, "somebody else's write is worth no Event: {events:?}");
+        assert_eq!(events.len(), 3, "another writer's change emits no Event: {events:?}");
         assert_eq!(ended.expect_err("the first").reason(), "Forbidden");
     }
 

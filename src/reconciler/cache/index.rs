@@ -10,9 +10,10 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
-use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
+use super::publishers::{self, PublishRequest};
+use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
+use crate::model::controller::ingress_spec::{Publisher, backends};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
 use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
 use crate::model::controller::tenancy::Labels;
@@ -44,7 +45,7 @@ pub(super) struct GroupObjects {
     manual: usize,
     /// Users' Services that concern the group, or that it has a child of.
     pub(super) services: OrdMap<Id, Arc<Service>>,
-    /// Ingresses that name the group, or that its config has an entry for.
+    /// Ingresses that are assigned to the group, or that its config has an entry for.
     pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
     pub(super) replicas: BTreeMap<u32, ObservedReplica>,
 }
@@ -109,20 +110,19 @@ impl ClusterCache {
                 self.index(role, id, object, came);
             }
         }
-        let source = if role == WatchRole::Ingress { PublishSource::Ingress } else { PublishSource::Service };
         for group in users {
-            self.file(&group, source, id);
+            self.file(&group, role, id);
         }
         if role == WatchRole::Credentials && new.is_none() {
             self.certificates.remove(&id.1);
         }
     }
 
-    fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
+    pub(super) fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         for group in owners(object) {
             self.change(&group, |members| members.follow(&group, role, id, object, came));
         }
-        if let Some((claimant, Some(_), label)) = self.asks(id, object) {
+        if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.asks(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
         }
         match object {
@@ -152,7 +152,7 @@ impl ClusterCache {
         if groups.is_empty() {
             self.indices.children.remove(&parent);
         }
-        self.file(group, PublishSource::Service, &parent);
+        self.file(group, WatchRole::Service, &parent);
     }
 
     /// Updates the index of the entries in a group's config.
@@ -161,19 +161,19 @@ impl ClusterCache {
         let Some(group) = group.filter(|group| names::ingress_config(group) == id.1) else { return };
         for claimant in IngressConfigMap::origins(config).values().filter_map(publishers::of) {
             put(&mut self.indices.recorded, claimant.clone(), group.to_owned(), came);
-            self.file(group, claimant.source, &(claimant.namespace, claimant.name));
+            self.file(group, publishers::role(claimant.source), &(claimant.namespace, claimant.name));
         }
     }
 
     /// Adds a user's object to a group if it concerns the group, else removes it.
-    fn file(&mut self, group: &str, source: PublishSource, id: &Id) {
-        let object = self.one(publishers::role(source), id).cloned();
+    pub(super) fn file(&mut self, group: &str, role: WatchRole, id: &Id) {
+        let object = self.one(role, id).cloned();
         let object = object.filter(|object| self.groups_of(id, object).contains(group));
-        self.change(group, |members| match (source, object) {
+        self.change(group, |members| match (role, object) {
             (_, Some(CachedObject::Service(service))) => drop(members.services.insert(id.clone(), service)),
             (_, Some(CachedObject::Ingress(ingress))) => drop(members.ingresses.insert(id.clone(), ingress)),
-            (PublishSource::Service, _) => drop(members.services.remove(id)),
-            (PublishSource::Ingress, _) => drop(members.ingresses.remove(id)),
+            (WatchRole::Ingress, _) => drop(members.ingresses.remove(id)),
+            _ => drop(members.services.remove(id)),
         });
     }
 
@@ -185,11 +185,11 @@ impl ClusterCache {
         }
     }
 
-    /// Groups that see a user's object: those that it names or named, and those that have a child of it.
+    /// Groups that see a user's object: those that it is or was assigned to, and those that have a child of it.
     pub(super) fn groups_of(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
         if let CachedObject::Service(service) = object {
-            groups.extend(concerns(service));
+            groups.extend(concerns(service, &self.assignment));
             groups.extend(self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned());
         }
         groups

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::index::{GroupObjects, owners};
+use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress_spec::PublishSource;
@@ -32,12 +33,12 @@ impl ClusterCache {
             }
             CachedObject::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
             CachedObject::Namespace(_) => self.groups_that(has_tenants),
-            CachedObject::IngressClass(_) if *name == self.ingress_class => {
+            CachedObject::IngressClass(_) if *name == self.assignment.ingress_class => {
                 self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress)
             }
             CachedObject::Service(service) => {
                 let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
-                concerns(service).into_iter().chain(own).collect()
+                concerns(service, &self.assignment).into_iter().chain(own).collect()
             }
             CachedObject::Slice(service, _) => {
                 self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect()
@@ -57,7 +58,7 @@ impl ClusterCache {
     /// Groups that a change concerns because of published names.
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
-        if let Some((_, Some(_), label)) = self.asks(id, object) {
+        if let Some(PublishRequest { wants: true, label, .. }) = self.asks(id, object) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.group_of(other)));
         }
         if role == WatchRole::Service {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
@@ -15,11 +15,12 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::identity::DeviceId;
-use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of};
+use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
 use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
-    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState,
+    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
 };
+use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
 #[derive(Debug)]
@@ -53,6 +54,7 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
             publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
             settings,
+            assignment: Arc::clone(&self.assignment),
             denied,
         }
     }
@@ -183,6 +185,26 @@ impl ClusterCache {
 
     pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, ObservedReplica> {
         self.indices.groups.get(group).map(|members| members.replicas.clone()).unwrap_or_default()
+    }
+
+    /// Running replicas of all groups.
+    pub fn replica_pods(&self) -> Vec<ReplicaPod> {
+        self.pods().filter_map(|pod| ReplicaPod::read(pod)).collect()
+    }
+
+    /// Number of lost replicas of each group with Pods.
+    pub fn lost_replicas(&self) -> BTreeMap<String, usize> {
+        let mut lost = BTreeMap::new();
+        for pod in self.pods() {
+            if let Some(group) = pod.metadata.labels.as_ref().and_then(group_of) {
+                *lost.entry(group.to_owned()).or_default() += usize::from(is_lost(pod));
+            }
+        }
+        lost
+    }
+
+    fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.objects(WatchRole::Pod).filter_map(|(_, object)| if let CachedObject::Pod(pod) = object { Some(pod) } else { None })
     }
 
     pub(super) fn services(&self, group: &str) -> OrdMap<Id, Arc<Service>> {

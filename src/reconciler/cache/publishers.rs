@@ -10,9 +10,9 @@ use crate::api::names;
 use crate::api::routes::Origin;
 use crate::api::vip::PREFIX;
 use crate::model::controller::finalizers;
+use crate::model::controller::group_assignment::GroupAssignment;
 use crate::model::controller::ingress_spec::{
-    PublishSource, Publisher, backends, certificates, has_conditions, ingress_group, ingress_label, service_group, service_label,
-    service_name,
+    PublishSource, Publisher, backends, certificates, has_conditions, ingress_label, service_label, service_name,
 };
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef};
 use crate::model::controller::proxygroup::{NameConflict, PublishInputs, serves};
@@ -29,24 +29,42 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
     }
 }
 
+/// A request for a name.
+#[derive(Debug)]
+pub(super) struct PublishRequest {
+    pub(super) claimant: Publisher,
+    /// The assigned group; while that is undecided, the group whose config has the object.
+    pub(super) group: Option<String>,
+    /// Whether it requests a name, also while its group is undecided.
+    pub(super) wants: bool,
+    /// Whether its `IngressClass` names no usable group.
+    faulty: bool,
+    pub(super) label: String,
+}
+
 impl ClusterCache {
-    /// Publisher, group and label of an Ingress or Service; the group is `None` if it requests nothing from us. `None` for other objects.
-    pub(super) fn asks(&self, id: &Id, object: &CachedObject) -> Option<(Publisher, Option<String>, String)> {
-        let (source, group, label) = match object {
-            CachedObject::Ingress(ingress) => (PublishSource::Ingress, ingress_group(ingress, &self.ingress_class), ingress_label(ingress)),
-            CachedObject::Service(service) => (PublishSource::Service, service_group(service), service_label(service)),
+    /// The request of an Ingress or Service, which may be none; `None` for other objects.
+    pub(super) fn asks(&self, id: &Id, object: &CachedObject) -> Option<PublishRequest> {
+        let (source, assignment, label) = match object {
+            CachedObject::Ingress(ingress) => (PublishSource::Ingress, self.assignment.ingress(ingress), ingress_label(ingress)),
+            CachedObject::Service(service) => (PublishSource::Service, self.assignment.published(service), service_label(service)),
             _ => return None,
         };
-        Some((Publisher { source, namespace: id.0.clone(), name: id.1.clone() }, group.map(str::to_owned), label))
+        let claimant = Publisher { source, namespace: id.0.clone(), name: id.1.clone() };
+        let recorded = || self.indices.recorded.get(&claimant)?.first().cloned();
+        let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(str::to_owned) };
+        let (wants, faulty) = (group.is_some() || assignment.is_undecided(), matches!(assignment, GroupAssignment::Unusable(_)));
+        Some(PublishRequest { claimant, group, wants, faulty, label })
     }
 
     /// Groups that an object concerns by its current or earlier request. The empty name means no group.
     pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
-        let Some(((claimant, group, _), metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
+        let Some((request, metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
+        let PublishRequest { claimant, group, faulty, .. } = request;
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
         let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
-        if groups.is_empty() && (finalized || matches!(object, CachedObject::Service(service) if has_conditions(service))) {
+        if groups.is_empty() && (finalized || faulty || matches!(object, CachedObject::Service(service) if has_conditions(service))) {
             groups.insert(String::new());
         }
         groups
@@ -63,7 +81,7 @@ impl ClusterCache {
         let backends = named.into_iter().filter_map(found).map(|(service, id)| (id, service)).collect();
         // Services of an egress group, possibly very many, request nothing.
         let services = self.services(group);
-        let asking = || services.iter().filter(|(_, service)| service_group(service).is_some());
+        let asking = || services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
         let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
         let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(group));
         let recorded = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
@@ -131,16 +149,16 @@ impl ClusterCache {
 
     pub(super) fn group_of(&self, claimant: &Publisher) -> Option<String> {
         let (id, object) = self.claimant(claimant)?;
-        self.asks(&id, object)?.1
+        self.asks(&id, object)?.group
     }
 
     pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<String> {
-        self.asks(id, self.one(role(source), id)?)?.1
+        self.asks(id, self.one(role(source), id)?)?.group
     }
 
     /// Fault of our `IngressClass`, if any.
     fn class_fault(&self) -> Option<String> {
-        let class = &self.ingress_class;
+        let class = &self.assignment.ingress_class;
         self.stores.get(&WatchRole::IngressClass)?;
         let make = format!("name the controller {} in it", names::INGRESS_CONTROLLER);
         let Some(CachedObject::IngressClass(found)) = self.one(WatchRole::IngressClass, &(String::new(), class.clone())) else {

@@ -198,7 +198,7 @@ fn released_external_name_is_reported() {
         stage.join("g", 1).await;
         stage.service("s", "g").await;
         stage.served("s", "g", 1).await;
-        let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null}}});
+        let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null, "tailyard.io/former-external-name": null}}});
         stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
         let events = async || stage.events("s").await;
         let reported =

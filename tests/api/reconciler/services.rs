@@ -12,7 +12,7 @@ use kit::reconciler::{Running, Stage, USERS, stage};
 use kit::wait::{eventually_async, until_async};
 
 /// Creates a group with two replicas in the tailnet.
-async fn ready(stage: &Stage, group: &str) {
+pub(super) async fn ready(stage: &Stage, group: &str) {
     stage.group(group, 2).await;
     stage.join(group, 2).await;
     eventually_async("ready", DEADLINE, async || stage.ready(group).await, |reported| reported.starts_with("True")).await;
@@ -24,7 +24,7 @@ async fn start(stage: &Stage) -> Running {
     running
 }
 
-async fn external_name(stage: &Stage, service: &str) -> String {
+pub(super) async fn external_name(stage: &Stage, service: &str) -> String {
     let spec = stage.users().get(service).await.expect("a Service").spec;
     spec.and_then(|spec| spec.external_name).unwrap_or_default()
 }
@@ -104,6 +104,7 @@ fn group_deleted_before_its_services_blocks_nothing() {
             reported.starts_with("Unknown ProxyGroupNotReady") && reported.contains("does not exist")
         })
         .await;
+        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid", "restored with the report");
         stage.delete(&stage.users(), "s").await;
         stage.gone(&stage.users(), "s").await;
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
@@ -121,6 +122,7 @@ fn service_without_annotations_is_released() {
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
         let finalizers = async || stage.users().get("s").await.ok().and_then(|service| service.metadata.finalizers).unwrap_or_default();
         eventually_async("nothing keeps it", DEADLINE, finalizers, Vec::is_empty).await;
+        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid");
     });
 }
 

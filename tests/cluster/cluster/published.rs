@@ -2,16 +2,16 @@
 //! route.
 
 use std::io::Read as _;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::{PORT, Stage};
 use crate::cluster::whole;
-use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TOOLS;
+use kit::cluster::{Cluster, DEADLINE, pods};
 use kit::machine::Machine;
 use kit::wait::eventually;
 
@@ -22,19 +22,50 @@ const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A client that accepts routes reaches the Service, also through the other replica; afterwards nothing is left of it.
+/// A client that accepts routes reaches the Service, also through the other replica, and soon after the node of the one with the route is
+/// lost; afterwards nothing is left of it.
 pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
     let cluster = &stage.cluster;
     let guest = cluster.tailnet.machine("guest");
     let _tailscaled = guest.tailscaled();
     cluster.tailnet.join(&guest, &["--accept-routes"]);
-    cluster.apply(&[group(), backend(), service()]);
+    cluster.apply(&[group(), service()]);
+    cluster.eventually_made(&["get", "-n", NAMESPACE, "statefulset/in"]);
+    cluster.rolled_out(NAMESPACE, "statefulset/in");
+    cluster.apply(&[backend(&whole::free_node(cluster, "in"))]);
     cluster.wait(&["--for=condition=TailscaleIngressSvcConfigured", "service/orders"]);
     eventually("an answer by the route", DEADLINE, || answer(&guest));
     cluster.kubectl(&["delete", "pod/in-0", "-n", NAMESPACE]);
     eventually("an answer through the other replica", DEADLINE, || answer(&guest));
+    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/in-0", "pod/in-1"]);
+    a_lost_node_loses_its_route(stage, &guest);
     cluster.kubectl(&["delete", "service/orders", "pod/orders", "proxygroup/in", "--timeout=120s"]);
     whole::wait_gone(cluster, "in");
+}
+
+/// The node of the replica with the route is cut off: the control plane is made to use the other replica, long before it considers the
+/// device offline by itself.
+fn a_lost_node_loses_its_route(stage: &Stage, guest: &Machine) {
+    let cluster = &stage.cluster;
+    let replica = eventually("a replica has the route", DEADLINE, || route_holder(cluster));
+    let name = pods::node(cluster, NAMESPACE, &replica);
+    let node = cluster.nodes.iter().find(|node| node.name == name).expect("a node");
+    let begin = Instant::now();
+    cluster.tailnet.cut(&node.machine);
+    eventually("the other replica has the route", DEADLINE, || route_holder(cluster).filter(|holder| *holder != replica));
+    eventually("an answer by the replica that is left", DEADLINE, || answer(guest));
+    println!("the node of {replica} was cut off: answered after {:?}", begin.elapsed());
+    cluster.tailnet.mend(&node.machine);
+    cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
+    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/in-0", "pod/in-1"]);
+}
+
+/// The replica to which headscale routes the address.
+fn route_holder(cluster: &Cluster) -> Option<String> {
+    let nodes: Value = serde_json::from_str(&cluster.tailnet.headscale(&["nodes", "list-routes", "-o", "json"])).expect("JSON");
+    let route = json!(format!("{}/32", Ipv4Addr::from(ADDRESS)));
+    let holds = |node: &&Value| node["subnet_routes"].as_array().is_some_and(|routes| routes.contains(&route));
+    Some(nodes.as_array()?.iter().find(holds)?["given_name"].as_str()?.to_owned())
 }
 
 fn answer(guest: &Machine) -> Option<()> {
@@ -48,11 +79,11 @@ fn group() -> Value {
         "spec": {"type": "ingress", "replicas": 2, "tailyard": {"serviceCIDRs": ["10.9.0.0/24"], "drainTimeoutSeconds": whole::GRACE}}})
 }
 
-fn backend() -> Value {
+fn backend(node: &str) -> Value {
     let serve = ["greeter", &PORT.to_string(), ANSWER];
     let container = json!({"name": "orders", "image": TOOLS, "imagePullPolicy": "Never", "command": serve});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "orders", "namespace": "default", "labels": {"app": "orders"}},
-        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]}})
 }
 
 fn service() -> Value {

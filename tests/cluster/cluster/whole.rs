@@ -107,18 +107,10 @@ pub(crate) fn children(cluster: &Cluster, service: &str) -> String {
     cluster.kubectl(&["get", "services", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].metadata.name}"])
 }
 
-/// A node without a replica of `eg`.
-pub(crate) fn free_node(cluster: &Cluster) -> String {
-    let taken = cluster.kubectl(&[
-        "get",
-        "pods",
-        "-n",
-        NAMESPACE,
-        "-l",
-        "tailscale.com/parent-resource=eg",
-        "-o",
-        "jsonpath={.items[*].spec.nodeName}",
-    ]);
+/// A node without a replica of a group.
+pub(crate) fn free_node(cluster: &Cluster, group: &str) -> String {
+    let selector = format!("tailscale.com/parent-resource={group}");
+    let taken = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].spec.nodeName}"]);
     let taken: Vec<&str> = taken.split_whitespace().collect();
     cluster.nodes.iter().map(|node| node.name.clone()).find(|name| !taken.contains(&&name[..])).expect("a node without a replica")
 }

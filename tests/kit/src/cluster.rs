@@ -285,8 +285,11 @@ fn dns(tailnet: &Tailnet) -> [Value; 6] {
         "args": ["-conf", "/etc/coredns/Corefile"], "command": ["/coredns"],
         "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1},
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}]});
+    // On two nodes, so that the loss of one leaves a server.
+    let spread = json!({"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"k8s-app": "kube-dns"}}});
     let pod = json!({"metadata": {"labels": {"k8s-app": "kube-dns"}}, "spec": {"serviceAccountName": "coredns",
-        "containers": [container], "volumes": [{"name": "config", "configMap": {"name": "coredns"}}]}});
+        "topologySpreadConstraints": [spread], "containers": [container], "volumes": [{"name": "config", "configMap": {"name": "coredns"}}]}});
     [
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta("coredns")}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:coredns"}, "rules": rules}),
@@ -294,7 +297,7 @@ fn dns(tailnet: &Tailnet) -> [Value; 6] {
             "roleRef": role, "subjects": subject}),
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta("coredns"), "data": {"Corefile": corefile}}),
         json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta("coredns"),
-            "spec": {"replicas": 1, "selector": {"matchLabels": {"k8s-app": "kube-dns"}}, "template": pod}}),
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"k8s-app": "kube-dns"}}, "template": pod}}),
         json!({"apiVersion": "v1", "kind": "Service", "metadata": meta("kube-dns"), "spec": {"clusterIP": DNS,
             "selector": {"k8s-app": "kube-dns"},
             "ports": [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]}}),

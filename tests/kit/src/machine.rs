@@ -31,7 +31,7 @@ for dir in etc var; do
   mount -t overlay -o lowerdir=/$dir,upperdir=/run/over/$dir.upper,workdir=/run/over/$dir.work overlay /$dir
 done
 rm -f /etc/resolv.conf
-echo '# nobody resolves names here' > /etc/resolv.conf
+echo '# no DNS server' > /etc/resolv.conf
 printf '127.0.0.1 localhost %s\n%s hs.lab\n' "$1" "$2" > /etc/hosts
 echo 'hosts: files dns' > /etc/nsswitch.conf
 echo ready

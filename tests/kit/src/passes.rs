@@ -70,7 +70,7 @@ impl IdleGroup {
             let service = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;
             let service = Arc::make_mut(service);
             service.metadata.finalizers = finalizers.or(service.metadata.finalizers.take());
-            if let (Some(spec), Some(name)) = (&mut service.spec, external_name) {
+            if let (Some(spec), Some(name)) = (&mut service.spec, external_name.and_then(|update| update.name)) {
                 spec.external_name = Some(name);
             }
             if let Some(conditions) = conditions {
@@ -108,6 +108,7 @@ fn nothing() -> Observed {
             tenancy: DefaultTenancy::Open,
             ..GroupSettings::new("ts".to_owned(), "tailyard:bench".to_owned())
         }),
+        assignment: Arc::default(),
         group: None,
         class: Class::None,
         tailnet: TailnetState::Unavailable(String::new()),

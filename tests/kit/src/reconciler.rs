@@ -271,7 +271,7 @@ impl Stage {
             let (status, packed) =
                 if whole.len() > ROOM { (short, Some(ByteString(gzip::pack(&whole).expect("packed")))) } else { (whole, None) };
             let patch = Patch::Merge(json!({"data": {"egress-services": ByteString(status), "egress-services.gz": packed}}));
-            self.here::<Secret>().patch(&name, &PatchParams::default(), &patch).await.expect("told");
+            self.here::<Secret>().patch(&name, &PatchParams::default(), &patch).await.expect("patched");
         }
     }
 

@@ -104,7 +104,7 @@ fn foreign_rules_are_not_touched(backend: Backend) {
     scene.proxy().feed(&foreign.split(' ').collect::<Vec<_>>(), "");
     let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     scene.proxy().feed(&foreign.split(' ').collect::<Vec<_>>(), "");
-    scene.proxy().feed(&["nft", "add", "table", "inet", "somebody-else"], "");
+    scene.proxy().feed(&["nft", "add", "table", "inet", "foreign"], "");
     assert_eq!(firewall.audit(), Audit::Same);
     firewall.change(|ruleset| drop(ruleset.ports.remove(&key(10_002))));
     assert_eq!(firewall.audit(), Audit::Same);
@@ -112,7 +112,7 @@ fn foreign_rules_are_not_touched(backend: Backend) {
     let remaining = scene.proxy().feed(&[&format!("iptables-{family}-save")], "");
     assert_eq!(remaining.lines().filter(|line| line.contains("192.0.2.1")).count(), 2, "foreign rules stand: {remaining}");
     assert!(!remaining.contains("TAILYARD"), "ours do not: {remaining}");
-    scene.proxy().feed(&["nft", "list", "table", "inet", "somebody-else"], "");
+    scene.proxy().feed(&["nft", "list", "table", "inet", "foreign"], "");
 }
 
 /// A new process does not know the rules of its predecessor: it replaces them without a gap and leaves none of them.
@@ -213,7 +213,7 @@ fn muted_replica_drops_only_disco_packets() {
     assert_eq!(heard(), 2);
     for _ in 0..2 {
         mute(true);
-        assert_eq!(heard(), 1, "what only begins alike is somebody else's");
+        assert_eq!(heard(), 1, "a name with the same prefix belongs to another owner");
     }
     mute(false);
     assert_eq!(heard(), 2);
@@ -254,7 +254,7 @@ fn only_foreign_changes_cause_notifications() {
         let own = tokio::time::timeout(Duration::from_millis(200), changes.next()).await;
         assert!(own.is_err(), "our own batch is no news");
         let mut foreign = tokio::process::Command::new("nft");
-        assert!(foreign.args(["add", "table", "inet", "somebody-else"]).status().await.expect("nft").success());
+        assert!(foreign.args(["add", "table", "inet", "foreign"]).status().await.expect("nft").success());
         tokio::time::timeout(PATIENCE, changes.next()).await.expect("in time").expect("a notice");
         assert_eq!(nft.audit(&after).await.expect("an audit"), Audit::Same);
         // More notifications than the socket buffer holds: the kernel drops some, which is a change as well.

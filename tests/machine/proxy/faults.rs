@@ -65,7 +65,7 @@ fn malformed_config_changes_nothing_and_is_reported() {
     let replica = scene.replica(&one());
     for text in ["{nonsense", &one().to_string()[..40], "[]"] {
         replica.configure_text(text);
-        until("the fault is told", PATIENCE, || replica.metric("tailyard_config_error").is_some_and(|value| value > 0.0));
+        until("the error is reported", PATIENCE, || replica.metric("tailyard_config_error").is_some_and(|value| value > 0.0));
         assert_eq!(scene.answers(10_080).expect("last good stays"), "target0", "{text:?}");
         assert_eq!(replica.get("/readyz").expect("an answer").status, 200, "a bad config makes nobody unready");
     }

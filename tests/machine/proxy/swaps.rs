@@ -130,7 +130,7 @@ fn changed_peer_address_is_used_and_old_flows_end() {
     Greeting::read(&mut old).expect("a greeting");
     tailnet["peers"][0]["addresses"] = json!([lab.targets[1].tailnet[&Family::V4].to_string()]);
     replica.tailnet(&tailnet);
-    until("the name leads to the new address", PATIENCE, || client.ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.name == "target1"));
+    until("the name is routed to the new address", PATIENCE, || client.ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.name == "target1"));
     old.set_read_timeout(Some(PATIENCE)).expect("a socket");
     assert_eq!(uninterrupted(|| old.read(&mut [0; 1])).expect_err("its target is gone").kind(), std::io::ErrorKind::ConnectionReset);
     tailnet["peers"] = json!([]);
@@ -176,5 +176,5 @@ fn ten_thousand_services_are_served_and_a_change_applies_at_once() {
     replica.configure(&config(1));
     let to = SocketAddr::new(replica.pod(Family::V4), 19_999);
     until("the swap is in force", PATIENCE, || client.ask_tcp(to, QUICK).expect("served").name == "target1");
-    until("all are told", PATIENCE, || replica.status()["services"].as_object().is_some_and(|services| services.len() == 10_000));
+    until("all are in the status", PATIENCE, || replica.status()["services"].as_object().is_some_and(|services| services.len() == 10_000));
 }

@@ -90,6 +90,10 @@ fn cases() -> Vec<Case> {
         new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0", "1"),
         new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2", "0"),
         new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0", "1"),
+        Case {
+            labels: &["cluster", "namespace", "proxygroup"],
+            ..new("TailyardReplicaLost", "tailyard_lost_replicas", &[("cluster", "b"), ("proxygroup", "eg")], "1", "0")
+        },
         new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2", "0"),
         new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
         new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),

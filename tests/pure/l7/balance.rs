@@ -75,7 +75,7 @@ async fn restarted_backend_loses_no_request() {
     assert_eq!(who(&front, 5).await, names(&["first"]));
     first.stop().await;
     let _second = Backend::at(address, "second", None).await;
-    assert_eq!(who(&front, 5).await, names(&["second"]), "the kept connection is gone, and nobody noticed");
+    assert_eq!(who(&front, 5).await, names(&["second"]), "the kept connection is gone, and no request failed");
 }
 
 #[tokio::test]

@@ -129,7 +129,7 @@ async fn drain_finishes_requests_and_closes_connections() {
     until_async("the backend is asked", DEADLINE, async || backend.state.requests() == 3).await;
     front.closing.send_replace(Closing::Closed);
     until_async("the listener is closed", DEADLINE, async || tokio::net::TcpStream::connect(at).await.is_err()).await;
-    until_async("an idle client is told to go", DEADLINE, async || idle.is_closed()).await;
+    until_async("an idle client is closed", DEADLINE, async || idle.is_closed()).await;
     assert!(!front.work.is_finished(), "requests are still being answered");
     for _ in 0..2 {
         backend.state.go.notify_one();
@@ -138,7 +138,7 @@ async fn drain_finishes_requests_and_closes_connections() {
     let answer = one_held.await.expect("in time").expect("answered");
     assert_eq!((answer.text().as_str(), answer.headers["connection"].as_bytes()), ("held", &b"close"[..]));
     assert_eq!(two_held.await.expect("in time").expect("answered").text(), "held");
-    until_async("the HTTP/2 client was told to go", DEADLINE, async || two.is_closed()).await;
+    until_async("the HTTP/2 client is closed", DEADLINE, async || two.is_closed()).await;
     timeout(DEADLINE, front.work).await.expect("in time").expect("ended in order");
     assert_eq!(*front.l7.stats.open().borrow(), 0);
 }
@@ -151,15 +151,15 @@ async fn draining_connection_gets_one_more_response_with_close() {
     assert_eq!(got(idle.send_request(get1(URL))).await.status, StatusCode::OK);
     let (silent, mut two) = (front.http1("svc:web", NAME).await, front.http2("svc:web", NAME).await);
     front.closing.send_replace(Closing::Draining);
-    until_async("an idle client is told to go", DEADLINE, async || idle.is_closed()).await;
+    until_async("an idle client is closed", DEADLINE, async || idle.is_closed()).await;
     let late = front.http1("svc:web", NAME).await;
     for mut client in [silent, late] {
         let answer = timeout(DEADLINE, got(client.send_request(get1(URL)))).await.expect("in time");
         assert_eq!((answer.status, answer.headers["connection"].as_bytes()), (StatusCode::OK, &b"close"[..]));
-        until_async("it was told to go", DEADLINE, async || client.is_closed()).await;
+        until_async("the client is closed", DEADLINE, async || client.is_closed()).await;
     }
     assert_eq!(timeout(DEADLINE, got(two.send_request(get2(URL)))).await.expect("in time").status, StatusCode::OK);
-    until_async("the HTTP/2 client was told to go", DEADLINE, async || two.is_closed()).await;
+    until_async("the HTTP/2 client is closed", DEADLINE, async || two.is_closed()).await;
     until_async("the last connection has ended", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
     assert!(!front.work.is_finished(), "it listens until it is closed");
 }

@@ -57,7 +57,7 @@ async fn silent_client_is_disconnected_at_every_step() {
     let front = with(&backend, Limits { idle_timeout: moment, ..Limits::default() }).await;
     let mut client = front.http1("svc:web", NAME).await;
     assert_eq!(got(client.send_request(get1(&format!("https://{NAME}/")))).await.status, StatusCode::OK);
-    until_async("an idle client is told to go", DEADLINE, async || client.is_closed()).await;
+    until_async("an idle client is closed", DEADLINE, async || client.is_closed()).await;
 }
 
 #[tokio::test]

@@ -200,7 +200,7 @@ async fn responses_without_body_have_none() {
                 let length =
                     answer.headers.get("content-length").map(|value| value.to_str().expect("text").parse::<u64>().expect("a number"));
                 if path == "/some/x" {
-                    assert!(length.is_some_and(|length| length > 100), "{protocol} {alpn}: how long it would be is told: {length:?}");
+                    assert!(length.is_some_and(|length| length > 100), "{protocol} {alpn}: Content-Length is present: {length:?}");
                 } else if method != "HEAD" {
                     assert!(length.is_none_or(|length| length == 0), "{protocol} {alpn} {path}: {length:?}");
                 }

@@ -58,9 +58,9 @@ fn leadership_counts_from_the_time_of_the_request() {
     candidate.written(record("a", 1), begin);
     assert_eq!(candidate.leads(begin + seconds(7)), Some(begin + TERMS.trust));
     assert_eq!(candidate.leads(begin + TERMS.trust), None);
-    assert_eq!(candidate.next(true, begin + seconds(60)), LeaseStep::Renew { transitions: 3 }, "nobody took it meanwhile");
+    assert_eq!(candidate.next(true, begin + seconds(60)), LeaseStep::Renew { transitions: 3 }, "no other candidate took it meanwhile");
     candidate.observe(Some(record("b", 2)), begin + seconds(1));
-    assert_eq!(candidate.leads(begin + seconds(1)), None, "somebody else holds it");
+    assert_eq!(candidate.leads(begin + seconds(1)), None, "another candidate holds it");
     candidate.written(record("", 3), begin);
     assert_eq!(candidate.leads(begin), None, "given back");
 }

@@ -7,9 +7,9 @@
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
-    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount,
-    WeightedPodAffinityTerm,
+    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodDNSConfig, PodDNSConfigOption, PodSecurityContext,
+    PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl,
+    TopologySpreadConstraint, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -91,8 +91,17 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
         image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
+        dns_config: Some(dns()),
         ..PodSpec::default()
     }
+}
+
+/// Resolver options: a query to a lost DNS server is repeated after a second, not five, and names with a dot are looked up as they are
+/// first.
+fn dns() -> PodDNSConfig {
+    let option = |(name, value): (&str, &str)| PodDNSConfigOption { name: Some(name.to_owned()), value: Some(value.to_owned()) };
+    let options = [("ndots", "1"), ("timeout", "1"), ("attempts", "3")].map(option).to_vec();
+    PodDNSConfig { options: Some(options), ..PodDNSConfig::default() }
 }
 
 fn siblings(shape: &RenderContext<'_>) -> LabelSelector {
@@ -204,6 +213,15 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
 
 fn get(path: &str, shape: &RenderContext<'_>) -> HTTPGetAction {
     HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(shape.health_port().into()), ..HTTPGetAction::default() }
+}
+
+/// Port of a replica's health server: that of its Pod's readiness probe.
+pub fn pod_health_port(pod: &PodSpec) -> Option<u16> {
+    let proxy = pod.containers.iter().find(|container| container.name == PROXY)?;
+    match proxy.readiness_probe.as_ref()?.http_get.as_ref()?.port {
+        IntOrString::Int(port) => u16::try_from(port).ok().filter(|port| *port != 0),
+        IntOrString::String(_) => None,
+    }
 }
 
 fn probe(get: HTTPGetAction, period: i32, timeout: i32, failures: i32) -> Probe {

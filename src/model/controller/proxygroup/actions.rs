@@ -144,12 +144,21 @@ pub struct ObjectUpdate {
     pub resource_version: Option<String>,
     /// Complete list of finalizers, if changed. One request writes it and `external_name`.
     pub finalizers: Option<Vec<String>>,
-    /// `spec.externalName`, if changed.
-    pub external_name: Option<String>,
+    /// `spec.externalName` with its record, if changed.
+    pub external_name: Option<ExternalNameUpdate>,
     /// Complete list of conditions, including those of others, if changed.
     pub conditions: Option<Vec<Condition>>,
     /// `status.loadBalancer`, if changed.
     pub load_balancer: Option<Value>,
+}
+
+/// `spec.externalName` of an egress Service, and the annotation with its former value. Both are written in one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalNameUpdate {
+    /// `None`: unchanged.
+    pub name: Option<String>,
+    /// Value of the annotation; `None`: removed.
+    pub former: Option<String>,
 }
 
 impl ObjectUpdate {

@@ -10,9 +10,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use super::memo::{Entries, ServedService, address};
-use super::validate::{self, annotation};
-use super::{Memory, Observed, work};
-use crate::api::names;
+use super::{Memory, Observed, validate, work};
 use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildPort, ChildRecord, ChildService, Kind, ObjectRef, PortProtocol, child_name, health_port};
 
@@ -62,7 +60,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
         if let Some((served, object)) = as_it_was {
             let (name, served) = (Arc::clone(&served.name), Some(Arc::clone(served)));
             claims.push(ServiceClaim { name, served, object: Some(object), ..ServiceClaim::new(key, ServiceRole::Serve, Some(service)) });
-        } else if let Some(role) = role(&observed.name, service) {
+        } else if let Some(role) = role(observed, service) {
             let wrong = if role == ServiceRole::Serve && served.is_none() { validate::service(service) } else { Vec::new() };
             let role = if wrong.is_empty() { role } else { ServiceRole::Hold };
             claims.push(ServiceClaim { wrong, name: plain(key), ..ServiceClaim::new(key, role, Some(service)) });
@@ -163,13 +161,12 @@ fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
 }
 
 /// Role of a user's Service for a group; `None` if it is not an egress Service.
-fn role(group: &str, service: &Service) -> Option<ServiceRole> {
-    let target = annotation(service, names::TAILNET_FQDN).or_else(|| annotation(service, names::TAILNET_IP));
-    let named = annotation(service, names::PROXY_GROUP);
-    match (service.metadata.deletion_timestamp.is_some(), target, named) {
-        (false, Some(_), Some(named)) if named == group => Some(ServiceRole::Serve),
-        (false, Some(_), Some(_)) => Some(ServiceRole::Moved),
-        (true, Some(_), Some(named)) if named == group => Some(ServiceRole::Release),
+fn role(observed: &Observed, service: &Service) -> Option<ServiceRole> {
+    let assigned = observed.assignment.egress(service).group();
+    match (service.metadata.deletion_timestamp.is_some(), assigned) {
+        (false, Some(group)) if group == observed.name => Some(ServiceRole::Serve),
+        (false, Some(_)) => Some(ServiceRole::Moved),
+        (true, Some(group)) if group == observed.name => Some(ServiceRole::Release),
         _ => recorded(service).then_some(ServiceRole::Release),
     }
 }

@@ -174,7 +174,7 @@ pub(super) fn release(work: &mut GroupPass<'_>, owner: &Owner, claim: &ServiceCl
 /// Whether a moved Service's `externalName` has pointed elsewhere for longer than DNS caches keep the old answer.
 fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
     let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
-    let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
+    let name = services::external_name(service);
     let conditions_now = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let ready = conditions::get(conditions_now, EGRESS_SVC_READY).filter(|ready| ready.status == TRUE);
     let Some(ready) = ready.filter(|_| name != host(work, record.name)) else { return false };

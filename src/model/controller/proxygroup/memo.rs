@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::IngressSummary;
 use super::readiness::{AckSummary, ReplicaAcks};
 use crate::api::egress;
+use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::ingress_spec::Publisher;
 use crate::model::controller::objects::{ChildService, EgressConfigMap, Owner, RenderContext};
 use crate::model::controller::tenancy::Tenancy;
@@ -21,6 +22,7 @@ use crate::model::controller::tenancy::Tenancy;
 #[derive(Debug, Default)]
 pub struct Memory {
     base: ChildDependencies,
+    assignment: Arc<AssignmentRules>,
     /// By address of the user's Service; the `Arc` is held, so the address is unique.
     services: HashMap<usize, Arc<ServedService>>,
     standing: Option<ReplicaAcks>,
@@ -100,7 +102,15 @@ impl Memory {
             tenancy: tenancy.clone(),
         };
         if self.base != base {
-            *self = Self { base, evaluated: self.evaluated, ..Self::default() };
+            *self = Self { base, assignment: Arc::clone(&self.assignment), evaluated: self.evaluated, ..Self::default() };
+        }
+    }
+
+    /// Discards results for Services that changed rules assign to another group.
+    pub(super) fn assign(&mut self, group: &str, rules: &Arc<AssignmentRules>) {
+        if !Arc::ptr_eq(&self.assignment, rules) {
+            self.services.retain(|_, served| rules.egress(&served.service).group() == Some(group));
+            self.assignment = Arc::clone(rules);
         }
     }
 

@@ -20,6 +20,7 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::api::vip::VipService;
 use crate::api::{egress, ingress, names, state};
 use crate::model::base::gzip;
+use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::match_ports::MatchPortRange;
@@ -42,6 +43,8 @@ pub struct Observed {
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
     pub settings: Arc<GroupSettings>,
+    /// Groups of objects without annotation.
+    pub assignment: Arc<AssignmentRules>,
     /// The group object, if it exists.
     pub group: Option<Arc<ProxyGroup>>,
     /// Its `ProxyClass`: the named one, else the default.
@@ -56,7 +59,7 @@ pub struct Observed {
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
     /// EndpointSlices of Kubernetes' controller, by child.
     pub slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
-    /// Users' Services by namespace and name: those that name this group by annotation or record, and those with a child in `owned`;
+    /// Users' Services by namespace and name: those that are assigned to this group or recorded in it, and those with a child in `owned`;
     /// including Services being deleted.
     pub services: OrdMap<(String, String), Arc<Service>>,
     /// Nodes, if the class has static endpoints; else empty.
@@ -76,7 +79,7 @@ pub struct Observed {
 pub struct PublishInputs {
     /// Fault of the `IngressClass`: then Ingresses stay unchanged.
     pub class_fault: Option<String>,
-    /// Ingresses that name the group or have a service in its config.
+    /// Ingresses that are assigned to the group or have a service in its config.
     pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
     /// Existing Secrets in the proxies' namespace that these Ingresses name as certificates.
     pub certificates: BTreeMap<String, UserCertificate>,
@@ -146,8 +149,6 @@ pub struct GroupSettings {
     pub drain_timeout: Duration,
     /// Types of groups that this reconciler serves.
     pub types: Vec<ProxyGroupType>,
-    /// Name of our `IngressClass`.
-    pub ingress_class: String,
     /// Identity of this cluster in shared Tailscale Services.
     pub cluster: ServiceOwner,
     /// Whether replicas use one ACME account for all groups of their tailnet; `None`: the image's default.
@@ -261,7 +262,6 @@ impl GroupSettings {
             ports: MatchPortRange::DEFAULT,
             drain_timeout: Duration::from_secs(45),
             types: ProxyGroupType::SERVED.to_vec(),
-            ingress_class: "tailscale".to_owned(),
             cluster: ServiceOwner::default(),
             shared_account: None,
             tenancy: DefaultTenancy::default(),

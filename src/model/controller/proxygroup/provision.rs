@@ -84,8 +84,7 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         plan.carry(work, &shape);
     } else {
         egress::egress(work, &shape);
-        let name = &shape.owner.group;
-        ingress::elsewhere(work, &format!("ProxyGroup {name} is of type egress, which publishes nothing: name one of type ingress."));
+        ingress::elsewhere(work, "is of type egress, which publishes nothing: name one of type ingress.");
     }
     if whole {
         pods(work, &shape);
@@ -172,20 +171,20 @@ fn denials(work: &mut GroupPass<'_>, more: &str) {
 
 /// Handles Services that name no usable group.
 pub(super) fn orphans(work: &mut GroupPass<'_>) {
+    const MISSING: &str = "does not exist: make it, or name another group.";
     let owner = owner(work, None);
-    without(work, &owner, Some("does not exist: make it, or name another group."));
-    let message = format!("ProxyGroup {} does not exist: make it, or name another group.", owner.group);
-    ingress::orphans(work, &message);
+    without(work, &owner, Some(MISSING));
+    ingress::orphans(work, MISSING);
 }
 
 /// Releases Services that are no longer requested, and reports to the others why they are not served, if the report is ours.
 pub(super) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>) {
-    let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
     for claim in &claims(work.observed, work.memory) {
         match (claim.role, claim.service) {
-            (ServiceRole::Serve | ServiceRole::Hold, _) => {
-                if let Some(message) = &message {
-                    services::waiting(work, claim, message);
+            (ServiceRole::Serve | ServiceRole::Hold, service) => {
+                if let Some((why, service)) = why.zip(service) {
+                    let message = work.observed.assignment.egress(service).message(&owner.group, why);
+                    services::waiting(work, claim, service, &message);
                 }
             }
             (ServiceRole::Moved, _) => {}

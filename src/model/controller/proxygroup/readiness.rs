@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Observed, ObservedReplica, ReplicaState};
-use crate::api::condition::TRUE;
+use crate::api::condition::{TRUE, reason};
 use crate::api::egress;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
@@ -171,6 +171,21 @@ fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
 /// Whether a Pod gets traffic.
 pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
+}
+
+/// Whether failover has made a replica's Pod unready, because it does not answer health probes.
+pub fn is_lost(pod: &Pod) -> bool {
+    lost(pod).is_some()
+}
+
+/// Message of a lost replica's Pod: since when it does not answer.
+pub fn lost_message(pod: &Pod) -> Option<String> {
+    lost(pod)?.message.clone()
+}
+
+fn lost(pod: &Pod) -> Option<&PodCondition> {
+    let ready = pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == "Ready")?;
+    (ready.status != TRUE && ready.reason.as_deref() == Some(reason::UNREACHABLE)).then_some(ready)
 }
 
 /// Time since `since`.

@@ -14,9 +14,9 @@ use serde::Serialize;
 use super::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use super::memo::ServedService;
 use super::readiness::{AckSummary, ReplicaAcks, TIMEOUT, elapsed};
-use super::validate::annotation;
+use super::validate::{annotation, dns_name};
 use super::work::GroupPass;
-use super::{ObjectUpdate, Subject};
+use super::{ExternalNameUpdate, ObjectUpdate, Subject};
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID, TRUE, reason};
 use crate::api::{egress, names};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
@@ -96,7 +96,7 @@ impl<'a> ConditionWriter<'a> {
     }
 
     /// Plans the update. Returns whether anything changes.
-    fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<String>) -> bool {
+    fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<ExternalNameUpdate>) -> bool {
         let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
         work.pass.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
     }
@@ -156,7 +156,7 @@ fn served(
     let host = host(work, &child.name);
     let mut telling = ConditionWriter::new(work, service);
     telling.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
-    let points = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()) == Some(&host);
+    let points = external_name(service) == host;
     let settled = *settled && acks.written;
     // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
     let reason = format!("ConfiguredFor:{}", record(service, &group));
@@ -185,7 +185,8 @@ fn served(
         _ => (ConditionStatus::True, reason::READY, counts()),
     };
     telling.set(EGRESS_SVC_READY, status, reason, message);
-    !telling.update(work, true, switch.then_some(host)) && points
+    let external_name = switch.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host) });
+    !telling.update(work, true, external_name) && points
 }
 
 fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
@@ -210,14 +211,16 @@ fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
     telling.update(work, finalized(service, claim), None);
 }
 
-/// Reports to a Service that its group cannot serve it; its objects stay.
-pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, message: &str) {
-    let Some(service) = claim.service else { return };
+/// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
+pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, service: &Service, message: &str) {
     let mut telling = ConditionWriter::new(work, service);
     telling.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
     telling.remove(EGRESS_SVC_CONFIGURED);
     telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
-    telling.update(work, finalized(service, claim), None);
+    let child = claim.served.as_ref().map(|served| &*served.child.name).or(claim.record.as_ref().map(|record| record.name));
+    let dead = work.observed.group.is_none() && child.is_some_and(|child| external_name(service) == host(work, child));
+    let restored = if dead { restored(work, service) } else { None };
+    telling.update(work, finalized(service, claim), restored);
 }
 
 /// Releases a Service once its child is deleted.
@@ -226,20 +229,48 @@ pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &Serv
         return;
     }
     let mut telling = ConditionWriter::new(work, service);
+    let mut restored_name = None;
     if service.metadata.deletion_timestamp.is_none() {
         for kind in [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY] {
             telling.remove(kind);
         }
-        dead_name(work, service, telling.changed);
+        restored_name = restored(work, service);
+        if restored_name.as_ref().is_none_or(|update| update.name.is_none()) {
+            dead_name(work, service, telling.changed);
+        }
     }
-    telling.update(work, false, None);
+    telling.update(work, false, restored_name);
+}
+
+pub(super) fn external_name(service: &Service) -> &str {
+    service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default()
+}
+
+/// Whether a name is that of a child.
+fn is_child(work: &GroupPass<'_>, name: &str) -> bool {
+    name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'))
+}
+
+/// The user's `externalName`, to record when ours replaces it. While another child has replaced it, the record stays.
+fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String> {
+    let name = external_name(service);
+    let own = if is_child(work, name) { annotation(service, names::FORMER_EXTERNAL_NAME) } else { Some(name) };
+    own.filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+/// Restores the recorded `externalName` in place of a child's, and removes the record; `None` if nothing is recorded. The record is a
+/// user's text: only a DNS name that is not a child's is restored.
+fn restored(work: &GroupPass<'_>, service: &Service) -> Option<ExternalNameUpdate> {
+    service.metadata.annotations.as_ref()?.get(names::FORMER_EXTERNAL_NAME)?;
+    let recorded = annotation(service, names::FORMER_EXTERNAL_NAME).filter(|name| dns_name(name) && !is_child(work, name));
+    let name = recorded.filter(|_| is_child(work, external_name(service)));
+    Some(ExternalNameUpdate { name: name.map(str::to_owned), former: None })
 }
 
 /// Emits one Event that a released Service's `externalName` has no target. The name stays: the previous one is unknown.
 fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
-    let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
-    let ours = name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'));
-    if news && ours {
+    let name = external_name(service);
+    if news && is_child(work, name) {
         let message = format!(
             "No ProxyGroup serves this Service any more, as its annotations name no group or no target. Its spec.externalName is still \
              {name}, which leads nowhere: annotate it again, set spec.externalName, or delete it."

@@ -5,12 +5,14 @@ use world::{NS, World, idle, to};
 
 use super::*;
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
+use crate::api::names;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
 mod certificates;
 mod config;
 mod convergence;
 mod cost;
+mod defaults;
 mod objects;
 mod orders;
 mod publish;

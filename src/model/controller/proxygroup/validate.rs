@@ -125,6 +125,11 @@ fn name(text: &str) -> bool {
     text.len() <= 253 && text.contains('.') && text.split('.').all(|label| (1..=63).contains(&label.len()) && label.bytes().all(inner))
 }
 
+/// Whether the API accepts a text as `spec.externalName`.
+pub(super) fn dns_name(text: &str) -> bool {
+    text.len() <= 253 && text.strip_suffix('.').unwrap_or(text).split('.').all(dns_label)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

@@ -41,6 +41,7 @@ pub(super) struct GroupPass<'a> {
 impl<'a> GroupPass<'a> {
     pub(super) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
         memory.summary = None;
+        memory.assign(&observed.name, &observed.assignment);
         Self { observed, memory, pass: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
     }
 

@@ -40,9 +40,14 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether only a part depends on it: static endpoints, scrapes or workload identity.
+    /// Whether only a part depends on it: static endpoints, scrapes, workload identity or failover.
     pub fn optional(&self) -> bool {
-        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token"
+        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || self.failover()
+    }
+
+    /// Whether only failover depends on it.
+    pub fn failover(&self) -> bool {
+        (self.resource == "pods" && self.subresource == "status") || self.name == "tailyard-failover"
     }
 }
 
@@ -156,7 +161,8 @@ mod tests {
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(
             text_of(&of("leases")),
-            "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
+            "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-failover in ts, \
+             get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
         );
         assert!(text_of(&all).ends_with(" kinds of objects more"), "{}", text_of(&all));
     }

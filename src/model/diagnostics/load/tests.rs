@@ -49,7 +49,7 @@ fn reverted_change_makes_the_old_target_right_again() {
     }
     assert_eq!(ledger.judge(LANE, ms(250), ms(251), A), AnswerVerdict::Right);
     assert_eq!(ledger.judge(LANE, ms(150), ms(151), A), AnswerVerdict::Stale { by: ms(45) });
-    assert_eq!(ledger.judge(LANE, ms(320), ms(321), A), AnswerVerdict::Stale { by: ms(15) }, "nobody answers for a removed service");
+    assert_eq!(ledger.judge(LANE, ms(320), ms(321), A), AnswerVerdict::Stale { by: ms(15) }, "a removed service has no valid answer");
     assert_eq!(ledger.target(LANE), None);
 }
 

@@ -10,7 +10,7 @@ use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
-use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_ready};
+use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -128,6 +128,7 @@ fn phase(pod: &Pod) -> String {
     let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Pending".to_owned());
     match waiting {
         Some(reason) => reason,
+        None if phase == "Running" && is_lost(pod) => "Unreachable".to_owned(),
         None if phase == "Running" && !is_ready(pod) => "NotReady".to_owned(),
         None => phase,
     }
@@ -146,7 +147,7 @@ fn last_error(
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())
     };
-    own.or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
+    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
 }
 
 /// Reason why a Pod does not run.

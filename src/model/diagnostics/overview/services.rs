@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::snapshot::{ClusterView, GroupConfig, StatusPart};
 use super::{UnhealthyCondition, desired, name};
 use crate::api::names;
+use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::objects::child_name;
 use crate::model::controller::proxygroup::{concerns, holds, is_from_pod, is_ready};
 
@@ -34,7 +35,7 @@ pub(super) fn services(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>
 
 fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Object, only: Option<&str>) -> Option<ServiceOverview> {
     let annotation = |key: &str| service.metadata.annotations.as_ref().and_then(|all| all.get(key)).filter(|text| !text.is_empty());
-    let recorded = || concerns(service).into_iter().next();
+    let recorded = || concerns(service, &AssignmentRules::default()).into_iter().next();
     let group = annotation(names::PROXY_GROUP).cloned().or_else(recorded)?;
     if only.is_some_and(|only| only != group) {
         return None;

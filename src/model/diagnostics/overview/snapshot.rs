@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
-use crate::model::controller::objects::{egress_config, egress_text, image_path};
+use crate::model::controller::group_assignment::AssignmentRules;
+use crate::model::controller::objects::{egress_config, egress_text, image_path, pod_health_port};
 use crate::model::controller::proxygroup::{ReplicaState, concerns};
 
 /// Default port of a replica's HTTP endpoints.
@@ -143,7 +143,7 @@ impl ClusterView {
                 StatusPart::Configs => drop(self.configs.insert(name, object.clone())),
                 StatusPart::Services => {
                     let service = Service::deserialize(object);
-                    self.services.extend(service.ok().filter(|service| !concerns(service).is_empty()));
+                    self.services.extend(service.ok().filter(|service| !concerns(service, &AssignmentRules::default()).is_empty()));
                 }
                 StatusPart::Pages => {}
             }
@@ -182,9 +182,5 @@ pub(super) fn stock(pod: &Pod) -> bool {
 
 /// Port of a replica's status endpoint: that of its readiness probe.
 pub fn health_port(pod: &Pod) -> u16 {
-    let probe = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.readiness_probe.as_ref()?.http_get.as_ref());
-    match probe.map(|probe| &probe.port) {
-        Some(IntOrString::Int(port)) => u16::try_from(*port).unwrap_or(HEALTH),
-        _ => HEALTH,
-    }
+    pod.spec.as_ref().and_then(pod_health_port).unwrap_or(HEALTH)
 }

@@ -179,6 +179,17 @@ fn status_of_one_group_hides_the_others() {
 }
 
 #[test]
+fn lost_replica_is_shown_as_unreachable_with_its_time() {
+    let mut view = well();
+    let status = view.pods.get_mut("eg-1").and_then(|pod| pod.status.as_mut()).expect("a status");
+    let message = "no answer to health probes since 2026-01-01T00:00:00Z; r made the Pod unready";
+    let lost = json!([{"type": "Ready", "status": "False", "reason": "TailyardUnreachable", "message": message}]);
+    status.conditions = serde_json::from_value(lost).expect("conditions");
+    let replica = &Overview::of(&view, None).replicas[1];
+    assert_eq!((replica.state.as_deref(), replica.last_error.as_deref(), replica.ready), (Some("Unreachable"), Some(message), false));
+}
+
+#[test]
 fn config_fingerprint_is_an_acknowledgement_of_its_own_pod_only() {
     let mut view = well();
     let state = view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");

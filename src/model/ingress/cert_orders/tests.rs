@@ -222,7 +222,7 @@ fn renewal_is_due_at_two_thirds_or_in_the_suggested_window() {
     let window = RenewalWindow { start: wall(30 * DAY), end: wall(32 * DAY) };
     assert!((30..=32).contains(&days(renew_at(&certificate("a"), Some(window)))));
     let late = RenewalWindow { start: wall(300 * DAY), end: wall(320 * DAY) };
-    assert_eq!(days(renew_at(&certificate("a"), Some(late))), 75, "a server does not talk anybody into an expired certificate");
+    assert_eq!(days(renew_at(&certificate("a"), Some(late))), 75, "a late renewal window does not delay the order past expiry");
     let inverted = RenewalWindow { start: wall(32 * DAY), end: wall(30 * DAY) };
     assert_eq!(days(renew_at(&certificate("a"), Some(inverted))), 32, "a window that ends before it starts is its start");
     let empty = RenewalWindow { start: wall(30 * DAY), end: wall(30 * DAY) };

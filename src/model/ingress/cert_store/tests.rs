@@ -54,7 +54,7 @@ fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
     let copy = first.pairs(now());
 
     let mut next = CertStore::with_backup(copy.clone());
-    assert!(next.pairs(now()).is_empty() && !next.serves_backup(), "nobody asked for it");
+    assert!(next.pairs(now()).is_empty() && !next.serves_backup(), "no handshake requested it");
     next.want(wanted(), BTreeSet::new(), now());
     next.lost("a", "Timeout");
     assert_eq!((next.pairs(now()), next.serves_backup()), (first.pairs(now()), true));

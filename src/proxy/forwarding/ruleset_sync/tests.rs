@@ -28,7 +28,7 @@ impl Memory {
     fn take(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         if self.refuse > 0 {
             self.refuse -= 1;
-            return Err(SyncFault { reason: "Refused", message: "as told".into() });
+            return Err(SyncFault { reason: "Refused", message: "by the test".into() });
         }
         (self.holds, self.tampered) = (Some(ruleset.clone()), false);
         Ok(())
@@ -52,7 +52,7 @@ impl Kernel for Handle {
 
     async fn note(&mut self) -> Result<(), SyncFault> {
         let mut memory = self.0.lock().expect("one thread");
-        assert!(memory.reported > memory.noted, "what is in force is told before it is looked at");
+        assert!(memory.reported > memory.noted, "the applied ruleset is reported before it is read back");
         memory.noted = memory.reported;
         Ok(())
     }

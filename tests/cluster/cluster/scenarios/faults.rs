@@ -1,5 +1,6 @@
 //! Failures of a replica, its tailscaled and its node.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
@@ -12,6 +13,7 @@ use crate::cluster::whole;
 use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::load::LoadReport;
+use kit::cluster::node::Node;
 use kit::cluster::pods;
 use kit::machine::Process;
 use kit::wait::eventually;
@@ -22,7 +24,7 @@ const SPREAD: Duration = Duration::from_secs(15);
 pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
     let cluster = &stage.cluster;
     let endpoints = Endpoints::watch(stage);
-    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster)), &[]);
+    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster, "eg")), &[]);
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let killed = SystemTime::now();
     pods::signal(&uid, None, Signal::SIGKILL);
@@ -63,24 +65,49 @@ pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {
     load_report.assert_few_failures_after(killed + Duration::from_secs(2) + SPREAD, "tailscaled killed");
 }
 
-pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
+/// All packets of the node are lost, as if it were powered off.
+pub(crate) fn a_replica_on_a_lost_node_is_left_out(stage: &Stage) {
+    let cluster = &stage.cluster;
+    without_its_node(stage, "a node cut off", |node, watched| {
+        cluster.tailnet.cut(&node.machine);
+        watched();
+        cluster.tailnet.mend(&node.machine);
+    });
+}
+
+/// All processes of the node stop; its kernel still accepts connections.
+pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
+    without_its_node(stage, "a node that hangs", |node, watched| {
+        let frozen = node.freeze();
+        watched();
+        drop(frozen);
+    });
+}
+
+/// Runs a fault of the node of `eg-1`: the replica is no endpoint long before Kubernetes considers the node lost, and nothing fails after
+/// that; it returns with its node.
+fn without_its_node(stage: &Stage, what: &str, fault: impl FnOnce(&Node, &dyn Fn())) {
     let cluster = &stage.cluster;
     let endpoints = Endpoints::watch(stage);
     let [stays, away] = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
     assert_ne!(stays, away, "replicas are on nodes of their own");
-    let load = whole::load(cluster, "cut", Some(&whole::free_node(cluster)), &whole::SPARSE);
+    let load = whole::load(cluster, "lost", Some(&whole::free_node(cluster, "eg")), &whole::SPARSE);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
-    let cut = SystemTime::now();
-    cluster.tailnet.cut(&node.machine);
-    let removed_at = endpoints.without("eg-1");
-    cluster.wait(&["--for=condition=Ready=Unknown", &format!("node/{away}")]);
-    // Some more seconds in which nothing may fail.
-    eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > removed_at + SPREAD + Duration::from_secs(10)).then_some(()));
-    cluster.tailnet.mend(&node.machine);
+    let begin = SystemTime::now();
+    let removed_at = Cell::new(begin);
+    fault(node, &|| {
+        removed_at.set(endpoints.without("eg-1"));
+        let reason = "{.status.conditions[?(@.type==\"Ready\")].reason}";
+        assert_eq!(pods::field(cluster, NAMESPACE, "eg-1", reason), "TailyardUnreachable", "not by Kubernetes");
+        // Some more seconds in which nothing may fail.
+        let end = removed_at.get() + SPREAD + Duration::from_secs(10);
+        eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > end).then_some(()));
+    });
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
+    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/eg-1"]);
     whole::settled(cluster);
     let load_report = load.end();
-    report("a node cut off", cut, removed_at, &load_report);
+    report(what, begin, removed_at.get(), &load_report);
 }
 
 /// Prints the times of detection and recovery. Almost no connection may fail that began after Kubernetes had the time to update every node.

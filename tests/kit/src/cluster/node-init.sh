@@ -38,7 +38,7 @@ pretend kernel/panic_on_oops 1
 pretend kernel/keys/root_maxkeys 1000000
 pretend kernel/keys/root_maxbytes 25000000
 rm -f /etc/resolv.conf
-echo '# nobody resolves names here' >/etc/resolv.conf
+echo '# no DNS server' >/etc/resolv.conf
 printf '127.0.0.1 localhost %s\n%s hs.lab\n' "$1" "$2" >/etc/hosts
 echo 'hosts: files dns' >/etc/nsswitch.conf
 echo ready

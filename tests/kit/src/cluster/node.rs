@@ -26,6 +26,8 @@ const INIT: &str = include_str!("node-init.sh");
 const HIERARCHIES: [&str; 9] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd"];
 /// Where they are.
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// The file of a freezer group with its state.
+const FREEZER: &str = "freezer.state";
 /// The last byte of the first node's address, less one.
 const HOST: u8 = 10;
 /// Time for the kernel to end the last process of a control group.
@@ -53,11 +55,14 @@ pub struct Node {
     kubelet: Option<Process>,
     proxy: Option<Process>,
     // Dropped last: a group goes when nothing is in it any more.
-    _cgroups: Cgroups,
+    cgroups: Cgroups,
 }
 
 /// The cgroups of a node, removed with the value.
 struct Cgroups(Vec<PathBuf>);
+
+/// A node whose processes are all stopped, until the value is dropped: its kernel goes on to answer.
+pub struct Frozen<'a>(&'a Cgroups);
 
 impl Node {
     /// Boots the machine and starts kubelet and containerd. The node becomes ready later.
@@ -87,7 +92,7 @@ impl Node {
         fs::write(own.join("kubelet.json"), kubelet_config(pki, &kubelet).to_string()).expect("written");
         fs::write(own.join("kube-proxy.json"), proxy_config(pki).to_string()).expect("written");
         fs::write(own.join("cni/10-pods.conflist"), network_config(index).to_string()).expect("written");
-        let mut node = Self { name, machine, index, containerd: None, kubelet: None, proxy: None, _cgroups: cgroups };
+        let mut node = Self { name, machine, index, containerd: None, kubelet: None, proxy: None, cgroups };
         node.start_containerd(servers);
         node.start_kubelet(servers, pki);
         node.proxy = Some(node.run(servers, "kube-proxy", &[flag("config", &own.join("kube-proxy.json")), node.called()]));
@@ -125,6 +130,13 @@ impl Node {
     pub fn routes(&self) -> String {
         let (index, four, six) = (self.index, self.machine.address, address6(self.index));
         format!("route replace 10.244.{index}.0/24 via {four}\nroute replace fd00:244:0:{index}::/64 via {six}\n")
+    }
+
+    /// Stops all processes of the node and its Pods.
+    pub fn freeze(&self) -> Frozen<'_> {
+        let frozen = Frozen(&self.cgroups);
+        self.cgroups.set_freezer("FROZEN").expect("a freezer");
+        frozen
     }
 
     /// Imports an image on the node.
@@ -231,6 +243,17 @@ impl Cgroups {
         }
         Self(HIERARCHIES.map(group).into())
     }
+
+    fn set_freezer(&self, state: &str) -> std::io::Result<()> {
+        let group = self.0.iter().find(|group| group.starts_with(Path::new(CGROUPS).join("freezer")));
+        fs::write(group.expect("one of the hierarchies").join(FREEZER), state)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.0.set_freezer("THAWED").expect("a freezer");
+    }
 }
 
 impl Drop for Cgroups {
@@ -245,6 +268,8 @@ impl Drop for Cgroups {
 
 /// Removes a control group and its children after their last processes have ended.
 fn remove(group: &Path) {
+    // Frozen processes of a killed run do not end. Other hierarchies lack the file.
+    let _ = fs::write(group.join(FREEZER), "THAWED");
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove(&entry.path());

@@ -71,7 +71,7 @@ impl Stage {
     pub async fn wait_advertised(&self, group: &str, names: &[&str]) {
         for ordinal in 0..2 {
             let advertised = async || self.named(&format!("{group}-{ordinal}")).await;
-            eventually_async("what a replica is told", DEADLINE, advertised, |advertised| advertised == names).await;
+            eventually_async("the config of a replica", DEADLINE, advertised, |advertised| advertised == names).await;
         }
     }
 

@@ -22,7 +22,7 @@ async fn clean_up(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
     let (applied, in_force) = mpsc::unbounded_channel();
     let (surgeon, mut ended) = FlowCleaner::new(in_force);
     tokio::spawn(surgeon.run());
-    let tell = |rules| applied.send(Applied { rules, netmap: None }).expect("somebody listens");
+    let tell = |rules| applied.send(Applied { rules, netmap: None }).expect("a receiver");
     tell(first);
     timeout(SOON, ended.wait_for(|ended| !ended.forwarding)).await.expect("judged").expect("it goes on");
     others.into_iter().for_each(tell);

@@ -11,11 +11,15 @@ use super::Rejection;
 use crate::api::condition::reason;
 use crate::api::routes::Origin;
 use crate::model::controller::finalizers;
+use crate::model::controller::group_assignment::GroupAssignment;
 use crate::model::controller::ingress_spec::{
-    self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_group, ingress_label, service_group, service_label, service_name,
+    self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_label, service_label, service_name,
 };
 use crate::model::controller::objects::IngressConfigMap;
 use crate::model::controller::proxygroup::Observed;
+
+/// Reason of Events about our `IngressClass`.
+pub(super) const INVALID_CLASS: &str = "InvalidIngressClass";
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum UserObject<'a> {
@@ -28,9 +32,10 @@ pub(super) enum UserObject<'a> {
 pub(super) struct IngressClaim<'a> {
     pub(super) claimant: Publisher,
     pub(super) object: UserObject<'a>,
+    pub(super) assignment: GroupAssignment<'a>,
     /// Requests a name from this group now.
     pub(super) asks: bool,
-    /// This group writes its status: it names no other group.
+    /// This group writes its status: it is assigned to no other group.
     pub(super) ours: bool,
     pub(super) label: String,
     pub(super) recorded: Vec<String>,
@@ -62,21 +67,22 @@ pub(super) fn created(metadata: &ObjectMeta) -> i64 {
     metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second())
 }
 
-/// All objects that name the group or have a record in it.
+/// All objects that are assigned to the group or have a record in it.
 pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = &*observed.name;
-    let class = &observed.settings.ingress_class;
+    let rules = &*observed.assignment;
     let mut claims = Vec::new();
     let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
     for (name, origin) in &before.origins {
         records.entry(origin).or_default().push(name);
     }
-    let mut add = |source: PublishSource, object: UserObject<'a>, named: Option<&str>, label: String| {
+    let mut add = |source: PublishSource, object: UserObject<'a>, assignment: GroupAssignment<'a>, label: String| {
         let metadata = object.metadata();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let claimant = Publisher { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
         let going = metadata.deletion_timestamp.is_some();
-        let ours = named.is_none_or(|named| named == group);
+        let assigned = assignment.group();
+        let ours = assigned.is_none_or(|assigned| assigned == group);
         let finalized = finalizers::has(metadata, source.finalizer());
         let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
@@ -86,16 +92,20 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
             recorded.push(own);
         }
-        let claim = IngressClaim { claimant, object, asks: named == Some(group) && !going, ours, label, recorded };
+        // While undecided it stays where it is; if that is nowhere, invalid parameters are reported to it.
+        let stays = assignment.is_undecided() && !recorded.is_empty();
+        let reported = group.is_empty() && matches!(assignment, GroupAssignment::Unusable(_));
+        let asks = (assigned == Some(group) || stays || reported) && !going;
+        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded };
         if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
     };
     for ingress in observed.publish.ingresses.values() {
-        add(PublishSource::Ingress, UserObject::Ingress(ingress), ingress_group(ingress, class), ingress_label(ingress));
+        add(PublishSource::Ingress, UserObject::Ingress(ingress), rules.ingress(ingress), ingress_label(ingress));
     }
     for service in observed.services.values() {
-        add(PublishSource::Service, UserObject::Service(service), service_group(service), service_label(service));
+        add(PublishSource::Service, UserObject::Service(service), rules.published(service), service_label(service));
     }
     claims
 }
@@ -128,10 +138,13 @@ pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str) 
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
     let reserved = &observed.publish.reserved;
     let context = SpecContext { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
+    if let GroupAssignment::Unusable(why) = claim.assignment {
+        return Err(Rejection::new(INVALID_CLASS, why.to_owned()));
+    }
     let (read, reason) = match claim.object {
         UserObject::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();
-            return Err(Rejection::new("InvalidIngressClass", why));
+            return Err(Rejection::new(INVALID_CLASS, why));
         }
         UserObject::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
         UserObject::Service(service) => (ingress_spec::service(service), reason::INGRESS_SVC_INVALID),

@@ -14,7 +14,7 @@ use super::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::api::ingress::IngressService;
 use crate::model::controller::ingress_spec::L4Service;
 use crate::model::controller::objects::RenderContext;
-use crate::model::controller::proxygroup::readiness::elapsed;
+use crate::model::controller::proxygroup::readiness::{elapsed, is_lost};
 use crate::model::controller::proxygroup::replicas::claimed_device;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica};
@@ -110,7 +110,7 @@ impl IngressPlan<'_> {
         former
     }
 
-    /// Approves the routes of the replicas' configs and withdraws those of `gone`.
+    /// Approves the routes of the replicas' configs and withdraws those of `gone`, and those of lost replicas that others serve.
     pub(super) fn approve(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         if !lacks_services(work) {
             return;
@@ -120,12 +120,15 @@ impl IngressPlan<'_> {
         for (ordinal, replica) in observed.replicas.range(..shape.replicas) {
             // A replica with a record claims the recorded device.
             let Some(record) = replica.device() else { continue };
-            let add = self.routes(work, shape, replica);
             let approved = observed.publish.approved.get(&record.id);
+            let lost = replica.pod.as_deref().is_some_and(is_lost);
+            // headscale moves a route to another device at once if its approval goes; it detects an offline device by itself only later.
+            let withdrawn = if lost { served_by_others(work, shape.replicas, *ordinal) } else { BTreeSet::new() };
+            let add = &self.routes(work, shape, replica) - &withdrawn;
             let age = approved.map(|current| elapsed(current.at, observed.now));
             let lacks = approved.is_none_or(|existing| !add.is_subset(&existing.routes));
             let remove: BTreeSet<String> =
-                former.iter().filter(|route| approved.is_none_or(|entry| entry.routes.contains(*route))).cloned().collect();
+                former.union(&withdrawn).filter(|route| approved.is_none_or(|entry| entry.routes.contains(*route))).cloned().collect();
             if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
                 let device = claimed_device(work, &shape.owner, *ordinal, replica);
                 work.pass.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
@@ -136,12 +139,22 @@ impl IngressPlan<'_> {
     }
 }
 
+/// Routes that a replica serves: it gets traffic, advertises them, and they are approved for it.
+fn served(work: &GroupPass<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
+    let state = replica.state.as_ref().filter(|_| live(replica));
+    let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
+    state.zip(approved).map(|(state, approved)| &state.routes & &approved.routes).unwrap_or_default()
+}
+
+/// Routes that replicas other than this one serve.
+fn served_by_others(work: &GroupPass<'_>, replicas: u32, ordinal: u32) -> BTreeSet<String> {
+    let others = work.observed.replicas.range(..replicas).filter(|(other, _)| **other != ordinal);
+    others.flat_map(|(_, replica)| served(work, replica)).collect()
+}
+
 /// Whether a replica gets traffic, advertises these addresses as routes, and they are approved for it.
 pub(super) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[String]) -> bool {
-    let Some(state) = replica.state.as_ref().filter(|_| live(replica)) else { return false };
-    let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
-    let routes = routes(own);
-    routes.is_subset(&state.routes) && approved.is_some_and(|approved| routes.is_subset(&approved.routes))
+    live(replica) && routes(own).is_subset(&served(work, replica))
 }
 
 /// Whether the approval of a replica's advertised addresses was not read yet.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::advertise::awaited;
-use super::claims::{UserObject, claims};
+use super::claims::{INVALID_CLASS, UserObject, claims};
 use super::{IngressPlan, Rejection, recorded, subject};
 use crate::api::condition::reason;
-use crate::model::controller::ingress_spec::{Release, release, service_group, service_name};
+use crate::model::controller::group_assignment::GroupAssignment;
+use crate::model::controller::ingress_spec::{Release, release, service_name};
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, domain_of, ingress_config_ref};
 use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
@@ -135,32 +136,34 @@ pub(in super::super) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
         remaining = gone != names;
         certificates(work, owner, &gone);
     }
-    let message = format!("ProxyGroup {} is being deleted: name another group.", owner.group);
-    forsaken(work, &before, !remaining, &message);
+    forsaken(work, &before, !remaining, "is being deleted: name another group.");
     !remaining
 }
 
-/// Reports to objects that name a missing group.
-pub(in super::super) fn orphans(work: &mut GroupPass<'_>, message: &str) {
-    forsaken(work, &IngressConfigMap::default(), true, message);
+/// Reports the fault to objects of a missing group, and to objects that could not be assigned to any.
+pub(in super::super) fn orphans(work: &mut GroupPass<'_>, fault: &str) {
+    forsaken(work, &IngressConfigMap::default(), true, fault);
 }
 
-/// Reports to objects that name a group of another type.
-pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, message: &str) {
+/// Reports the fault to objects of a group of another type.
+pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, fault: &str) {
     let (observed, group) = (work.observed, &*work.observed.name);
     // Remembered Services are valid egress Services.
     let mut others = observed.services.values().filter(|service| work.memory.served(service).is_none());
-    let asks = others.any(|service| service_group(service) == Some(group));
+    let asks = others.any(|service| observed.assignment.published(service).group() == Some(group));
     if asks || !observed.publish.ingresses.is_empty() {
-        orphans(work, message);
+        orphans(work, fault);
     }
 }
 
 /// Reports that nothing is advertised, and removes finalizers once that is true.
-fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, message: &str) {
+fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
-            let refused = claim.asks.then(|| Rejection::new(reason::PROXY_GROUP_NOT_READY, message.to_owned()));
+            let refused = claim.asks.then(|| match claim.assignment {
+                GroupAssignment::Unusable(why) => Rejection::new(INVALID_CLASS, why.to_owned()),
+                assignment => Rejection::new(reason::PROXY_GROUP_NOT_READY, assignment.message(&work.observed.name, fault)),
+            });
             let quiet = matches!(claim.object, UserObject::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
             if work.memory.is_new_message(&claim.claimant, refused.map(|refused| refused.message.as_str()))

@@ -14,6 +14,8 @@ enum Act {
     Break(u8, u8),
     Unannotate(u8),
     DeleteService(u8),
+    /// The default group, and whether the namespace opts out.
+    Rules(Option<u8>, bool),
     Lose(u8),
     Restart(u8),
     Sleep(u8),
@@ -38,6 +40,18 @@ fn acts() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// The same with Services that name no group, and changes of the default group.
+fn acts_by_default() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        6 => acts(),
+        2 => (0u8..4, prop::sample::select(vec![80u16, 443])).prop_map(|(name, port)| Act::Service(name, UNNAMED, vec![port])),
+        1 => (prop::option::weighted(0.8, 0u8..3), prop::bool::weighted(0.2)).prop_map(|(group, out)| Act::Rules(group, out)),
+    ]
+}
+
+/// Number of a group that stands for no annotation.
+const UNNAMED: u8 = u8::MAX;
+
 impl Act {
     fn on(&self, world: &mut World) {
         let (group, service) = (|group: u8| format!("g{group}"), |name: u8| format!("s{name}"));
@@ -50,6 +64,13 @@ impl Act {
                 }
             }
             Self::DeleteGroup(name) => world.delete_group(&group(*name)),
+            Self::Service(name, UNNAMED, ports) => {
+                world.service(&service(*name), json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), ports);
+            }
+            Self::Rules(default, out) => {
+                world.assignment.defaults.egress = default.map(group);
+                world.assignment.update_namespace("default", (!out).then(Default::default).as_ref());
+            }
             Self::Service(name, to_group, ports) => world.service(&service(*name), to(&group(*to_group)), ports),
             Self::Break(name, to_group) => {
                 world.service(
@@ -84,37 +105,47 @@ proptest! {
     /// After any sequence of changes passes terminate, everything requested is served and everything else is removed.
     #[test]
     fn egress_reconciliation_converges(acts in prop::collection::vec((acts(), 0u8..3), 1..30)) {
-        let mut world = World::new();
-        for (act, rounds) in acts {
-            act.on(&mut world);
-            for _ in 0..rounds {
-                world.round();
-            }
-        }
-        world.asleep.clear();
-        world.settle();
-        for ((_, name), service) in &world.services {
-            prop_assert!(service.metadata.deletion_timestamp.is_none(), "{} is stuck", name);
-            // Check the group that it names: its previous group may still serve it meanwhile.
-            let Some(group) = service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP).cloned()) else { continue };
-            let serves = world.groups.get(&group).is_some_and(|group| group.spec.replicas != Some(0));
-            if serves && validate::service(service).is_empty() {
-                prop_assert_eq!(&world.condition(name, EGRESS_SVC_READY).expect("a condition").0, "True", "{}", name);
-                let key = format!("default-{name}");
-                prop_assert!(world.entries(&group).contains_key(&key));
-            }
-        }
-        prop_assert!(world.groups.values().all(|group| group.metadata.deletion_timestamp.is_none()));
-        let replicas: usize = world.groups.values().map(|group| usize::try_from(group.spec.replicas.unwrap_or(2)).expect("a number")).sum();
-        prop_assert_eq!((world.devices.len(), world.keys.len()), (replicas, 0), "nothing is left behind");
-        for group in world.groups.keys().cloned().collect::<Vec<_>>() {
-            world.delete_group(&group);
-        }
-        for name in world.services.keys().map(|(_, name)| name.clone()).collect::<Vec<_>>() {
-            world.delete_service(&name);
-        }
-        world.settle();
-        prop_assert!(world.services.is_empty() && world.groups.is_empty(), "{:?}", world.services.keys());
-        prop_assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
+        run(acts)?;
     }
+
+    #[test]
+    fn egress_reconciliation_with_default_groups_converges(acts in prop::collection::vec((acts_by_default(), 0u8..3), 1..30)) {
+        run(acts)?;
+    }
+}
+
+fn run(acts: Vec<(Act, u8)>) -> Result<(), TestCaseError> {
+    let mut world = World::new();
+    for (act, rounds) in acts {
+        act.on(&mut world);
+        for _ in 0..rounds {
+            world.round();
+        }
+    }
+    world.asleep.clear();
+    world.settle();
+    for ((_, name), service) in &world.services {
+        prop_assert!(service.metadata.deletion_timestamp.is_none(), "{} is stuck", name);
+        // Check the assigned group: its previous group may still serve it meanwhile.
+        let Some(group) = world.assignment.egress(service).group().map(str::to_owned) else { continue };
+        let serves = world.groups.get(&group).is_some_and(|group| group.spec.replicas != Some(0));
+        if serves && validate::service(service).is_empty() {
+            prop_assert_eq!(&world.condition(name, EGRESS_SVC_READY).expect("a condition").0, "True", "{}", name);
+            let key = format!("default-{name}");
+            prop_assert!(world.entries(&group).contains_key(&key));
+        }
+    }
+    prop_assert!(world.groups.values().all(|group| group.metadata.deletion_timestamp.is_none()));
+    let replicas: usize = world.groups.values().map(|group| usize::try_from(group.spec.replicas.unwrap_or(2)).expect("a number")).sum();
+    prop_assert_eq!((world.devices.len(), world.keys.len()), (replicas, 0), "nothing is left behind");
+    for group in world.groups.keys().cloned().collect::<Vec<_>>() {
+        world.delete_group(&group);
+    }
+    for name in world.services.keys().map(|(_, name)| name.clone()).collect::<Vec<_>>() {
+        world.delete_service(&name);
+    }
+    world.settle();
+    prop_assert!(world.services.is_empty() && world.groups.is_empty(), "{:?}", world.services.keys());
+    prop_assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
+    Ok(())
 }

@@ -233,8 +233,8 @@ impl Step {
                 (gone && advertising(before, &vip), "it was deleted while a replica advertised it"),
                 (theirs(before, &vip) != theirs(after, &vip), "another cluster's part in it was touched"),
                 (secret(before, name).is_some() && secret(after, name).is_none() && ours, "its certificate went before it"),
-                (stored(before) && !stored(after) && ours, "its Ingress was let go before it"),
-                (stored(before) && !stored(after) && secret(after, name).is_some(), "its Ingress was let go before its certificate"),
+                (stored(before) && !stored(after) && ours, "its Ingress was released first"),
+                (stored(before) && !stored(after) && secret(after, name).is_some(), "its Ingress was released before its certificate"),
                 (
                     advertises(after, &vip) && !after.config(GROUP).origins.contains_key(&vip),
                     "a replica advertises it, and nothing serves it",

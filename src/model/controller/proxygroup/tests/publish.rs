@@ -179,7 +179,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     let writes = world.writes;
     world.settle();
-    assert_eq!((world.writes, world.says("in", PUBLISHED)), (writes, published.clone()), "nobody has asked the control plane yet");
+    assert_eq!((world.writes, world.says("in", PUBLISHED)), (writes, published.clone()), "the control plane was not queried yet");
     world.tailnet = ready;
     world.settle();
     assert_eq!((world.events.len(), world.writes, world.says("in", PUBLISHED)), (events, writes, published));

@@ -5,9 +5,8 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::api::routes::Origin;
-use crate::model::controller::ingress_spec::{
-    PublishSource, UserCertificate, ingress_group, ingress_label, service_group, service_label, service_name,
-};
+use crate::model::controller::group_assignment::ClassParameters;
+use crate::model::controller::ingress_spec::{PublishSource, UserCertificate, ingress_label, service_label, service_name};
 use crate::model::controller::objects::accounts_ref;
 
 /// An action of users or clusters. Groups 0 and 1 are ingress groups, group 2 is an egress group.
@@ -45,6 +44,24 @@ enum Act {
     /// A new leader without control plane data.
     Lead,
     Answer,
+    Rules(Rules),
+}
+
+/// A change of the groups of objects that name none.
+#[derive(Debug, Clone)]
+struct Rules {
+    /// Parameters of the `IngressClass`: a group, none, invalid, unknown.
+    parameters: u8,
+    default: Option<u8>,
+    opted_out: bool,
+}
+
+/// Number of a group that stands for no annotation.
+const UNNAMED: u8 = 3;
+
+/// Annotations that name a group.
+fn naming(group: u8) -> serde_json::Value {
+    if group == UNNAMED { json!({}) } else { json!({"tailscale.com/proxy-group": format!("g{group}")}) }
 }
 
 fn acts() -> impl Strategy<Value = Act> {
@@ -70,6 +87,18 @@ fn acts() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// The same with objects that name no group, and changes of their groups.
+fn acts_by_default() -> impl Strategy<Value = Act> {
+    let asks = || (0u8..3, 0u8..3, prop::bool::weighted(0.8));
+    let rules = (0u8..6, prop::option::weighted(0.8, 0u8..3), prop::bool::weighted(0.2));
+    prop_oneof![
+        6 => acts(),
+        2 => asks().prop_map(|(name, label, good)| Act::Ingress { name, group: UNNAMED, label, good }),
+        2 => asks().prop_map(|(name, label, good)| Act::Service { name, group: UNNAMED, label, good }),
+        2 => rules.prop_map(|(parameters, default, opted_out)| Act::Rules(Rules { parameters, default, opted_out })),
+    ]
+}
+
 fn nth<T: Clone>(all: impl IntoIterator<Item = T>, which: u8) -> Option<T> {
     let all: Vec<T> = all.into_iter().collect();
     all.get(usize::from(which) % all.len().max(1)).cloned()
@@ -90,7 +119,7 @@ impl Act {
                 let backend = json!({"service": {"name": if *good { "web" } else { "missing" }, "port": {"number": 80}}});
                 if !going(world, &name) {
                     let spec = json!({"tls": tls, "defaultBackend": backend});
-                    world.put_ingress(&name, json!({"tailscale.com/proxy-group": format!("g{group}")}), spec);
+                    world.put_ingress(&name, naming(*group), spec);
                 }
             }
             Self::Service { name, group, label, good } => {
@@ -98,6 +127,10 @@ impl Act {
                 if !going(world, &name) {
                     let label = format!("{}{label}", if *good { "l" } else { "L_" });
                     world.exposed(&name, &format!("g{group}"), &label);
+                    let service = world.services.get_mut(&key(&name)).expect("it was just made");
+                    if *group == UNNAMED {
+                        service.metadata.annotations.as_mut().expect("annotations").remove(names::PROXY_GROUP);
+                    }
                 }
             }
             Self::External { name, group, label } => {
@@ -166,6 +199,16 @@ impl Act {
                 world.hosted.approved.clear();
             }
             Self::Answer => world.tailnet = plane.clone(),
+            Self::Rules(Rules { parameters, default, opted_out }) => {
+                world.assignment.parameters = match parameters {
+                    0..3 => ClassParameters::Group(format!("g{parameters}")),
+                    3 => ClassParameters::Invalid("why".into()),
+                    4 => ClassParameters::Unknown,
+                    _ => ClassParameters::Unset,
+                };
+                world.assignment.defaults.ingress = default.map(|group| format!("g{group}"));
+                world.assignment.update_namespace("default", (!opted_out).then(Default::default).as_ref());
+            }
         }
     }
 }
@@ -185,7 +228,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
         Some((
             origin(PublishSource::Ingress, key),
-            ingress_group(stored, "tailscale")?.to_owned(),
+            world.assignment.ingress(stored).group()?.to_owned(),
             ingress_label(stored),
             made(&stored.metadata),
             good,
@@ -197,7 +240,13 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let external = stored.spec.as_ref()?.external_name.is_some();
         let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
         let good = good && (backed || external) && !(external && routed);
-        Some((origin(PublishSource::Service, key), service_group(stored)?.to_owned(), label, made(&stored.metadata), good))
+        Some((
+            origin(PublishSource::Service, key),
+            world.assignment.published(stored).group()?.to_owned(),
+            label,
+            made(&stored.metadata),
+            good,
+        ))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
@@ -223,13 +272,13 @@ fn right(world: &World) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(config.origins.get(&name), Some(who), "{} in {}", name, group);
         for (ordinal, replica) in world.observed_replicas(group) {
-            let advertised_config = replica.config.expect("it is told something");
+            let advertised_config = replica.config.expect("it has a config");
             let is_advertised = if hosted {
                 advertised_config.advertises().any(|service| service == name)
             } else {
                 advertised_config.routes().next().is_some()
             };
-            prop_assert!(is_advertised, "{}-{} is not told of {}", group, ordinal, name);
+            prop_assert!(is_advertised, "{}-{} has no {} in its config", group, ordinal, name);
         }
     }
     let recorded: std::collections::BTreeSet<String> =
@@ -284,6 +333,11 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     world.asleep.clear();
     world.tailnet = plane;
     world.settle();
+    if matches!(world.assignment.parameters, ClassParameters::Invalid(_) | ClassParameters::Unknown) {
+        // Then objects stay where they are, also if another one requests their name.
+        world.assignment.parameters = ClassParameters::Unset;
+        world.settle();
+    }
     right(&world)?;
     let writes = world.writes;
     for _ in 0..5 {
@@ -311,6 +365,14 @@ proptest! {
     #[test]
     fn ingress_reconciliation_converges(
         acts in prop::collection::vec((acts(), 0u8..3), 1..30),
+        order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
+    ) {
+        run(World::new(), acts, &order)?;
+    }
+
+    #[test]
+    fn ingress_reconciliation_with_default_groups_converges(
+        acts in prop::collection::vec((acts_by_default(), 0u8..3), 1..30),
         order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
     ) {
         run(World::new(), acts, &order)?;

@@ -17,7 +17,7 @@ fn scale_down_removes_pod_then_device_then_secrets() {
     assert_eq!(first.apply.iter().filter(|manifest| manifest.object.kind == Kind::StatefulSet).count(), 1);
     assert!(first.control.is_empty() && first.delete.is_empty());
     let after = &world.objects[&object(Kind::StatefulSet, "pg")];
-    assert_eq!(before["spec"]["template"], after["spec"]["template"], "scaling restarts nobody");
+    assert_eq!(before["spec"]["template"], after["spec"]["template"], "scaling restarts no Pod");
     assert!(world.pass("pg").control.is_empty(), "its Pod is there");
     world.live();
     let second = world.pass("pg");
@@ -60,7 +60,7 @@ fn stock_image_starts_after_its_auth_keys_exist() {
     world.group("pg", json!({"type": "egress", "replicas": 5}));
     world.settle();
     let after = &world.objects[&object(Kind::StatefulSet, "pg")];
-    assert_eq!(before["spec"]["template"], after["spec"]["template"], "scaling within ten restarts nobody");
+    assert_eq!(before["spec"]["template"], after["spec"]["template"], "scaling within ten restarts no Pod");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn recorded_device_is_replaced_only_after_its_deletion() {
     assert_eq!(recorded(&world), Some(device_id("pg-0")), "a twin of another cluster is not taken for it");
     world.devices.remove(&device_id("pg-0"));
     world.round();
-    assert_eq!(recorded(&world), Some(twin), "a login that nobody ordered, after the old device was deleted by hand");
+    assert_eq!(recorded(&world), Some(twin), "a login without a new key, after the old device was deleted by hand");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::publish::{expose, publishing};
+use super::world::device_id;
 use super::*;
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 
@@ -147,7 +148,7 @@ fn restart_writes_nothing_and_repeats_no_event() {
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
     world.settle();
-    assert_eq!((world.writes, world.events.len()), (writes, events), "nobody has asked the control plane yet");
+    assert_eq!((world.writes, world.events.len()), (writes, events), "the control plane was not queried yet");
     world.tailnet = ready;
     world.settle();
     assert_eq!((world.writes, world.events.len()), (writes, events));
@@ -162,4 +163,28 @@ fn revoked_route_approval_is_restored() {
     world.now += 300;
     let again = world.pass("in").control;
     assert!(again.iter().filter(|action| matches!(action, ControlAction::ApproveRoutes { .. })).count() == 2, "{again:?}");
+}
+
+#[test]
+fn lost_replica_keeps_only_routes_that_no_other_serves() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.settle();
+    let routes_of = |world: &World| ["in-0", "in-1"].map(|replica| world.hosted.approved[&device_id(replica)].routes.len());
+    world.set_ready("in-0", &json!({"type": "Ready", "status": "False", "reason": "TailyardUnreachable"}));
+    world.settle();
+    assert_eq!(routes_of(&world), [0, 1], "the route moves to the other replica");
+    let writes = world.writes;
+    world.now += 600;
+    world.settle();
+    assert_eq!((world.writes, routes_of(&world)), (writes, [0, 1]));
+
+    world.set_ready("in-1", &json!({"type": "Ready", "status": "False", "reason": "TailyardUnreachable"}));
+    world.settle();
+    assert_eq!(routes_of(&world)[1], 1, "no other replica serves it");
+    for replica in ["in-0", "in-1"] {
+        world.set_ready(replica, &json!({"type": "Ready", "status": "True"}));
+    }
+    world.settle();
+    assert_eq!(routes_of(&world), [1, 1]);
 }

@@ -167,7 +167,7 @@ fn a_moved_service_is_served_by_both_until_the_new_group_is_ready() {
     world.round();
     world.round();
     assert_ne!(world.external_name("db"), old);
-    assert_eq!((world.children().len(), world.entries("pg").len()), (2, 1), "somebody may still have the old answer");
+    assert_eq!((world.children().len(), world.entries("pg").len()), (2, 1), "a client may still use the old DNS answer");
     world.settle();
     assert_eq!((world.children().len(), world.entries("pg").len(), world.entries("other").len()), (1, 0, 1));
     assert!(world.condition("db", EGRESS_SVC_CONFIGURED).expect("a condition").1.contains(":other:"));

@@ -27,6 +27,10 @@ fn complete(families: &'static [&'static str], services: usize) -> World {
     world
 }
 
+fn ready(is_ready: bool) -> Value {
+    json!({"type": "Ready", "status": if is_ready { "True" } else { "False" }})
+}
+
 fn slices(world: &World) -> Vec<&Value> {
     world.objects.iter().filter(|(object, _)| object.kind == Kind::EndpointSlice).map(|(_, slice)| &**slice).collect()
 }
@@ -82,7 +86,7 @@ fn child_without_pods_is_left_to_the_controller() {
 #[test]
 fn lost_and_restarted_replicas_change_each_slice_once() {
     let mut world = complete(&["IPv4", "IPv6"], 20);
-    world.set_ready("pg-1", false);
+    world.set_ready("pg-1", &ready(false));
     let made = world.pass("pg").slices;
     assert_eq!(made.len(), 40);
     assert!(made.iter().all(|write| matches!(write, SliceWrite::Change { .. })));
@@ -98,7 +102,7 @@ fn lost_and_restarted_replicas_change_each_slice_once() {
 #[test]
 fn slice_that_is_newer_than_every_pod_stays() {
     let mut world = complete(&["IPv4"], 20);
-    world.set_ready("pg-1", false);
+    world.set_ready("pg-1", &ready(false));
     assert_eq!(world.slice_controller(12), 12);
     assert_eq!(world.pass("pg").slices.len(), 8, "the controller was faster with the others");
     let all: Vec<_> = world
@@ -126,7 +130,7 @@ fn slice_with_fields_of_others_is_left_to_the_controller() {
         let (object, mut slice) = first.map(|(object, slice)| (object.clone(), Value::clone(slice))).expect("a slice");
         change(&mut slice["endpoints"][0]);
         world.put_slice(object, slice);
-        world.set_ready("pg-1", false);
+        world.set_ready("pg-1", &ready(false));
         assert_eq!(world.pass("pg").slices.len(), changed);
         let zones = slices(&world).iter().filter(|slice| slice["endpoints"][0]["zone"] == "a").count();
         assert_eq!(zones, if changed == 20 { 20 } else { 0 }, "a node's zone is the same in all slices");
@@ -169,7 +173,7 @@ proptest! {
         let (mut changes, mut written) = (1, 0);
         for act in acts {
             match act {
-                Act::Ready(pod, ready) => world.set_ready(&format!("pg-{pod}"), ready),
+                Act::Ready(pod, is_ready) => world.set_ready(&format!("pg-{pod}"), &ready(is_ready)),
                 Act::Restart(pod) => {
                     world.pods.remove(&format!("pg-{pod}"));
                     world.live();

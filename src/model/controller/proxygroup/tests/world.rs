@@ -17,12 +17,13 @@ use serde_json::{Value, json};
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
+use crate::model::controller::group_assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCertificate};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
-    ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate,
-    Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
+    ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
+    Memory, ObjectUpdate, Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
 };
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 
@@ -43,6 +44,7 @@ pub(super) const NS: &str = "tailscale";
 pub(super) struct World {
     pub(super) now: i64,
     pub(super) settings: GroupSettings,
+    pub(super) assignment: AssignmentRules,
     pub(super) groups: BTreeMap<String, ProxyGroup>,
     pub(super) class: Class,
     pub(super) tailnet: TailnetState,
@@ -103,6 +105,11 @@ impl World {
         Self {
             now: 1_800_000_000,
             settings: settings(),
+            assignment: AssignmentRules {
+                ingress_class: "tailscale".into(),
+                namespaces: ["default".to_owned()].into_iter().collect(),
+                ..AssignmentRules::default()
+            },
             groups: BTreeMap::new(),
             class: Class::None,
             tailnet: ready(),
@@ -133,6 +140,7 @@ impl World {
     pub(super) fn fork(&self) -> Self {
         Self {
             settings: self.settings.clone(),
+            assignment: self.assignment.clone(),
             groups: self.groups.clone(),
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),
@@ -220,7 +228,13 @@ impl World {
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
-        self.groups.keys().cloned().chain(labelled).chain(self.services.values().flat_map(concerns)).chain(published).collect()
+        self.groups
+            .keys()
+            .cloned()
+            .chain(labelled)
+            .chain(self.services.values().flat_map(|stored| concerns(stored, &self.assignment)))
+            .chain(published)
+            .collect()
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
@@ -245,13 +259,16 @@ impl World {
         };
         let parents: BTreeSet<_> = owned.values().map(|stored| parent(stored)).collect();
         let published = |key: &(String, String)| self.publishers(&claimant(PublishSource::Service, key)).contains(name);
-        let mine = |key: &(String, String), stored: &Service| concerns(stored).contains(name) || parents.contains(key) || published(key);
+        let mine = |key: &(String, String), stored: &Service| {
+            concerns(stored, &self.assignment).contains(name) || parents.contains(key) || published(key)
+        };
         let services =
             self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
         Observed {
             name: name.into(),
             now: self.time(),
             settings: Arc::new(self.settings.clone()),
+            assignment: Arc::new(self.assignment.clone()),
             group: self.groups.get(name).cloned().map(Arc::new),
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),

@@ -6,7 +6,7 @@ use crate::api::vip::VipService;
 use crate::model::controller::ingress_spec::{
     DesiredVipService, OwnershipVerdict, Publisher, Release, backends, certificates, has_conditions, release, verify_owner,
 };
-use crate::model::controller::ingress_spec::{ingress_group, ingress_label, service_group, service_label, service_name};
+use crate::model::controller::ingress_spec::{ingress_label, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
 use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ServiceList, serves};
 
@@ -143,26 +143,32 @@ impl World {
     /// Group, label and creation time of a request; `None` if the object is missing or being deleted.
     fn asks(&self, claimant: &Publisher) -> Option<(String, String, i64)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
-        let (group, label, metadata) = match claimant.source {
+        let (assignment, label, metadata) = match claimant.source {
             PublishSource::Ingress => {
                 let stored = self.ingresses.get(&key)?;
-                (ingress_group(stored, "tailscale"), ingress_label(stored), &stored.metadata)
+                (self.assignment.ingress(stored), ingress_label(stored), &stored.metadata)
             }
             PublishSource::Service => {
                 let stored = self.services.get(&key)?;
-                (service_group(stored), service_label(stored), &stored.metadata)
+                (self.assignment.published(stored), service_label(stored), &stored.metadata)
             }
         };
+        let recorded = || self.recorded(claimant).into_iter().next();
+        let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(str::to_owned) };
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
-        Some((group?.to_owned(), label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
+        Some((group?, label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
+    }
+
+    /// Groups whose config has an object.
+    fn recorded(&self, claimant: &Publisher) -> BTreeSet<String> {
+        let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
+        self.groups.keys().filter(|group| self.config(group).origins.values().any(|stored| *stored == origin)).cloned().collect()
     }
 
     /// Groups that an object affects; the empty name for one that must be released.
     pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<String> {
         let named = self.asks(claimant).map(|(group, ..)| group);
-        let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
-        let recorded = self.groups.keys().filter(|group| self.config(group).origins.values().any(|stored| *stored == origin)).cloned();
-        let mut groups: BTreeSet<String> = named.into_iter().chain(recorded).collect();
+        let mut groups: BTreeSet<String> = named.into_iter().chain(self.recorded(claimant)).collect();
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (metadata, service) = match claimant.source {
             PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
@@ -173,7 +179,9 @@ impl World {
             .into_iter()
             .flatten()
             .any(|stored| stored == claimant.source.finalizer());
-        if groups.is_empty() && (finalized || service.is_some_and(has_conditions)) {
+        let faulty = claimant.source == PublishSource::Ingress
+            && self.ingresses.get(&key).is_some_and(|stored| matches!(self.assignment.ingress(stored), GroupAssignment::Unusable(_)));
+        if groups.is_empty() && (finalized || faulty || service.is_some_and(has_conditions)) {
             groups.insert(String::new());
         }
         groups

@@ -45,6 +45,13 @@ impl World {
         wanted
     }
 
+    /// Sets the condition `Ready` of a replica's Pod.
+    pub(in super::super) fn set_ready(&mut self, replica: &str, condition: &Value) {
+        let status = self.pods.get_mut(replica).and_then(|pod| pod.status.as_mut()).expect("a Pod");
+        status.conditions = serde_json::from_value(json!([condition])).expect("a condition");
+        self.touch(replica);
+    }
+
     /// A replica applies its config and reports it.
     pub(in super::super) fn replica(&mut self, group: &str, ordinal: u32) {
         let name = names::replica(group, ordinal);

@@ -13,7 +13,7 @@ impl World {
             GroupPlan { events: Vec::new(), ..fresh.clone() },
             "a memory saves time and changes nothing"
         );
-        assert!(made.events.iter().all(|event| fresh.events.contains(event)), "but what was told already");
+        assert!(made.events.iter().all(|event| fresh.events.contains(event)), "each Event is emitted once");
         self.act(name, &made);
         made
     }
@@ -122,7 +122,9 @@ impl World {
     }
 
     pub(super) fn update(&mut self, group: &str, update: &ObjectUpdate) {
-        if let Some(host) = &update.external_name {
+        if let Some(ExternalNameUpdate { name: Some(host), .. }) = &update.external_name
+            && host.starts_with("ts-")
+        {
             self.acknowledged(group, host);
         }
         let key = (update.namespace.clone(), update.name.clone());
@@ -143,10 +145,17 @@ impl World {
             self.writes += 1;
             service.metadata.finalizers = Some(finalizers.clone());
         }
-        if let Some(host) = &update.external_name {
+        if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
             // One request with the finalizer.
             self.writes += u64::from(update.finalizers.is_none());
-            service.spec.as_mut().expect("a spec").external_name = Some(host.clone());
+            if let Some(name) = name {
+                service.spec.as_mut().expect("a spec").external_name = Some(name.clone());
+            }
+            let annotations = service.metadata.annotations.get_or_insert_default();
+            match former {
+                Some(former) => drop(annotations.insert(names::FORMER_EXTERNAL_NAME.to_owned(), former.clone())),
+                None => drop(annotations.remove(names::FORMER_EXTERNAL_NAME)),
+            }
         }
         if let Some(conditions) = &update.conditions {
             self.writes += 1;

@@ -22,14 +22,6 @@ impl World {
         self.pods.get_mut(pod).expect("a Pod").metadata.resource_version = Some(version);
     }
 
-    /// Changes the readiness of a Pod.
-    pub(in super::super) fn set_ready(&mut self, pod: &str, ready: bool) {
-        let status = self.pods.get_mut(pod).expect("a Pod").status.as_mut().expect("a status");
-        let conditions = json!([{"type": "Ready", "status": if ready { "True" } else { "False" }}]);
-        status.conditions = serde_json::from_value(conditions).expect("conditions");
-        self.touch(pod);
-    }
-
     pub(in super::super) fn put_slice(&mut self, object: ObjectRef, mut value: Value) {
         self.next += 1;
         value["metadata"]["resourceVersion"] = json!(self.next.to_string());

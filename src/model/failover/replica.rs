@@ -1,0 +1,121 @@
+//! The Pod of a replica, as the detector uses it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::model::controller::objects::{group_of, pod_health_port};
+use crate::model::controller::proxygroup::{is_lost, is_ready};
+use crate::model::plan::targets::TargetPolicy;
+
+/// Condition type of a Pod that receives traffic.
+pub(super) const READY: &str = "Ready";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplicaReadiness {
+    Ready,
+    NotReady,
+    /// Unready because it does not answer health probes.
+    Lost,
+}
+
+/// A running replica with a health server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaPod {
+    pub uid: String,
+    pub name: String,
+    pub group: String,
+    pub node: String,
+    /// Address of its health server.
+    pub target: SocketAddr,
+    pub readiness: ReplicaReadiness,
+}
+
+impl ReplicaPod {
+    /// Reads a Pod. `None` unless it runs on a node, is not being deleted, and has an address that may be probed: a node writes the
+    /// address, so reserved ranges are refused.
+    pub fn read(pod: &Pod) -> Option<Self> {
+        let (spec, status, metadata) = (pod.spec.as_ref()?, pod.status.as_ref()?, &pod.metadata);
+        if status.phase.as_deref() != Some("Running") || metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let ip: IpAddr = status.pod_ip.as_ref()?.parse().ok()?;
+        if TargetPolicy::default().refuses(ip, false).is_some() {
+            return None;
+        }
+        let readiness = if is_ready(pod) {
+            ReplicaReadiness::Ready
+        } else if is_lost(pod) {
+            ReplicaReadiness::Lost
+        } else {
+            ReplicaReadiness::NotReady
+        };
+        Some(Self {
+            uid: metadata.uid.clone()?,
+            name: metadata.name.clone()?,
+            group: group_of(metadata.labels.as_ref()?)?.to_owned(),
+            node: spec.node_name.clone().filter(|node| !node.is_empty())?,
+            target: SocketAddr::new(ip, pod_health_port(spec)?),
+            readiness,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(change: impl FnOnce(&mut Value)) -> Option<ReplicaPod> {
+        let labels = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
+        let mut pod = json!({
+            "metadata": {"uid": "u", "name": "g-0", "labels": labels},
+            "spec": {"nodeName": "n1", "containers": [{"name": "tailscale", "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}}}]},
+            "status": {"phase": "Running", "podIP": "10.1.0.7", "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        change(&mut pod);
+        ReplicaPod::read(&serde_json::from_value(pod).expect("a Pod"))
+    }
+
+    #[test]
+    fn running_pods_are_probed_at_the_port_of_their_readiness_probe() {
+        let expected = ReplicaPod {
+            uid: "u".into(),
+            name: "g-0".into(),
+            group: "g".into(),
+            node: "n1".into(),
+            target: "10.1.0.7:9002".parse().expect("an address"),
+            readiness: ReplicaReadiness::Ready,
+        };
+        assert_eq!(pod(|_| ()), Some(expected));
+        let six = pod(|pod| pod["status"]["podIP"] = json!("fd00::7")).expect("a replica");
+        assert_eq!(six.target.to_string(), "[fd00::7]:9002");
+    }
+
+    #[test]
+    fn pods_that_cannot_be_lost_or_probed_are_skipped() {
+        let without = |pointer: &'static str| pod(|pod| *pod.pointer_mut(pointer).expect("a field") = Value::Null);
+        for pointer in ["/metadata/uid", "/metadata/labels", "/spec/nodeName", "/status/podIP", "/spec/containers/0/readinessProbe"] {
+            assert_eq!(without(pointer), None, "{pointer}");
+        }
+        assert_eq!(pod(|pod| pod["status"]["phase"] = json!("Pending")), None);
+        assert_eq!(pod(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")), None);
+        assert_eq!(pod(|pod| pod["spec"]["containers"][0]["name"] = json!("other")), None);
+        for port in [json!("http"), json!(0), json!(70_000)] {
+            assert_eq!(pod(|pod| pod["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"] = port.clone()), None, "{port}");
+        }
+        for ip in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1", "::ffff:127.0.0.1", "localhost", ""] {
+            assert_eq!(pod(|pod| pod["status"]["podIP"] = json!(ip)), None, "{ip:?}");
+        }
+    }
+
+    #[test]
+    fn lost_replicas_differ_from_unready_ones_by_the_reason() {
+        let readiness = |condition: Value| pod(|pod| pod["status"]["conditions"] = json!([condition])).expect("a replica").readiness;
+        assert_eq!(readiness(json!({"type": "Ready", "status": "False"})), ReplicaReadiness::NotReady);
+        assert_eq!(readiness(json!({"type": "Ready", "status": "False", "reason": "TailyardUnreachable"})), ReplicaReadiness::Lost);
+        assert_eq!(readiness(json!({"type": "Ready", "status": "True", "reason": "TailyardUnreachable"})), ReplicaReadiness::Ready);
+        assert_eq!(readiness(json!({"type": "ContainersReady", "status": "True"})), ReplicaReadiness::NotReady);
+    }
+}

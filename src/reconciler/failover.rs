@@ -1,0 +1,250 @@
+//! Failover: probes all replicas, and makes the Pods of lost ones unready. [`crate::model::failover`] decides.
+//!
+//! Every process probes, leader or standby. The Lease [`LEASE`] makes one of them the writer; a process takes it when it suspects a
+//! replica and releases it afterwards, so that nothing is written while all replicas answer.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
+
+use super::cache::WatchRole;
+use super::informers::Stores;
+use super::metrics::Metrics;
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::edge::health_probe;
+use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, ObjectPart, Resource};
+use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::failover::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe, ReplicaPod};
+use crate::runtime::tasks::Stop;
+
+/// Lease of the process that makes Pods of lost replicas unready.
+pub const LEASE: &str = "tailyard-failover";
+/// Interval of the detector's turns.
+const TURN_INTERVAL: Duration = Duration::from_millis(50);
+/// The cache is read at each turn of this number.
+const TURNS_PER_READ: u32 = 4;
+/// Interval of attempts to make Pods unready.
+const RETRY: Duration = Duration::from_millis(500);
+/// Pause after a request without response: it may still take effect, so another replica must not be marked before.
+const UNKNOWN_OUTCOME: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
+
+/// Failover of one process.
+#[derive(Debug)]
+pub struct Failover {
+    detector: Mutex<Detector>,
+    stores: Stores,
+    cluster: Cluster,
+    metrics: Arc<Metrics>,
+    /// Name of this process.
+    process: String,
+    /// Writes while this process holds the failover Lease.
+    writes: LeaderClient,
+    leading: watch::Sender<Option<Leading>>,
+    /// Events about lost replicas.
+    events: EventWriter,
+    /// Events about replicas that answer again: all processes notice, the leader of the reconcilers writes.
+    leader_events: EventWriter,
+    /// Whether this process needs the Lease.
+    wants_lease: watch::Sender<bool>,
+    /// Groups with a replica to mark.
+    suspected: watch::Sender<BTreeSet<String>>,
+    /// Reason of the last failure, logged once.
+    logged: Mutex<Option<&'static str>>,
+}
+
+impl Failover {
+    /// `leader` writes while this process leads the reconcilers.
+    pub fn new(cluster: &Cluster, stores: Stores, leader: LeaderClient, metrics: Arc<Metrics>, process: String) -> Self {
+        let leading = watch::Sender::new(None);
+        let counted = Arc::clone(&metrics);
+        let writes = LeaderClient::new(
+            cluster.clone(),
+            leading.subscribe(),
+            Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)),
+        );
+        let events = |writes: LeaderClient| EventWriter::new(writes, "tailyard-reconciler", process.clone());
+        Self {
+            detector: Mutex::default(),
+            stores,
+            cluster: cluster.clone(),
+            metrics,
+            events: events(writes.clone()),
+            leader_events: events(leader),
+            process,
+            writes,
+            leading,
+            wants_lease: watch::Sender::new(false),
+            suspected: watch::Sender::default(),
+            logged: Mutex::default(),
+        }
+    }
+
+    /// Runs until the stop is requested, then releases the Lease.
+    pub async fn run(self, stop: Stop) {
+        let work = async {
+            tokio::select! {
+                () = self.probe() => {}
+                () = self.mark_lost() => {}
+                () = stop.requested() => {}
+            }
+            self.wants_lease.send_replace(false);
+        };
+        tokio::join!(work, self.elect(&stop));
+    }
+
+    /// Sends probes and runs the detector.
+    async fn probe(&self) {
+        let mut ticks = interval(TURN_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut probes, mut notices) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut turns = 0_u32;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    if turns.is_multiple_of(TURNS_PER_READ) {
+                        notices.extend(self.observe().into_iter().map(|pod| self.report_return(pod)));
+                    }
+                    turns = turns.wrapping_add(1);
+                    probes.extend(self.turn().into_iter().map(|probe| self.send(probe)));
+                }
+                Some(()) = probes.next() => {}
+                Some(()) = notices.next() => {}
+            }
+        }
+    }
+
+    /// Reads the cache. Returns lost replicas that answer again.
+    fn observe(&self) -> Vec<ReplicaPod> {
+        let pods = self.stores.cache().replica_pods();
+        self.detector().observe(pods, now())
+    }
+
+    fn turn(&self) -> Vec<Probe> {
+        let DetectorTurn { probes, suspected, wants_lease, paused } = self.detector().turn(now());
+        if let Some(paused) = paused {
+            tracing::info!(?paused, "this process did not run; missed health probes of replicas are discarded");
+        }
+        self.wants_lease.send_if_modified(|wants| std::mem::replace(wants, wants_lease) != wants_lease);
+        self.suspected.send_if_modified(|groups| {
+            let is_changed = *groups != suspected;
+            *groups = suspected;
+            is_changed
+        });
+        probes
+    }
+
+    async fn send(&self, probe: Probe) {
+        let sent = now();
+        let answered = health_probe::answers(probe.target, PROBE_TIMEOUT).await;
+        self.metrics.probed(answered);
+        self.detector().record(&probe.uid, sent, answered, now());
+    }
+
+    /// Holds the Lease while this process needs it, until the stop is requested.
+    async fn elect(&self, stop: &Stop) {
+        let mut wants_lease = self.wants_lease.subscribe();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.requested() => return,
+                _ = wants_lease.wait_for(|wants| *wants) => {}
+            }
+            let candidate = LeaseCandidate::new(self.process.clone(), None, LeaseTerms::FAILOVER);
+            let mut still_wanted = wants_lease.clone();
+            let ended = async {
+                tokio::select! {
+                    _ = still_wanted.wait_for(|wants| !*wants) => {}
+                    () = stop.requested() => {}
+                }
+            };
+            let publish = |leading| {
+                self.leading.send_replace(leading);
+            };
+            Lease::new(self.cluster.clone(), LEASE, candidate).hold(watch::channel(Some(())).1, publish, ended).await;
+        }
+    }
+
+    /// Makes Pods of lost replicas unready while this process holds the Lease.
+    async fn mark_lost(&self) {
+        let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
+        while suspected.wait_for(|groups| !groups.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
+            let again = tokio::time::Instant::now() + RETRY;
+            let groups = self.suspected.borrow().clone();
+            let pauses = join_all(groups.iter().map(|group| self.attempt(group))).await;
+            sleep_until(again).await;
+            sleep(pauses.into_iter().max().unwrap_or_default()).await;
+        }
+    }
+
+    /// Makes Pods of a group unready; returns the minimum pause before the next attempt.
+    async fn attempt(&self, group: &str) -> Duration {
+        let done = self.mark(group).await;
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let Err(error) = done else {
+            *logged = None;
+            return Duration::ZERO;
+        };
+        if logged.replace(error.reason()) != Some(error.reason()) {
+            tracing::warn!(proxygroup = group, reason = error.reason(), "cannot make the Pod of a lost replica unready: {error}");
+        }
+        let is_known = error.refused() || matches!(error, KubeError::NotLeading { .. });
+        if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME }
+    }
+
+    /// Reads the Pods of a group, and makes those of lost replicas unready.
+    async fn mark(&self, group: &str) -> Result<(), KubeError> {
+        let begun = now();
+        let labels = format!("{}={},{}={group}", names::PARENT_TYPE, names::PARENT_GROUP, names::PARENT);
+        let pods = self.writes.list(Resource::POD, self.cluster.namespace(), &labels).await?;
+        let marks = self.detector().confirm(group, pods, begun, now());
+        for mark in marks {
+            let patch = mark.patch(&self.process, Timestamp::now());
+            let LostReplica { pod, silence, .. } = mark;
+            let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
+            self.detector().marked(&pod.uid, now());
+            self.stores.assume(WatchRole::Pod, value);
+            self.metrics.made_unready(group);
+            tracing::warn!(
+                proxygroup = group,
+                pod = pod.name,
+                node = pod.node,
+                ?silence,
+                "replica lost: no answer to health probes; made its Pod unready"
+            );
+            let message = format!("replica {} on node {} does not answer health probes: made its Pod unready", pod.name, pod.node);
+            self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
+        }
+        Ok(())
+    }
+
+    async fn report_return(&self, pod: ReplicaPod) {
+        let ReplicaPod { name, node, group, .. } = &pod;
+        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again, and its Pod is ready");
+        let message = format!("replica {name} on node {node} answers health probes again");
+        self.report(&self.leader_events, group, false, reason::REPLICA_REACHABLE, &message).await;
+    }
+
+    /// Writes an Event about a group.
+    async fn report(&self, events: &EventWriter, group: &str, warning: bool, reason: &'static str, message: &str) {
+        let uid = self.stores.cache().group(group).and_then(|group| group.metadata.uid.clone());
+        match events.write_event(&Resource::PROXY_GROUP.reference("", group, uid), warning, reason, message).await {
+            Ok(()) | Err(KubeError::NotLeading { .. }) => {}
+            Err(error) => tracing::warn!(reason = error.reason(), "cannot write an Event: {error}"),
+        }
+    }
+
+    fn detector(&self) -> MutexGuard<'_, Detector> {
+        self.detector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

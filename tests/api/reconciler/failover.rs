@@ -1,0 +1,208 @@
+//! Failover: replicas whose health servers stop answering. There is no kubelet, so nothing but a test changes a Pod back.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use kit::apiserver::DEADLINE;
+use kit::reconciler::{Running, Stage, stage};
+use kit::wait::{eventually_async, until_async};
+
+const PORT: u16 = 9002;
+
+/// Health server of a replica at an address of its own.
+struct Health {
+    answering: Arc<watch::Sender<bool>>,
+}
+
+impl Health {
+    async fn start(ip: &str) -> Self {
+        let added = Command::new("ip").args(["address", "add", &format!("{ip}/32"), "dev", "lo"]).status();
+        assert!(added.expect("the ip command").success());
+        let listener = TcpListener::bind((ip, PORT)).await.expect("a listener");
+        let answering = Arc::new(watch::Sender::new(true));
+        let shared = Arc::clone(&answering);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, shared.subscribe()));
+            }
+        });
+        Self { answering }
+    }
+
+    /// Connections stay open and are accepted, as if all processes of the node had stopped.
+    fn hang(&self) {
+        self.answering.send_replace(false);
+    }
+
+    fn resume(&self) {
+        self.answering.send_replace(true);
+    }
+}
+
+/// Answers requests with an error status, which counts as an answer.
+async fn serve(mut stream: TcpStream, mut answering: watch::Receiver<bool>) {
+    let mut request = [0; 1024];
+    while let Ok(1..) = stream.read(&mut request).await {
+        let answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
+        if answering.wait_for(|is| *is).await.is_err() || stream.write_all(answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Creates the ready Pods of a group of two replicas on two nodes, with health servers.
+async fn replicas(stage: &Stage) -> [Health; 2] {
+    stage.group("g", 2).await;
+    let mut servers = Vec::new();
+    for ordinal in 0..2 {
+        let (name, ip) = (format!("g-{ordinal}"), format!("10.1.1.{}", ordinal + 1));
+        servers.push(Health::start(&ip).await);
+        let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
+        let probe = json!({"httpGet": {"path": "/readyz", "port": PORT}});
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+            "spec": {"serviceAccountName": "g", "nodeName": format!("n{ordinal}"),
+                "containers": [{"name": "tailscale", "image": "x", "readinessProbe": probe}]}});
+        stage.apply(stage.here::<Pod>(), &name, object).await;
+        let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
+        stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
+        restore(stage, &name).await;
+    }
+    servers.try_into().unwrap_or_else(|_| unreachable!("two"))
+}
+
+/// Sets the conditions of a Pod as its kubelet does.
+async fn restore(stage: &Stage, name: &str) {
+    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let patch = Patch::Merge(json!({"status": {"conditions": [condition("ContainersReady"), condition("Ready")]}}));
+    stage.here::<Pod>().patch_status(name, &PatchParams::default(), &patch).await.expect("a status");
+}
+
+async fn condition(stage: &Stage, name: &str, kind: &str) -> PodCondition {
+    let pod = stage.here::<Pod>().get(name).await.expect("a Pod");
+    let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+    conditions.into_iter().find(|condition| condition.type_ == kind).expect("a condition")
+}
+
+async fn is_lost(stage: &Stage, name: &str) -> bool {
+    let ready = condition(stage, name, "Ready").await;
+    ready.status == "False" && ready.reason.as_deref() == Some("TailyardUnreachable")
+}
+
+/// Waits for this many more probes of an outcome.
+async fn probed(running: &Running, outcome: &str, more: u64) {
+    let series = format!("tailyard_failover_probes_total{{outcome=\"{outcome}\"}}");
+    let target = running.metric(&series) + more;
+    until_async(&format!("{more} probes {outcome}"), DEADLINE, async || running.metric(&series) >= target).await;
+}
+
+/// Holder of the failover Lease; `None` without a Lease.
+async fn holder(stage: &Stage) -> Option<String> {
+    let lease = stage.here::<Lease>().get_opt("tailyard-failover").await.expect("an answer")?;
+    Some(lease.spec?.holder_identity.unwrap_or_default())
+}
+
+#[test]
+fn hung_replica_is_made_unready_by_one_reconciler_and_returns() {
+    stage(async |stage| {
+        let (first, second) = (stage.reconciler("first", 9101), stage.reconciler("second", 9102));
+        let off = stage.reconciler_with("off", 9103, &["--failover", "off"]);
+        let [hung, _other] = replicas(&stage).await;
+        for running in [&first, &second] {
+            probed(running, "answered", 8).await;
+        }
+        assert_eq!(holder(&stage).await, None, "nothing is written while all replicas answer");
+        hung.hang();
+        let begin = Instant::now();
+        until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
+        println!("unready after {:?}", begin.elapsed());
+        let message = condition(&stage, "g-0", "Ready").await.message.unwrap_or_default();
+        assert!(message.starts_with("no answer to health probes since 20") && message.contains("made the Pod unready"), "{message}");
+        assert_eq!(condition(&stage, "g-0", "ContainersReady").await.status, "True", "other conditions stay");
+        assert_eq!(condition(&stage, "g-1", "Ready").await.status, "True");
+        let events = async || stage.events("g").await;
+        eventually_async("an Event", DEADLINE, events, |all| {
+            all.iter().any(|event| event.starts_with("ReplicaLost replica g-0 on node n0"))
+        })
+        .await;
+        let marks =
+            || [&first, &second].map(|running| running.metric("tailyard_failover_unready_total{proxygroup=\"g\"}")).iter().sum::<u64>();
+        assert_eq!(marks(), 1, "one writer");
+        for running in [&first, &second] {
+            until_async("the gauge", DEADLINE, async || running.metric("tailyard_lost_replicas{proxygroup=\"g\"}") == 1).await;
+        }
+        eventually_async("the Lease is released", DEADLINE, async || holder(&stage).await, |holder| holder.as_deref() == Some("")).await;
+        restore(&stage, "g-0").await;
+        hung.resume();
+        eventually_async("an Event", DEADLINE, events, |all| all.iter().any(|event| event.starts_with("ReplicaReachable replica g-0")))
+            .await;
+        assert_eq!((marks(), off.metric("tailyard_failover_probes_total")), (1, 0));
+    });
+}
+
+#[test]
+fn standby_makes_a_replica_unready_when_the_leader_ends_with_its_node() {
+    stage(async |stage| {
+        let leader = stage.reconciler("leader", 9101);
+        leader.leads(true).await;
+        let standby = stage.reconciler("standby", 9102);
+        let [hung, _other] = replicas(&stage).await;
+        probed(&standby, "answered", 8).await;
+        hung.hang();
+        leader.kill();
+        let begin = Instant::now();
+        until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
+        println!("unready after {:?}", begin.elapsed());
+        assert!(standby.log().contains("replica lost: no answer to health probes; made its Pod unready"));
+        assert!(standby.get("/metrics").contains("\ntailyard_leader 0\n"), "it is not the leader of the reconcilers yet");
+    });
+}
+
+#[test]
+fn last_ready_replica_is_never_made_unready() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9101);
+        let [first, second] = replicas(&stage).await;
+        probed(&running, "answered", 8).await;
+        first.hang();
+        second.hang();
+        probed(&running, "missed", 20).await;
+        assert_eq!(holder(&stage).await, None, "without a survivor nothing is suspected");
+        for name in ["g-0", "g-1"] {
+            assert_eq!(condition(&stage, name, "Ready").await.status, "True", "{name}");
+        }
+        second.resume();
+        until_async("the first is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
+        second.hang();
+        probed(&running, "missed", 20).await;
+        first.resume();
+        probed(&running, "answered", 20).await;
+        assert_eq!(condition(&stage, "g-1", "Ready").await.status, "True", "the other one answers, but is not ready");
+        restore(&stage, "g-0").await;
+        until_async("the second is unready", DEADLINE, async || is_lost(&stage, "g-1").await).await;
+        assert_eq!(condition(&stage, "g-0", "Ready").await.status, "True");
+    });
+}
+
+#[test]
+fn restored_replica_is_not_marked_again_at_once() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9101);
+        let [first, _second] = replicas(&stage).await;
+        probed(&running, "answered", 8).await;
+        first.hang();
+        until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
+        restore(&stage, "g-0").await;
+        probed(&running, "missed", 20).await;
+        assert_eq!(condition(&stage, "g-0", "Ready").await.status, "True", "its kubelet lives");
+        assert_eq!(running.metric("tailyard_failover_unready_total{proxygroup=\"g\"}"), 1);
+    });
+}
