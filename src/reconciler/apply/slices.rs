@@ -30,7 +30,21 @@ impl Applier {
         done
     }
 
+    /// Whether the controller has written the slice since it was planned: a second one would be deleted again.
+    fn is_overtaken(&self, write: &SliceWrite) -> bool {
+        let cache = self.stores.cache();
+        match write {
+            SliceWrite::Create(manifest) => cache.has_slice_like(&manifest.value),
+            SliceWrite::Change { object, patch } => {
+                cache.version(object).is_some_and(|version| patch["metadata"]["resourceVersion"] != version.to_string())
+            }
+        }
+    }
+
     async fn slice(&self, write: SliceWrite) -> Result<(), KubeError> {
+        if self.is_overtaken(&write) {
+            return Ok(());
+        }
         let value = match write {
             SliceWrite::Create(manifest) => self.writes.create(&manifest).await?,
             SliceWrite::Change { object, patch } => {

@@ -216,6 +216,10 @@ fn slice_events_matter_while_a_slice_is_managed_by_us() {
     let mut world = ClusterCache::new(None, [role]);
     assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned("g").is_empty());
     assert_eq!(ready(&world), Some(false));
+    let mut desired = slice("c-ipv4", 0, own, true);
+    assert!(world.has_slice_like(&desired));
+    desired["addressType"] = json!("IPv6");
+    assert!(!world.has_slice_like(&desired));
     assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
     assert_eq!(world.owned("g").len(), 1);
     assert_eq!(groups_of(&world.put(role, slice("own", 3, own, true))), ["g"]);

@@ -140,6 +140,11 @@ impl ChildSlice {
         })
     }
 
+    /// Whether both are for the same child and IP family.
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.child == other.child && self.owner == other.owner && self.family == other.family
+    }
+
     /// Whether a Pod has changed since the slice was written, and its endpoint differs.
     fn is_outdated(&self, pods: &[PodEndpoint<'_>], publishes_unready: bool) -> bool {
         let Some(endpoints) = &self.endpoints else { return false };

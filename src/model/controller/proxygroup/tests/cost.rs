@@ -116,6 +116,23 @@ fn many_new_services_are_created_oldest_first_in_few_passes() {
 }
 
 #[test]
+fn rejected_children_do_not_delay_newer_ones() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    for index in 0..400 {
+        world.now += 1;
+        world.service(&format!("s{index:03}"), to("pg"), &[80]);
+    }
+    let is_rejected = |name: &str| name[..7] < *"ts-s200";
+    for _ in 0..4 {
+        world.pass("pg");
+        world.objects.retain(|object, _| object.kind != Kind::Service || !is_rejected(&object.name));
+    }
+    assert_eq!(world.children().iter().filter(|child| !is_rejected(&child.name)).count(), 200);
+}
+
+#[test]
 fn lost_children_are_restored_at_once() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
