@@ -10,6 +10,7 @@ use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::Fqdn;
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::world::World;
+use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::state::Start;
 use crate::model::tailnet::status::{GRACE, ROOM};
 use crate::proxy::state_secret::writer::{self, Store};
