@@ -240,7 +240,10 @@ impl Cluster {
     /// A kubeconfig file of a user.
     pub fn kubeconfig_of(&self, user: &str) -> PathBuf {
         let path = self.path(&format!("kubeconfig-{user}"));
-        fs::write(&path, kubeconfig(&self.path(user), &self.url()).to_string()).expect("written");
+        // Replaced as a whole: a program that was started just before may be reading it.
+        let next = path.with_extension("next");
+        fs::write(&next, kubeconfig(&self.path(user), &self.url()).to_string()).expect("written");
+        fs::rename(&next, &path).expect("renamed");
         path
     }
 
