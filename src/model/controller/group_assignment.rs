@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::names;
 use crate::model::controller::ingress_spec::{annotation, dns_label, truth};
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::Labels;
 
 /// API group of `ProxyGroup`s.
@@ -31,6 +32,10 @@ pub struct AssignmentRules {
     pub defaults: DefaultGroups,
     /// Namespaces without the label that opts out. Objects of a namespace that is not listed yet are assigned by annotation only.
     pub namespaces: OrdSet<String>,
+    /// Namespaces with that label.
+    pub opted_out: OrdSet<String>,
+    /// Whether Services without a group have proxies of their own.
+    pub serves_standalone: bool,
 }
 
 /// `spec.parameters` of our `IngressClass`.
@@ -120,6 +125,23 @@ impl AssignmentRules {
         self.assign(&service.metadata, || self.by_default(DefaultGroup::Egress))
     }
 
+    /// Whether a Service has a proxy of its own: it requests Tailscale, and neither an annotation nor a default names a group for it.
+    pub fn is_standalone(&self, service: &Service) -> bool {
+        let metadata = &service.metadata;
+        let requests = standalone::directions(service) != (false, false);
+        let assigned = || self.published(service).group().or(self.egress(service).group());
+        if !self.serves_standalone
+            || !requests
+            || annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some()
+            || assigned().is_some()
+        {
+            return false;
+        }
+        // A default applies as soon as its namespace is listed.
+        let opted_out = || metadata.namespace.as_ref().is_some_and(|name| self.opted_out.contains(name));
+        !self.depends_on_namespace(service) || opted_out()
+    }
+
     /// Whether the label of its namespace can change the group of a Service.
     pub fn depends_on_namespace(&self, service: &Service) -> bool {
         let default = direction(service).and_then(|direction| self.default_group(direction));
@@ -128,10 +150,11 @@ impl AssignmentRules {
 
     /// Updates the namespaces by the labels of one; `None` if it is deleted.
     pub fn update_namespace(&mut self, name: &str, labels: Option<&Labels>) {
-        if labels.is_some_and(|labels| labels.get(names::DEFAULT_GROUP).is_none_or(|value| value != names::DISABLED)) {
-            self.namespaces.insert(name.to_owned());
-        } else {
-            self.namespaces.remove(name);
+        self.namespaces.remove(name);
+        self.opted_out.remove(name);
+        if let Some(labels) = labels {
+            let out = labels.get(names::DEFAULT_GROUP).is_some_and(|value| value == names::DISABLED);
+            if out { &mut self.opted_out } else { &mut self.namespaces }.insert(name.to_owned());
         }
     }
 

@@ -94,7 +94,7 @@ fn pass_sees_the_objects_of_its_group() {
     for name in ["g-0", "g-0-config", "g-11", "g-x"] {
         world.put(WatchRole::Owned(Kind::Secret), secret(name));
     }
-    let replicas = world.replicas("g");
+    let replicas = world.replicas("g", "g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
     assert!(replicas[&0].state.is_some() && replicas[&0].config.is_some() && replicas[&11].config.is_none());
     assert_eq!(world.owned("g").len(), 5);
@@ -229,7 +229,7 @@ fn namespace(version: u64, labels: Value) -> Value {
 /// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.
 fn with_defaults() -> ClusterCache {
     let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults);
+    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, false);
     for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
         world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
     }
@@ -360,7 +360,7 @@ proptest::proptest! {
     fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
         let empty = || {
             let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults)
+            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, false)
         };
         let (mut world, mut newest) = (empty(), BTreeMap::new());
         for (version, (object, state)) in (1..).zip(changes) {

@@ -25,6 +25,7 @@ use crate::model::controller::identity::{DeviceId, DeviceName, DeviceRecord, Key
 use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{Kind, ObjectRef};
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
 /// Time for which DNS caches keep a Service's previous `externalName`.
@@ -38,14 +39,16 @@ const MAX_ELEMENTS: usize = 400_000;
 /// An observed group.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Name of the group: the work queue's key.
+    /// Name of the group, or key of the standalone Service: the work queue's key.
     pub name: String,
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone Service an observed or a new one.
+    pub workload: String,
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
     pub settings: Arc<GroupSettings>,
     /// Groups of objects without annotation.
     pub assignment: Arc<AssignmentRules>,
-    /// The group object, if it exists.
+    /// The group object, if it exists; of a standalone Service [`standalone::as_group`].
     pub group: Option<Arc<ProxyGroup>>,
     /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
@@ -242,6 +245,11 @@ pub struct ReplicaConfig {
 }
 
 impl Observed {
+    /// Whether this is a Service with a proxy of its own.
+    pub fn is_standalone(&self) -> bool {
+        standalone::parse_key(&self.name).is_some()
+    }
+
     pub(super) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {
         self.owned.range(ObjectRef::new(kind, "", "")..).take_while(move |(object, _)| object.kind == kind)
     }

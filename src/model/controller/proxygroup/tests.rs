@@ -21,6 +21,7 @@ mod refusals;
 mod replicas;
 mod routes;
 mod services;
+mod standalone;
 mod tenants;
 mod world;
 
