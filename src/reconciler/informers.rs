@@ -72,12 +72,11 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     ];
     for kind in Kind::ALL {
         let labels = match kind {
-            // Children of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent. Certificates
-            // belong to an Ingress, as do the roles that the Tailscale operator creates for each.
-            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
-            // Those of standalone Services, too.
-            Kind::ServiceAccount | Kind::StatefulSet => MANAGED,
+            // Only groups have these.
             Kind::ConfigMap | Kind::PodDisruptionBudget => OF_A_GROUP,
+            // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
+            // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
+            _ => MANAGED,
         };
         let watch = here(WatchRole::Owned(kind), kind.into(), labels);
         // Some of them permit groups to read users' namespaces with backends.

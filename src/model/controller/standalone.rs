@@ -56,7 +56,7 @@ pub fn directions(service: &Service) -> (bool, bool) {
         spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS)
     });
     let ingress = balanced || annotation(annotations, names::EXPOSE).is_some_and(truth);
-    (ingress, [names::TAILNET_FQDN, names::TAILNET_IP, names::FORMER_TAILNET_IP].iter().any(|name| set(name)))
+    (ingress, [names::TAILNET_FQDN, names::TAILNET_IP, names::FORMER_TAILNET_IP].iter().any(set))
 }
 
 /// Whether a Service has the condition of a standalone proxy.

@@ -187,8 +187,6 @@ fn changed_target_name_and_annotation_keep_the_device() {
             String::from_utf8_lossy(&secret.data.expect("data")["cap-106.hujson"].0).into_owned()
         };
         eventually_async("the new name", DEADLINE, config, |text| text.contains(r#""Hostname":"db""#)).await;
-        // tailscaled renames its device.
-        stage.hosted.add_device("ns", "db");
         assert_eq!(stage.hosted.devices().len(), 1);
         ready(&stage, "s").await;
 
@@ -200,7 +198,7 @@ fn changed_target_name_and_annotation_keep_the_device() {
         eventually_async("an Event", DEADLINE, reported, |events| events.iter().any(|event| event.starts_with("ProxyInvalid"))).await;
         assert_eq!(env(&set(&stage, "s").await, "TS_TAILNET_TARGET_IP").as_deref(), Some("100.64.0.10"), "served as before");
 
-        annotate(json!({"tailscale.com/tailnet-ip": null})).await;
+        annotate(json!({"tailscale.com/tailnet-ip": null, "tailscale.com/hostname": null})).await;
         stage.gone(&stage.here::<StatefulSet>(), &workload).await;
         stage.pod_goes(&format!("{workload}-0")).await;
         let released = async || {

@@ -33,6 +33,8 @@ const LINGER: Duration = Duration::from_mins(1);
 
 /// Maximum uncompressed size of a replica's status in bytes: 10,000 services take about 3 MB.
 const MAX_STATUS_SIZE: u64 = 8 << 20;
+/// Maximum characters of a replica's text in a condition.
+const MAX_REASON_LENGTH: usize = 500;
 /// Maximum JSON elements of a replica's status: 10,000 services take about 120,000.
 const MAX_ELEMENTS: usize = 400_000;
 
@@ -217,6 +219,8 @@ pub struct ReplicaState {
     pub pod_uid: Option<String>,
     /// Failed key, empty if it had none. Present: the replica requests another one.
     pub reissue: Option<String>,
+    /// Why it does not serve the target of a standalone proxy.
+    pub rejected_target: Option<String>,
     /// Egress status.
     pub egress: Option<egress::EgressStatus>,
     /// Ingress status.
@@ -311,6 +315,7 @@ impl ReplicaState {
             device_ips: bytes(state::DEVICE_IPS).and_then(parse).unwrap_or_default(),
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
+            rejected_target: filled(state::REJECTED_TARGET).map(|text| text.chars().take(MAX_REASON_LENGTH).collect()),
             ingress: bytes(ingress::KEY).and_then(parse),
             funnel_errors: bytes(state::FUNNEL_ERRORS).and_then(parse).unwrap_or_default(),
             unapproved: bytes(state::UNAPPROVED).and_then(parse).unwrap_or_default(),

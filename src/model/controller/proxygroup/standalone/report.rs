@@ -1,7 +1,7 @@
 //! Finalizer, condition, `externalName` and addresses of a standalone Service.
 //!
 //! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
-//! rules are in force. A change of reason or message is reported once.
+//! rules are in force and its target is known. A change of reason or message is reported once.
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::{Value, json};
@@ -123,12 +123,18 @@ fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, f
     work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
 }
 
-/// Device of a ready Pod of the current template, with its name in the tailnet.
+/// Why the target is not served, as its proxy reports.
+fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
+    let state = work.observed.replicas.get(&0)?.state.as_ref()?;
+    state.rejected_target.as_deref()
+}
+
+/// Device of a ready Pod of the current template whose target is served, with its name in the tailnet.
 fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)> {
     let replica = work.observed.replicas.get(&0)?;
     let current = is_current(work, owner, replica.pod.as_deref()?);
     let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
-    status::device(replica).filter(|_| current).map(|device| (device, name))
+    status::device(replica).filter(|_| current && rejected_target(work).is_none()).map(|device| (device, name))
 }
 
 /// Whether a Pod has the template of the observed `StatefulSet`, which is up to date.
@@ -164,6 +170,9 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     }
     if let TailnetState::Unavailable(why) = &work.observed.tailnet {
         return ProxyCondition::unready(reason::PROXY_FAILED, why.clone());
+    }
+    if let Some(why) = rejected_target(work) {
+        return ProxyCondition::unready(reason::PROXY_FAILED, format!("The target is not served: {why}"));
     }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.state.as_ref().is_some_and(|state| state.device_id.is_some())))

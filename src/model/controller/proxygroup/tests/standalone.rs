@@ -185,6 +185,29 @@ fn never_valid_service_has_neither_finalizer_nor_objects() {
 }
 
 #[test]
+fn rejected_target_is_reported_and_gets_no_traffic() {
+    let mut world = world();
+    put(&mut world, json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), external());
+    world.asleep.insert(names::replica(&workload(), 0));
+    world.round();
+    world.asleep.clear();
+    let state = object(Kind::Secret, &names::replica(&workload(), 0));
+    let mut secret = Value::clone(&world.objects[&state]);
+    let reason = k8s_openapi::ByteString(b"no peer is named so".to_vec());
+    secret["data"] = json!({"tailyard-rejected-target": reason});
+    world.objects.insert(state.clone(), std::sync::Arc::new(secret));
+    world.settle();
+    let (_, reason, message) = condition(&world);
+    assert_eq!((reason.as_str(), message.as_str()), ("ProxyFailed", "The target is not served: no peer is named so"));
+    assert_eq!((world.external_name("web").as_str(), world.event_count("ProxyFailed")), ("placeholder.example", 1));
+    let mut secret = Value::clone(&world.objects[&state]);
+    secret["data"].as_object_mut().expect("data").remove("tailyard-rejected-target");
+    world.objects.insert(state, std::sync::Arc::new(secret));
+    world.settle();
+    assert_eq!(condition(&world).0, "True");
+}
+
+#[test]
 fn lost_state_or_failed_key_gets_another_key() {
     let mut world = world();
     put(&mut world, json!({}), balanced());
