@@ -198,30 +198,44 @@ impl Failover {
         if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME }
     }
 
-    /// Reads the Pods of a group, and makes those of lost replicas unready.
+    /// Makes Pods of lost replicas of a group unready, then writes Events about them: a slow write delays no mark.
     async fn mark(&self, group: &str) -> Result<(), KubeError> {
+        let mut marked = Vec::new();
+        let done = loop {
+            match self.mark_next(group).await {
+                Ok(Some(pod)) => marked.push(pod),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        for ReplicaPod { name, node, .. } in marked {
+            let message = format!("replica {name} on node {node} does not answer health probes: made its Pod unready");
+            self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
+        }
+        done
+    }
+
+    /// Reads the Pods of a group, and makes that of one lost replica unready. Each mark is confirmed by Pods read after the mark before.
+    async fn mark_next(&self, group: &str) -> Result<Option<ReplicaPod>, KubeError> {
         let begun = now();
         let labels = format!("{}={},{}={group}", names::PARENT_TYPE, names::PARENT_GROUP, names::PARENT);
         let pods = self.writes.list(Resource::POD, self.cluster.namespace(), &labels).await?;
-        let marks = self.detector().confirm(group, pods, begun, now());
-        for mark in marks {
-            let patch = mark.patch(&self.process, Timestamp::now());
-            let LostReplica { pod, silence, .. } = mark;
-            let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
-            self.detector().marked(&pod.uid, now());
-            self.stores.assume(WatchRole::Pod, value);
-            self.metrics.made_unready(group);
-            tracing::warn!(
-                proxygroup = group,
-                pod = pod.name,
-                node = pod.node,
-                ?silence,
-                "replica lost: no answer to health probes; made its Pod unready"
-            );
-            let message = format!("replica {} on node {} does not answer health probes: made its Pod unready", pod.name, pod.node);
-            self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
-        }
-        Ok(())
+        let mark = self.detector().confirm(group, pods, begun, now());
+        let Some(mark) = mark else { return Ok(None) };
+        let patch = mark.patch(&self.process, Timestamp::now());
+        let LostReplica { pod, silence, .. } = mark;
+        let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
+        self.detector().marked(&pod.uid, now());
+        self.stores.assume(WatchRole::Pod, value);
+        self.metrics.made_unready(group);
+        tracing::warn!(
+            proxygroup = group,
+            pod = pod.name,
+            node = pod.node,
+            ?silence,
+            "replica lost: no answer to health probes; made its Pod unready"
+        );
+        Ok(Some(pod))
     }
 
     async fn report_return(&self, pod: ReplicaPod) {

@@ -18,10 +18,10 @@ use crate::runtime::queue::Queue;
 
 /// Changes within this time are reconciled together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Debounce time as a multiple of the duration of the last pass, so that passes use at most a fifth of a processor.
-const SHARE: u32 = 4;
+/// Debounce time as a multiple of the duration of the last pass: passes of a key use at most a fifth of a processor, up to [`MAX_DEBOUNCE`].
+const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
-const LONGEST: Duration = Duration::from_millis(250);
+const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
 /// Label of objects that the reconciler creates.
 const MANAGED: &str = "tailscale.com/managed=true";
 /// Selector of objects that others create.
@@ -205,7 +205,7 @@ impl Stores {
 
     /// Sets a key's debounce time by the duration of its last pass, without writes.
     pub fn paced(&self, key: WorkKey, took: Duration) {
-        let pace = (took * SHARE).min(LONGEST);
+        let pace = (took * DEBOUNCE_FACTOR).min(MAX_DEBOUNCE);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         if pace > DEBOUNCE {
             paces.insert(key, pace);

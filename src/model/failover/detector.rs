@@ -167,11 +167,12 @@ impl Detector {
         }
     }
 
-    /// Replicas of a group to make unready, by its Pods as read from the API server with a request sent at `begun`.
-    pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Vec<LostReplica> {
+    /// The next replica of a group to make unready, by its Pods as read from the API server with a request sent at `begun`. After its mark
+    /// the Pods must be read again: it may have been the survivor of another.
+    pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Option<LostReplica> {
         if self.last_turn.is_none_or(|last| now.saturating_duration_since(last) > MAX_TURN_GAP) {
             // This process did not run; the next turn discards the silence.
-            return Vec::new();
+            return None;
         }
         let read = |object: Value| Some((ReplicaPod::read(&Pod::deserialize(&object).ok()?)?, object));
         let live: Vec<_> = pods.into_iter().filter_map(read).filter(|(pod, _)| pod.group == group && is_ready(pod)).collect();
@@ -183,8 +184,7 @@ impl Detector {
             };
             live.iter().any(is_survivor).then(|| now.saturating_duration_since(replica.silent_since))
         };
-        let marks = live.iter().filter_map(|(pod, object)| Some((pod, object, lost(pod)?)));
-        marks.map(|(pod, object, silence)| LostReplica { pod: pod.clone(), object: object.clone(), silence }).collect()
+        live.iter().find_map(|(pod, object)| Some(LostReplica { pod: pod.clone(), object: object.clone(), silence: lost(pod)? }))
     }
 
     /// Records that a replica was made unready.

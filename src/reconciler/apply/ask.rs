@@ -65,7 +65,7 @@ impl Applier {
         let tailnet = observed.group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
         let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
         match action {
-            ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await),
+            ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await.map(|()| true)),
             ControlAction::PublishService { desired, recorded } => {
                 Ok(self.controls.publish_service(tailnet, &desired, &observed.settings.cluster, recorded).await)
             }

@@ -58,17 +58,17 @@ impl ControlPlanes {
         self.listed.get(tailnet)
     }
 
-    /// Lists all services, unless a list newer than `since` exists. True: the list is newer.
-    pub async fn list_services(&self, tailnet: Option<&str>, since: Timestamp) -> Result<bool, Denied> {
+    /// Lists all services, unless a list newer than `since` exists.
+    pub async fn list_services(&self, tailnet: Option<&str>, since: Timestamp) -> Result<(), Denied> {
         let client = self.plane(tailnet)?;
         let _turn = self.listed.listing.lock().await;
         if self.listed(tailnet).is_some_and(|listed| listed.at > since) {
-            return Ok(true);
+            return Ok(());
         }
         let at = Timestamp::now();
         let services = client.services().await?.into_iter().map(|service| (service.name.clone(), service)).collect();
         self.listed.lists().insert(tailnet.map(str::to_owned), Arc::new(ServiceList { at, services }));
-        Ok(true)
+        Ok(())
     }
 
     /// Creates or updates a service; returns whether the known state has changed.

@@ -49,6 +49,7 @@ const ALL: [Scenario; 15] = [
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
     ("Services without a group", standalone::services_have_proxies_of_their_own),
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
+    ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
     ("a group deleted before its Service", changes::a_group_goes_before_its_service),
     ("a Service deleted before its group", changes::a_service_goes_before_its_group),

@@ -264,9 +264,24 @@ impl Tailnet {
         self.switch.ip(&format!("link set {} nomaster\n", port_of(machine)));
     }
 
-    /// Plugs it in again.
+    /// Connects it again.
     pub fn mend(&self, machine: &Machine) {
         self.switch.ip(&format!("link set {} master sw\n", port_of(machine)));
+    }
+
+    /// Drops all packets to a machine; packets from it still arrive.
+    pub fn cut_inward(&self, machine: &Machine) {
+        let rule = format!(
+            "add table bridge cut\nadd chain bridge cut forward {{ type filter hook forward priority 0; }}\n\
+            add rule bridge cut forward oifname {} drop\n",
+            port_of(machine)
+        );
+        self.switch.feed(&["nft", "-f", "-"], &rule);
+    }
+
+    /// Delivers them again.
+    pub fn mend_inward(&self) {
+        self.switch.feed(&["nft", "-f", "-"], "delete table bridge cut\n");
     }
 
     /// Starts a machine and runs its cable.

@@ -123,9 +123,8 @@ impl LoadRun {
 
 /// Adds a gateway for tailnet addresses without a route. It drops these packets, like a router of the internet.
 ///
-/// When an address moves, the stand-in first updates the node that loses it. For some milliseconds the client's tailscaled has no peer for
-/// the address, and packets leave by the machine's own link. The lab's default route has no gateway: without this one the kernel would wait
-/// 3 s for ARP, send no other packet of the connection, and then fail it.
+/// While no replica serves an address, the client's tailscaled has no peer for it, and packets leave by the machine's own link. The lab's
+/// default route has no gateway: without this one the kernel would wait 3 s for ARP, send no other packet of the connection, and then fail it.
 fn behind_a_gateway(machine: &Machine) {
     let IpAddr::V4(own) = machine.address else { panic!("{} is of the other family", machine.address) };
     let [a, b, c, _] = own.octets();

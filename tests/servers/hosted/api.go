@@ -152,7 +152,7 @@ func (a *api) issueToken(w http.ResponseWriter) {
 func (a *api) listKeys(w http.ResponseWriter, _ *http.Request) {
 	list := slices.Collect(maps.Values(a.keys))
 	for i := range list {
-		list[i].Key = "" // It is told once.
+		list[i].Key = "" // It is shown once.
 	}
 	answer(w, map[string]any{"keys": append([]keyInfo{}, list...)})
 }
@@ -200,7 +200,7 @@ func (a *api) revokeKey(w http.ResponseWriter, r *http.Request) {
 	remove(w, a.keys, r.PathValue("id"), "not found")
 }
 
-// remove takes out what has a key, or says that it is not there.
+// remove takes out what has a key, or answers that it is not there.
 func remove[T any](w http.ResponseWriter, all map[string]T, key, absent string) {
 	if _, ok := all[key]; !ok {
 		refuse(w, http.StatusNotFound, absent)
@@ -319,7 +319,7 @@ func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
 	remove(w, a.services, r.PathValue("name"), "no such service")
 }
 
-// deviceOf describes a node. testcontrol does not tell with which auth key a node joined, so one without tags has those of every key
+// deviceOf describes a node. testcontrol does not report with which auth key a node joined, so one without tags has those of every key
 // that was made; the real API reports the tags of its own key.
 func (a *api) deviceOf(node *tailcfg.Node) device {
 	addresses := []string{}

@@ -17,15 +17,15 @@ import (
 
 // host is what is known of a node that serves Tailscale Services.
 type host struct {
-	hash    string                // of what it told last
-	tells   []*tailcfg.VIPService // what it told
-	applied string                // what its map was made of
+	hash       string                // of the services that it reported last
+	advertises []*tailcfg.VIPService // the services that it reported
+	applied    string                // what its map was made of
 }
 
-// serveServices plays the control plane's part for Tailscale Services: it sees that a node tells of other ones than before
-// (Hostinfo.ServicesHash), asks it for them (c2n), approves the node for those that exist, and leads each service to one of the
-// approved nodes that advertise it: the one that it leads to already, else that with the lowest id. A node learns what it is
-// approved for by its capability service-host, whether it advertises it or not, as the published type has it.
+// serveServices is the control plane's part for Tailscale Services. A changed Hostinfo.ServicesHash shows that a node advertises other
+// services: they are read from it (c2n), and the node is approved for those that exist. Each service gets one primary among the approved
+// nodes that advertise it: the present one if it still does, else that with the lowest id. The capability service-host lists to a node
+// what it is approved for, advertised or not, as the published type has it.
 func (a *api) serveServices() {
 	hosts := map[key.NodePublic]*host{}
 	primary := map[string]key.NodePublic{}
@@ -37,14 +37,14 @@ func (a *api) serveServices() {
 			if hosts[node.Key] == nil {
 				hosts[node.Key] = &host{}
 			}
-			a.listen(node, hosts[node.Key])
+			a.readServices(node, hosts[node.Key])
 		}
-		a.lead(nodes, hosts, primary)
+		a.route(nodes, hosts, primary)
 	}
 }
 
-// listen asks a node for its services if it has others than it told last.
-func (a *api) listen(node *tailcfg.Node, h *host) {
+// readServices reads the services of a node if they have changed since it reported them last.
+func (a *api) readServices(node *tailcfg.Node, h *host) {
 	hash := node.Hostinfo.ServicesHash()
 	if hash == h.hash {
 		return
@@ -57,26 +57,26 @@ func (a *api) listen(node *tailcfg.Node, h *host) {
 	}
 	answer, err := a.tailnet.NodeRoundTripper(node.Key).RoundTrip(request)
 	if err != nil {
-		log.Printf("%s does not tell its services: %v", node.Name, err)
+		log.Printf("%s does not report its services: %v", node.Name, err)
 		return
 	}
-	var told tailcfg.C2NVIPServicesResponse
-	if err := json.NewDecoder(answer.Body).Decode(&told); err != nil {
-		log.Printf("%s tells its services badly: %v", node.Name, err)
+	var reported tailcfg.C2NVIPServicesResponse
+	if err := json.NewDecoder(answer.Body).Decode(&reported); err != nil {
+		log.Printf("%s reports its services in an invalid form: %v", node.Name, err)
 		return
 	}
-	h.hash, h.tells = told.ServicesHash, told.VIPServices
+	h.hash, h.advertises = reported.ServicesHash, reported.VIPServices
 }
 
-// lead decides where services lead and tells every node whose part has changed.
-func (a *api) lead(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, primary map[string]key.NodePublic) {
+// route selects the primary of each service and updates every node whose routes or approvals have changed.
+func (a *api) route(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, primary map[string]key.NodePublic) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	candidates := map[string][]key.NodePublic{}
 	for _, node := range nodes {
-		for _, told := range hosts[node.Key].tells {
-			name := string(told.Name)
-			if _, there := a.services[name]; there && told.Active && a.approved(name, node) {
+		for _, service := range hosts[node.Key].advertises {
+			name := string(service.Name)
+			if _, exists := a.services[name]; exists && service.Active && a.approved(name, node) {
 				candidates[name] = append(candidates[name], node.Key)
 			}
 		}
@@ -87,39 +87,40 @@ func (a *api) lead(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, primar
 		}
 	}
 	for name, keys := range candidates {
-		if _, led := primary[name]; !led {
+		if _, has := primary[name]; !has {
 			primary[name] = keys[0]
 		}
 	}
-	// Who loses a service is told first.
-	for _, gains := range []bool{false, true} {
+	// A node that gains a service is updated first. Each update sends peers a map. Between the two, one without any route would make a
+	// peer's kernel give a new connection the source address of another interface, which it keeps: no answer would reach it.
+	for _, gains := range []bool{true, false} {
 		for _, node := range nodes {
 			h := hosts[node.Key]
-			mappings, routes := a.part(node, h, primary)
+			mappings, routes := a.share(node, h, primary)
 			applied := fmt.Sprint(mappings, routes)
 			if applied == h.applied || (h.applied == "" && len(mappings) == 0) || (len(routes) > 0) != gains {
 				continue
 			}
 			h.applied = applied
-			log.Printf("%s: approved for %v, led to by %v", node.Name, mappings, routes)
-			a.tell(node, mappings, routes)
+			log.Printf("%s: approved for %v, routes %v", node.Name, mappings, routes)
+			a.update(node, mappings, routes)
 		}
 	}
 }
 
-// part is what a node is approved for, and the addresses that lead to it.
-func (a *api) part(node *tailcfg.Node, h *host, primary map[string]key.NodePublic) (tailcfg.ServiceIPMappings, []netip.Prefix) {
+// share is what a node is approved for, and its routes.
+func (a *api) share(node *tailcfg.Node, h *host, primary map[string]key.NodePublic) (tailcfg.ServiceIPMappings, []netip.Prefix) {
 	mappings := tailcfg.ServiceIPMappings{}
 	var routes []netip.Prefix
-	for _, told := range h.tells {
-		name := string(told.Name)
-		service, there := a.services[name]
-		if !there || !a.approved(name, node) {
+	for _, advertised := range h.advertises {
+		name := string(advertised.Name)
+		service, exists := a.services[name]
+		if !exists || !a.approved(name, node) {
 			continue
 		}
 		for _, text := range service.Addrs {
 			addr := netip.MustParseAddr(text)
-			mappings[told.Name] = append(mappings[told.Name], addr)
+			mappings[advertised.Name] = append(mappings[advertised.Name], addr)
 			if primary[name] == node.Key {
 				routes = append(routes, netip.PrefixFrom(addr, addr.BitLen()))
 			}
@@ -129,7 +130,7 @@ func (a *api) part(node *tailcfg.Node, h *host, primary map[string]key.NodePubli
 	return mappings, routes
 }
 
-func (a *api) tell(node *tailcfg.Node, mappings tailcfg.ServiceIPMappings, routes []netip.Prefix) {
+func (a *api) update(node *tailcfg.Node, mappings tailcfg.ServiceIPMappings, routes []netip.Prefix) {
 	caps := tailcfg.NodeCapMap{tailcfg.CapabilityHTTPS: nil}
 	if len(mappings) > 0 {
 		text, err := json.Marshal(mappings)
@@ -142,7 +143,7 @@ func (a *api) tell(node *tailcfg.Node, mappings tailcfg.ServiceIPMappings, route
 	a.tailnet.SetSubnetRoutes(node.Key, routes)
 }
 
-// approved is whether a node may serve a service: everybody who was not refused.
+// approved is whether a node may serve a service: yes unless it was refused.
 func (a *api) approved(service string, node *tailcfg.Node) bool {
 	return !a.refused[service+" "+string(node.StableID)]
 }
@@ -160,7 +161,7 @@ func (a *api) approve(w http.ResponseWriter, r *http.Request) {
 	answer(w, map[string]any{"approved": wanted.Approved})
 }
 
-// publish tells every node a service's name.
+// publish gives a service its name in the DNS of every node.
 func (a *api) publish(made service) {
 	name := strings.TrimPrefix(made.Name, "svc:") + "." + a.tailnet.MagicDNSDomain
 	a.tailnet.DNSConfig.CertDomains = append(a.tailnet.DNSConfig.CertDomains, name)

@@ -80,10 +80,10 @@ impl Scene {
         suspected
     }
 
-    /// Names that a read at this time confirms as lost.
-    fn confirmed(&self, begun: u64, now: u64) -> Vec<String> {
-        let marks = self.detector.confirm("g", self.pods.iter().map(object).collect(), self.at(begun), self.at(now));
-        marks.into_iter().map(|mark| mark.pod.name).collect()
+    /// Name of the replica that a read at this time confirms as lost.
+    fn confirmed(&self, begun: u64, now: u64) -> Option<String> {
+        let mark = self.detector.confirm("g", self.pods.iter().map(object).collect(), self.at(begun), self.at(now));
+        mark.map(|mark| mark.pod.name)
     }
 }
 
@@ -91,7 +91,7 @@ impl Scene {
 fn silent_replica_is_lost_after_a_second_and_three_missed_probes() {
     let mut scene = Scene::answering(2, 1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), Some(2000));
-    assert_eq!(scene.confirmed(3000, 3000), ["g-0"]);
+    assert_eq!(scene.confirmed(3000, 3000), Some("g-0".to_owned()));
     assert!(scene.turn(3050, |_| true).wants_lease);
 }
 
@@ -123,7 +123,7 @@ fn answers_to_earlier_probes_are_no_evidence_of_a_survivor() {
     let now = scene.at(2300);
     scene.detector.record("u1", scene.at(2000), true, now);
     assert_eq!(scene.turn(2300, |_| false).suspected.len(), 1);
-    assert_eq!(scene.confirmed(2800, 2801), [""; 0], "half a second later");
+    assert_eq!(scene.confirmed(2800, 2801), None, "half a second later");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn any_answer_ends_the_silence() {
     scene.run(1050..=1900, &["u1"]);
     scene.detector.record("u0", scene.at(1700), true, scene.at(1950));
     assert_eq!(scene.run(1950..=2900, &["u1"]), None);
-    assert_eq!(scene.confirmed(2900, 2900), [""; 0]);
+    assert_eq!(scene.confirmed(2900, 2900), None);
 }
 
 #[test]
@@ -163,24 +163,26 @@ fn paused_process_discards_the_silence() {
 fn only_pods_as_read_from_the_api_server_are_marked() {
     let mut scene = Scene::answering(3, 1000);
     assert_eq!(scene.run(1050..=3000, &["u1", "u2"]), Some(2000));
-    assert_eq!(scene.confirmed(900, 3000), [""; 0], "a read from before the last answer");
+    assert_eq!(scene.confirmed(900, 3000), None, "a read from before the last answer");
     scene.pods[0].readiness = ReplicaReadiness::NotReady;
-    assert_eq!(scene.confirmed(3000, 3000), [""; 0], "unready already");
+    assert_eq!(scene.confirmed(3000, 3000), None, "unready already");
     scene.pods[0].readiness = ReplicaReadiness::Ready;
     scene.pods[1].readiness = ReplicaReadiness::Lost;
-    assert_eq!(scene.confirmed(3000, 3000), ["g-0"]);
+    assert_eq!(scene.confirmed(3000, 3000), Some("g-0".to_owned()));
     scene.pods[2].readiness = ReplicaReadiness::NotReady;
-    assert_eq!(scene.confirmed(3000, 3000), [""; 0], "the other survivors have been made unready meanwhile");
+    assert_eq!(scene.confirmed(3000, 3000), None, "the other survivors have been made unready meanwhile");
     scene.pods[2] = ReplicaPod { uid: "u9".into(), ..pod(2) };
-    assert_eq!(scene.confirmed(3000, 3000), [""; 0], "a new Pod has not answered");
-    assert!(scene.detector.confirm("g", vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_empty());
+    assert_eq!(scene.confirmed(3000, 3000), None, "a new Pod has not answered");
+    assert!(scene.detector.confirm("g", vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_none());
 }
 
 #[test]
 fn several_lost_replicas_are_marked_while_one_answers() {
     let mut scene = Scene::answering(3, 1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), Some(2000));
-    assert_eq!(scene.confirmed(3000, 3000), ["g-0", "g-2"]);
+    assert_eq!(scene.confirmed(3000, 3000), Some("g-0".to_owned()));
+    scene.detector.marked("u0", scene.at(3000));
+    assert_eq!(scene.confirmed(3001, 3001), Some("g-2".to_owned()), "after a second read");
 }
 
 #[test]
@@ -188,7 +190,7 @@ fn restored_replica_is_marked_again_only_after_30_seconds_or_an_answer() {
     let mut scene = Scene::answering(2, 1000);
     scene.run(1050..=3000, &["u1"]);
     scene.detector.marked("u0", scene.at(3000));
-    assert_eq!((scene.run(3050..=32_900, &["u1"]), scene.confirmed(32_900, 32_900)), (None, vec![]));
+    assert_eq!((scene.run(3050..=32_900, &["u1"]), scene.confirmed(32_900, 32_900)), (None, None));
     assert!(scene.turn(32_950, |uid| uid == "u1").wants_lease, "it is still suspected");
     assert_eq!(scene.run(33_000..=33_000, &["u1"]), Some(33_000));
     scene.detector.marked("u0", scene.at(33_000));
@@ -252,8 +254,8 @@ fn probes_are_spread_and_limited_to_400_a_second() {
 fn patch_changes_only_the_condition_ready_of_the_version_that_was_read() {
     let mut scene = Scene::answering(2, 1000);
     scene.run(1050..=3000, &["u1"]);
-    let marks = scene.detector.confirm("g", scene.pods.iter().map(object).collect(), scene.at(3000), scene.at(3000));
-    let patch = marks[0].patch("r-1", "2026-01-01T00:10:03.4Z".parse().expect("a time"));
+    let mark = scene.detector.confirm("g", scene.pods.iter().map(object).collect(), scene.at(3000), scene.at(3000));
+    let patch = mark.expect("a lost replica").patch("r-1", "2026-01-01T00:10:03.4Z".parse().expect("a time"));
     let message = "no answer to health probes since 2026-01-01T00:10:01Z; r-1 made the Pod unready; a living kubelet restores it";
     let expected = json!({
         "metadata": {"uid": "u0", "resourceVersion": "7"},

@@ -13,7 +13,6 @@ use crate::api::{egress, ingress, state};
 use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
 use crate::model::tailnet::advertise::AdvertiseStatus;
-use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory, egress_status, encode, ingress_status};
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
@@ -123,17 +122,13 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
 
 /// Reports services that clients cannot reach; the reconciler passes this on to their users. While this is unknown, the last report stays.
 fn record_unserved(ledger: &Ledger, status: &AdvertiseStatus) {
-    let funnel = |errors: &BTreeMap<String, FunnelError>| {
-        json(&errors.iter().map(|(service, why)| (service, why.to_string())).collect::<BTreeMap<_, _>>())
-    };
-    let lists =
-        [(state::FUNNEL_ERRORS, status.funnel_errors.as_ref().map(funnel)), (state::UNAPPROVED, status.unapproved.as_ref().map(json))];
-    for (key, list) in lists {
-        match list.as_deref() {
-            Some(b"{}" | b"[]") => ledger.remove(key),
-            Some(list) => ledger.set(key, list.to_vec()),
-            None => {}
-        }
+    let record = |key, is_empty, list| if is_empty { ledger.remove(key) } else { ledger.set(key, list) };
+    if let Some(errors) = &status.funnel_errors {
+        let texts: BTreeMap<_, _> = errors.iter().map(|(service, why)| (service, why.to_string())).collect();
+        record(state::FUNNEL_ERRORS, errors.is_empty(), json(&texts));
+    }
+    if let Some(services) = &status.unapproved {
+        record(state::UNAPPROVED, services.is_empty(), json(services));
     }
 }
 

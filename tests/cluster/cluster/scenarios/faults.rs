@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::Stage;
 use crate::cluster::whole;
-use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::load::LoadReport;
 use kit::cluster::node::Node;
 use kit::cluster::pods;
+use kit::cluster::{Cluster, DEADLINE};
 use kit::machine::Process;
 use kit::wait::eventually;
 
@@ -68,43 +68,72 @@ pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {
 /// All packets of the node are lost, as if it were powered off.
 pub(crate) fn a_replica_on_a_lost_node_is_left_out(stage: &Stage) {
     let cluster = &stage.cluster;
-    without_its_node(stage, "a node cut off", |node, watched| {
+    without_its_node(stage, "eg-1", "a node cut off", |node, watched| {
         cluster.tailnet.cut(&node.machine);
         watched();
         cluster.tailnet.mend(&node.machine);
     });
 }
 
+/// Packets to the node are lost, those from it arrive. The leading reconciler is on it.
+pub(crate) fn a_replica_on_a_node_that_receives_nothing_is_left_out(stage: &Stage) {
+    let cluster = &stage.cluster;
+    without_its_node(stage, &replica_beside_the_leader(cluster), "a node cut one way", |node, watched| {
+        cluster.tailnet.cut_inward(&node.machine);
+        watched();
+        cluster.tailnet.mend_inward();
+    });
+}
+
 /// All processes of the node stop; its kernel still accepts connections.
 pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
-    without_its_node(stage, "a node that hangs", |node, watched| {
+    without_its_node(stage, "eg-1", "a node that hangs", |node, watched| {
         let frozen = node.freeze();
         watched();
         drop(frozen);
     });
 }
 
-/// Runs a fault of the node of `eg-1`: the replica is no endpoint long before Kubernetes considers the node lost, and nothing fails after
+/// A replica on the node of the leading reconciler. A leader elsewhere is deleted, until another leads.
+fn replica_beside_the_leader(cluster: &Cluster) -> String {
+    let nodes = ["eg-0", "eg-1"].map(|replica| (replica, pods::node(cluster, NAMESPACE, replica)));
+    eventually("a leader beside a replica", DEADLINE, || {
+        let path = "jsonpath={.spec.holderIdentity}";
+        let holder = cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-reconciler", "-o", path]);
+        let path = "jsonpath={.items[*].metadata.name}";
+        let reconcilers = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=tailyard", "-o", path]);
+        let leader = reconcilers.split_whitespace().find(|pod| holder.contains(pod))?;
+        let node = pods::node(cluster, NAMESPACE, leader);
+        let beside = nodes.iter().find(|(_, of)| *of == node);
+        if beside.is_none() {
+            cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, leader]);
+        }
+        Some(beside?.0.to_owned())
+    })
+}
+
+/// Runs a fault of the node of a replica: the replica is no endpoint long before Kubernetes considers the node lost, and nothing fails after
 /// that; it returns with its node.
-fn without_its_node(stage: &Stage, what: &str, fault: impl FnOnce(&Node, &dyn Fn())) {
+fn without_its_node(stage: &Stage, lost: &str, what: &str, fault: impl FnOnce(&Node, &dyn Fn())) {
     let cluster = &stage.cluster;
     let endpoints = Endpoints::watch(stage);
-    let [stays, away] = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
+    let survivor = if lost == "eg-1" { "eg-0" } else { "eg-1" };
+    let [stays, away] = [survivor, lost].map(|replica| pods::node(cluster, NAMESPACE, replica));
     assert_ne!(stays, away, "replicas are on nodes of their own");
     let load = whole::load(cluster, "lost", Some(&whole::free_node(cluster, "eg")), &whole::SPARSE);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let begin = SystemTime::now();
     let removed_at = Cell::new(begin);
     fault(node, &|| {
-        removed_at.set(endpoints.without("eg-1"));
+        removed_at.set(endpoints.without(lost));
         let reason = "{.status.conditions[?(@.type==\"Ready\")].reason}";
-        assert_eq!(pods::field(cluster, NAMESPACE, "eg-1", reason), "TailyardUnreachable", "not by Kubernetes");
+        assert_eq!(pods::field(cluster, NAMESPACE, lost, reason), "TailyardUnreachable", "not by Kubernetes");
         // Some more seconds in which nothing may fail.
         let end = removed_at.get() + SPREAD + Duration::from_secs(10);
         eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > end).then_some(()));
     });
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
-    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/eg-1"]);
+    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", &format!("pod/{lost}")]);
     whole::settled(cluster);
     let load_report = load.end();
     report(what, begin, removed_at.get(), &load_report);
