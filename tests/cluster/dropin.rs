@@ -5,10 +5,12 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
+mod standalone;
 
 use std::time::Instant;
 
 use acts::{Acts, May};
+use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, turn};
 use kit::operators::Stage;
@@ -49,6 +51,33 @@ fn our_image_runs_under_the_tailscale_operator() {
     });
     stage.ready();
     stage.through_both_replicas();
+}
+
+#[test]
+fn standalone_proxies_are_handed_over_and_back() {
+    let _turn = turn();
+    let stage = Stage::set();
+    let (guest, _tailscaled) = stage.cluster.tailnet.node("guest");
+    stage.install_theirs();
+    stage.set_class(None, "first");
+    standalone::create(&stage);
+    standalone::served(&stage, &guest);
+    let (devices, names) = (standalone::devices(&stage), standalone::pods(&stage, "{.metadata.name}"));
+    let same = || assert_eq!((standalone::devices(&stage), standalone::pods(&stage, "{.metadata.name}")), (devices.clone(), names.clone()));
+
+    stage.take_over();
+    standalone::run_image(&stage, STOCK, |account| account.starts_with("ts-"));
+    same();
+    stage.set_proxy_image(TAILYARD);
+    standalone::run_image(&stage, TAILYARD, |account| account.starts_with("ts-"));
+    same();
+    standalone::served(&stage, &guest);
+
+    stage.stop("tailyard-reconciler");
+    stage.cluster.kubectl(&["scale", "-n", NAMESPACE, "deployment/operator", "--replicas=1"]);
+    standalone::run_image(&stage, STOCK, |account| account == "proxies");
+    same();
+    standalone::served(&stage, &guest);
 }
 
 #[test]

@@ -36,7 +36,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 15] = [
+const ALL: [Scenario; 16] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),

@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use serde_json::Value;
 
 use super::work::{GroupPass, Ownership, whose};
-use super::{GroupPlan, Memory, Observed, TailnetState, provision, replicas, services};
+use super::{GroupPlan, Memory, Observed, TailnetState, is_ready, provision, replicas, services};
 use crate::api::condition::reason;
 use crate::model::controller::objects::{Kind, ObjectRef, Owner, RenderContext, headless_service, image_path, rbac, selected_app};
 use crate::model::controller::standalone::parse_key;
@@ -90,9 +91,30 @@ fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Arc<Service>) {
         }
         replicas::secrets(work, &shape, &std::collections::BTreeMap::new(), None);
         provision::pods(work, &shape);
+        delete_stuck(work, &shape.owner);
     }
     provision::denials(work, "");
     report::served(work, service, &shape);
+}
+
+/// Deletes a `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
+/// ready, which it may never be; the next pass creates the `StatefulSet` again.
+fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
+    let object = ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone());
+    let pod = work.observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
+    let (Some(set), Some(pod)) = (work.owned(&object), pod) else { return };
+    let uid = set["metadata"]["uid"].as_str();
+    let is_own = pod.metadata.owner_references.iter().flatten().any(|reference| Some(reference.uid.as_str()) == uid);
+    let waits = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
+    if is_own && waits && is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object) {
+        work.delete(owner, &object);
+    }
+}
+
+/// Whether a Pod has an older template than its `StatefulSet`.
+fn is_outdated(set: &Value, pod: &Pod) -> bool {
+    let revision = pod.metadata.labels.as_ref().and_then(|labels| labels.get("controller-revision-hash"));
+    set["status"]["updateRevision"].as_str().zip(revision).is_some_and(|(update, revision)| update != revision)
 }
 
 /// Deletes a proxy: its Pod, then its device, then its Secrets and the other objects, then the finalizer.

@@ -6,6 +6,7 @@
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::{Value, json};
 
+use super::is_outdated;
 use crate::api::condition::{PROXY_READY, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
@@ -143,9 +144,7 @@ fn is_current(work: &GroupPass<'_>, owner: &Owner, pod: &Pod) -> bool {
     let Some(set) = work.owned(&object) else { return false };
     let (status, generation) = (&set["status"], set["metadata"]["generation"].as_u64());
     let observed = generation <= status["observedGeneration"].as_u64().or(generation);
-    let revision = pod.metadata.labels.as_ref().and_then(|labels| labels.get("controller-revision-hash"));
-    let same = revision.is_none_or(|revision| status["updateRevision"].as_str().is_none_or(|update| update == revision));
-    observed && same && work.pass.apply.iter().all(|manifest| manifest.object != object)
+    observed && !is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object)
 }
 
 fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {

@@ -185,6 +185,30 @@ fn never_valid_service_has_neither_finalizer_nor_objects() {
 }
 
 #[test]
+fn unready_pod_of_an_older_template_does_not_block_a_correction() {
+    let mut world = world();
+    put(&mut world, json!({}), balanced());
+    world.settle();
+    let (set, pod) = (object(Kind::StatefulSet, &workload()), names::replica(&workload(), 0));
+    let mut stuck = Value::clone(&world.objects[&set]);
+    stuck["status"] = json!({"updateRevision": "new"});
+    let uid = stuck["metadata"]["uid"].as_str().expect("a UID").to_owned();
+    world.objects.insert(set.clone(), std::sync::Arc::new(stuck));
+    let metadata = &mut world.pods.get_mut(&pod).expect("a Pod").metadata;
+    metadata.labels = Some([("controller-revision-hash".to_owned(), "old".to_owned())].into());
+    metadata.owner_references =
+        serde_json::from_value(json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "x", "uid": uid}])).expect("a list");
+    let pass = world.pass("default/web");
+    assert_eq!(pass.delete.len(), 0, "Kubernetes replaces a ready Pod");
+    assert_eq!(condition(&world).1, "ProxyPending");
+    world.set_ready(&pod, &json!({"type": "Ready", "status": "False"}));
+    assert_eq!(world.pass("default/web").delete[0].object, set);
+    world.controller();
+    world.settle();
+    assert_eq!((condition(&world).0.as_str(), world.minted), ("True", 1));
+}
+
+#[test]
 fn rejected_target_is_reported_and_gets_no_traffic() {
     let mut world = world();
     put(&mut world, json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), external());

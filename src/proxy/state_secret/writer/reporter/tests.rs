@@ -10,6 +10,7 @@ use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::Fqdn;
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::world::{Single, World};
+use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::state::Start;
 use crate::model::tailnet::status::{GRACE, ROOM};
 use crate::proxy::state_secret::writer::{self, Store};
@@ -207,8 +208,8 @@ async fn rejected_target_of_a_standalone_proxy_is_reported_until_it_is_served() 
     let play = play();
     let apply = |peer: bool| {
         let single = Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"));
-        let pod = "10.244.2.3".parse().expect("an address");
-        let world = World { single, netmap: Some(netmap(peer)), ..World::empty(InterfaceName::tailscale0(), [pod].into()) };
+        let pod_ips = ["10.244.2.3".parse().expect("an address")].into();
+        let world = World { single, pod_ips, netmap: Some(netmap(peer)), ..World::empty(InterfaceName::tailscale0(), [].into()) };
         play.programmed.send_replace(Programmed { planned: Some(Arc::new(Planned::new(&world))), current: true, ..Programmed::default() });
     };
     apply(false);
