@@ -252,10 +252,8 @@ fn direction(service: &Service) -> Option<DefaultGroup> {
     if has_target(service) {
         return Some(DefaultGroup::Egress);
     }
-    let spec = service.spec.as_ref()?;
-    let balanced = spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS);
     let exposed = || annotation(service.metadata.annotations.as_ref(), names::EXPOSE).is_some_and(truth);
-    (balanced || exposed()).then_some(DefaultGroup::Ingress)
+    (standalone::is_balanced(service) || exposed()).then_some(DefaultGroup::Ingress)
 }
 
 #[cfg(test)]
@@ -335,6 +333,33 @@ mod tests {
             let without = AssignmentRules { defaults: DefaultGroups::default(), ..rules(ClassParameters::Unset) };
             let groups = (without.published(&service).group(), without.egress(&service).group());
             assert_eq!(groups, (by_annotation(published), by_annotation(egress)), "{namespace} {annotations} {spec}: unset");
+        }
+    }
+
+    #[test]
+    fn services_without_a_group_are_standalone() {
+        let balanced = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale"});
+        let external = json!({"type": "ExternalName", "externalName": "x"});
+        let (group, none) = (json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        let alias = json!({"tailscale.com/ts-tailnet-target-ip": "100.64.0.1"});
+        // namespace, annotations, spec → with default groups, without
+        let table = [
+            ("a", &json!({}), &balanced, false, true),
+            ("a", &none, &balanced, true, true),
+            ("a", &group, &balanced, false, false),
+            ("a", &alias, &external, true, true),
+            ("out", &json!({}), &balanced, true, true),
+            // The labels of its namespace are not known: a default may apply.
+            ("new", &json!({}), &balanced, false, true),
+            ("a", &none, &json!({"clusterIP": "10.0.0.1"}), false, false),
+        ];
+        for (namespace, annotations, spec, with, without) in table {
+            let service = service(namespace, annotations, spec);
+            let rules = |defaults| AssignmentRules { standalone: StandaloneScope::Everywhere, defaults, ..rules(ClassParameters::Unset) };
+            let defaults = rules(DefaultGroups::default()).is_standalone(&service);
+            let found = (rules(DefaultGroups { ingress: Some("in".into()), egress: Some("out".into()) }).is_standalone(&service), defaults);
+            assert_eq!(found, (with, without), "{namespace} {annotations} {spec}");
+            assert!(!self::rules(ClassParameters::Unset).is_standalone(&service), "disabled");
         }
     }
 
