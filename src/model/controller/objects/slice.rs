@@ -145,11 +145,15 @@ impl ChildSlice {
         self.child == other.child && self.owner == other.owner && self.family == other.family
     }
 
-    /// Whether a Pod has changed since the slice was written, and its endpoint differs.
+    /// Whether a Pod has changed since the slice was written, and receives traffic when it should not, or the reverse. Other changes, of
+    /// which the restart of a Pod has three, are left to the controller.
     fn is_outdated(&self, pods: &[PodEndpoint<'_>], publishes_unready: bool) -> bool {
         let Some(endpoints) = &self.endpoints else { return false };
+        let ready = |state: EndpointState| state.ready.then_some(state.identity);
         let written = |ordinal: u32| endpoints.iter().find(|endpoint| endpoint.ordinal == ordinal).map(|endpoint| endpoint.state);
-        pods.iter().any(|pod| pod.version > self.version && written(pod.ordinal) != pod.state(self.family, publishes_unready))
+        let differs =
+            |pod: &PodEndpoint<'_>| written(pod.ordinal).and_then(ready) != pod.state(self.family, publishes_unready).and_then(ready);
+        pods.iter().any(|pod| pod.version > self.version && differs(pod))
     }
 }
 

@@ -19,8 +19,21 @@ impl<'a> Watch<'a> {
     pub(crate) fn start(cluster: &'a Cluster, kind: &str, namespace: &str, labels: &str, path: &str) -> Self {
         let (program, kubeconfig) = (cluster.bin.join("kubectl").display().to_string(), cluster.control.kubeconfig.display().to_string());
         let line = format!("jsonpath={{.type}} {{.object.metadata.name}} {{.object{path}}}{{\"\\n\"}}");
-        let argv =
-            ["--kubeconfig", &kubeconfig, "get", kind, "-n", namespace, "-l", labels, "--watch", "--output-watch-events", "-o", &line];
+        let argv = [
+            "--kubeconfig",
+            &kubeconfig,
+            "get",
+            kind,
+            "-n",
+            namespace,
+            "-l",
+            labels,
+            "--watch",
+            "--chunk-size=0",
+            "--output-watch-events",
+            "-o",
+            &line,
+        ];
         let argv: Vec<String> = [&[&program[..]], &argv[..]].concat().into_iter().map(str::to_owned).collect();
         Self { process: RefCell::new(spawn(cluster, &argv)), cluster, argv }
     }

@@ -100,6 +100,20 @@ fn lost_and_restarted_replicas_change_each_slice_once() {
 }
 
 #[test]
+fn changes_of_a_replica_without_traffic_are_left_to_the_controller() {
+    let mut world = complete(&["IPv4"], 20);
+    world.set_ready("pg-1", &ready(false));
+    assert_eq!(world.pass("pg").slices.len(), 20);
+    world.pods.remove("pg-1");
+    world.live();
+    world.set_ready("pg-1", &ready(false));
+    assert!(world.pass("pg").slices.is_empty(), "another Pod, not ready yet");
+    assert_eq!(world.slice_controller(5), 5);
+    world.set_ready("pg-1", &ready(true));
+    assert_eq!((world.pass("pg").slices.len(), world.slice_controller(usize::MAX)), (20, 0));
+}
+
+#[test]
 fn slice_that_is_newer_than_every_pod_stays() {
     let mut world = complete(&["IPv4"], 20);
     world.set_ready("pg-1", &ready(false));
