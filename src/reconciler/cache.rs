@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups};
+use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
 use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
 use crate::model::controller::standalone;
@@ -131,11 +131,11 @@ impl ClusterCache {
         }
     }
 
-    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and whether Services without a
-    /// group have proxies of their own.
+    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and the Services without a
+    /// group that have proxies of their own.
     #[must_use]
-    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups, serves_standalone: bool) -> Self {
-        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, serves_standalone, ..(*self.assignment).clone() };
+    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups, standalone: StandaloneScope) -> Self {
+        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, standalone, ..(*self.assignment).clone() };
         Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
     }
 

@@ -12,7 +12,7 @@ use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tailyard::model::controller::group_assignment::AssignmentRules;
+use tailyard::model::controller::group_assignment::{AssignmentRules, StandaloneScope};
 use tailyard::model::controller::identity::DeviceName;
 use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
@@ -233,7 +233,7 @@ fn standalone() -> [(&'static str, Observed); 5] {
         observed.group = Some(Arc::new(as_group(&service)));
         (observed.name, observed.workload) = ("default/web".into(), new_name("web", "1234-UID"));
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
-        observed.assignment = Arc::new(AssignmentRules { serves_standalone: true, ..AssignmentRules::default() });
+        observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
         (name, observed)
     })
 }

@@ -34,8 +34,18 @@ pub struct AssignmentRules {
     pub namespaces: OrdSet<String>,
     /// Namespaces with that label.
     pub opted_out: OrdSet<String>,
-    /// Whether Services without a group have proxies of their own.
-    pub serves_standalone: bool,
+    pub standalone: StandaloneScope,
+}
+
+/// Namespaces whose Services without a group have proxies of their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StandaloneScope {
+    /// None: another operator may serve them.
+    #[default]
+    Nowhere,
+    Everywhere,
+    /// Those that are watched: Services of others are unknown, not absent.
+    Namespaces(Vec<String>),
 }
 
 /// `spec.parameters` of our `IngressClass`.
@@ -73,6 +83,25 @@ pub enum GroupAssignment<'a> {
     OptedOut,
     /// The object requests nothing, or no group is named for it.
     NotOurs,
+}
+
+impl StandaloneScope {
+    /// `namespaces`: the watched ones; empty for all.
+    pub fn new(enabled: bool, namespaces: &[String]) -> Self {
+        match (enabled, namespaces) {
+            (false, _) => Self::Nowhere,
+            (true, []) => Self::Everywhere,
+            (true, namespaces) => Self::Namespaces(namespaces.to_vec()),
+        }
+    }
+
+    pub fn has(&self, namespace: &str) -> bool {
+        match self {
+            Self::Nowhere => false,
+            Self::Everywhere => true,
+            Self::Namespaces(namespaces) => namespaces.iter().any(|name| name == namespace),
+        }
+    }
 }
 
 impl ClassParameters {
@@ -130,7 +159,7 @@ impl AssignmentRules {
         let metadata = &service.metadata;
         let requests = standalone::directions(service) != (false, false);
         let assigned = || self.published(service).group().or(self.egress(service).group());
-        if !self.serves_standalone
+        if !self.standalone.has(metadata.namespace.as_deref().unwrap_or_default())
             || !requests
             || annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some()
             || assigned().is_some()

@@ -71,9 +71,9 @@ pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<String> 
     if groups.is_empty() && claims::recorded(service) {
         groups.insert(String::new());
     }
-    if rules.is_standalone(service) || (rules.serves_standalone && is_recorded(service)) {
-        let metadata = &service.metadata;
-        groups.insert(key(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default()));
+    let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
+    if rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service)) {
+        groups.insert(key(namespace, name.unwrap_or_default()));
     }
     groups
 }

@@ -125,14 +125,14 @@ impl ClusterCache {
     /// Groups and standalone Services that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
         let default = self.default_class.as_deref();
-        let services = self.standalone_services().filter(|(_, service)| standalone::class(service, default) == Some(name));
-        let services = services.map(|(key, _)| key.clone());
+        let uses = |service: &Service| self.assignment.is_standalone(service) && standalone::class(service, default) == Some(name);
+        let services = self.standalone_keys().filter(|key| self.standalone_service(key).is_some_and(uses)).cloned();
         self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(services).collect()
     }
 
     /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone Services.
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
-        let services = self.standalone_services().map(|(key, _)| key.clone()).filter(|_| name.is_none());
+        let services = self.standalone_keys().filter(|_| name.is_none()).cloned();
         self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(services).collect()
     }
 
@@ -227,11 +227,9 @@ impl ClusterCache {
         }
     }
 
-    /// Standalone Services, by key.
-    fn standalone_services(&self) -> impl Iterator<Item = (&String, &Service)> {
-        let keys = self.indices.groups.keys();
-        let services = keys.filter_map(|key| Some((key, self.standalone_service(key)?)));
-        services.filter(|(_, service)| self.assignment.is_standalone(service))
+    /// Keys of standalone Services, and of those that are being released.
+    fn standalone_keys(&self) -> impl Iterator<Item = &String> {
+        self.indices.groups.keys().filter(|key| standalone::parse_key(key).is_some())
     }
 
     /// Running replicas of all groups.

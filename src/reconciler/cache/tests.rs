@@ -239,7 +239,7 @@ fn namespace(version: u64, labels: Value) -> Value {
 /// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.
 fn with_defaults() -> ClusterCache {
     let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, false);
+    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere);
     for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
         world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
     }
@@ -370,7 +370,7 @@ proptest::proptest! {
     fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
         let empty = || {
             let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, false)
+            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere)
         };
         let (mut world, mut newest) = (empty(), BTreeMap::new());
         for (version, (object, state)) in (1..).zip(changes) {

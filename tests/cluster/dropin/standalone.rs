@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TOOLS;
+use kit::machine::Machine;
 use kit::operators::{PORT, Stage};
 use kit::wait::eventually;
 
@@ -39,45 +40,44 @@ pub(crate) fn create(stage: &Stage) {
         json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata("far", json!({"tailscale.com/tailnet-fqdn": target})),
             "spec": {"type": "ExternalName", "externalName": "placeholder"}}),
     ]);
-    ready(stage);
-}
-
-pub(crate) fn ready(stage: &Stage) {
     stage.cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/far"]);
 }
 
-/// Field of the proxies' Pods.
-pub(crate) fn pods(stage: &Stage, path: &str) -> BTreeSet<String> {
-    let selector = "tailscale.com/parent-resource-type=svc,tailscale.com/parent-resource-ns=default";
-    let path = format!("jsonpath={{range .items[*]}}{path}{{\"\\n\"}}{{end}}");
-    stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", selector, "-o", &path]).lines().map(str::to_owned).collect()
+/// Field of the Pod of a Service's proxy.
+fn pod(stage: &Stage, service: &str, path: &str) -> String {
+    let selector = format!("tailscale.com/parent-resource-type=svc,tailscale.com/parent-resource={service}");
+    stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", &format!("jsonpath={{.items[*]{path}}}")])
 }
 
-/// Waits until both proxies run this image.
-pub(crate) fn run_image(stage: &Stage, image: &str, service_account: impl Fn(&str) -> bool) {
-    let path = "{.metadata.name} {.spec.serviceAccountName} {.spec.containers[?(@.name==\"tailscale\")].image} {.status.conditions[?(@.type==\"Ready\")].status}";
-    eventually("the Pods are replaced", DEADLINE, || {
-        let pods = pods(stage, path);
-        let is = |pod: &String| {
-            let fields: Vec<&str> = pod.split(' ').collect();
-            service_account(fields[1]) && fields[2..] == [image, "True"]
-        };
-        (pods.len() == 2 && pods.iter().all(is)).then_some(())
+/// Names of the Pods of both proxies.
+pub(crate) fn names(stage: &Stage) -> [String; 2] {
+    ["solo", "far"].map(|service| pod(stage, service, ".metadata.name"))
+}
+
+/// Waits until the proxy of a Service runs this image with a `ServiceAccount` of this prefix, and the Service is ready.
+pub(crate) fn run_image(stage: &Stage, service: &str, image: &str, account: &str) {
+    eventually(&format!("the Pod of {service} is replaced"), DEADLINE, || {
+        let is_image = pod(stage, service, ".spec.containers[?(@.name==\"tailscale\")].image") == image;
+        let is_ready = pod(stage, service, ".status.conditions[?(@.type==\"Ready\")].status") == "True";
+        (is_image && is_ready && pod(stage, service, ".spec.serviceAccountName").starts_with(account)).then_some(())
     });
-    ready(stage);
+    stage.cluster.wait(&["--for=condition=TailscaleProxyReady", &format!("service/{service}")]);
 }
 
-/// Checks both paths: from a tailnet client to the Pod, and from a Pod to the tailnet target.
-pub(crate) fn served(stage: &Stage, guest: &kit::machine::Machine) {
+/// Waits until a tailnet client reaches the Pod.
+pub(crate) fn reached(stage: &Stage, guest: &Machine) {
     let address = devices(stage)[0].iter().find(|ip| ip.is_ipv4()).copied().expect("an address");
     eventually("an answer to the tailnet client", DEADLINE, || {
         let mut text = String::new();
         guest.node.connect(SocketAddr::from((address, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
         (text.trim() == ANSWER).then_some(())
     });
+}
+
+/// Waits until a Pod reaches the tailnet target.
+pub(crate) fn reaches(stage: &Stage) {
     eventually("an answer of the target", DEADLINE, || {
         let ask = ["timeout", "10", "nc", "far.default.svc.cluster.local", &PORT.to_string()];
-        let answer = stage.cluster.try_in_pod("client", &ask)?;
-        answer.starts_with("db ").then_some(())
+        stage.cluster.try_in_pod("client", &ask)?.starts_with("db ").then_some(())
     });
 }

@@ -23,7 +23,8 @@ const REMAINING: [Kind; 6] = [Kind::ServiceMonitor, Kind::Secret, Kind::Service,
 
 pub(super) fn plan(work: &mut GroupPass<'_>) {
     let observed = work.observed;
-    let Some(owner) = owner(observed).filter(|_| observed.assignment.serves_standalone) else { return };
+    let is_served = |owner: &Owner| owner.service.as_ref().is_some_and(|(namespace, _)| observed.assignment.standalone.has(namespace));
+    let Some(owner) = owner(observed).filter(is_served) else { return };
     match service(observed) {
         Some(service) if service.metadata.deletion_timestamp.is_none() && observed.assignment.is_standalone(service) => {
             serve(work, owner, service);

@@ -1,16 +1,19 @@
 //! Standalone Services: from manifest to a working path, changes, release.
 
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::*;
 use crate::api::condition::PROXY_READY;
+use crate::model::controller::group_assignment::StandaloneScope;
 use crate::model::controller::standalone;
 
 /// A cluster that serves standalone Services.
 fn world() -> World {
     let mut world = World::new();
-    world.assignment.serves_standalone = true;
+    world.assignment.standalone = StandaloneScope::Everywhere;
     world
 }
 
@@ -335,13 +338,21 @@ fn service_moves_between_group_and_standalone() {
 }
 
 #[test]
-fn disabled_standalone_proxies_are_left_to_the_other_operator() {
+fn proxies_outside_of_the_scope_are_not_touched() {
     let mut world = world();
     put(&mut world, json!({}), balanced());
     world.settle();
-    world.assignment.serves_standalone = false;
+    world.assignment.standalone = StandaloneScope::Nowhere;
     let (writes, objects) = (world.writes, world.objects.clone());
     world.delete_service("web");
     world.settle();
-    assert_eq!((world.writes, world.objects), (writes, objects));
+    assert_eq!((world.writes, &world.objects), (writes, &objects));
+    // A Service of a namespace that is not watched is unknown, not absent.
+    world.assignment.standalone = StandaloneScope::new(true, &["other".to_owned()]);
+    world.services.clear();
+    world.settle();
+    assert_eq!((world.writes, &world.objects), (writes, &objects));
+    world.assignment.standalone = StandaloneScope::new(true, &["default".to_owned()]);
+    world.settle();
+    assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
 }
