@@ -36,7 +36,8 @@ impl Applier {
         match write {
             SliceWrite::Create(manifest) => cache.has_slice_like(&manifest.value),
             SliceWrite::Change { object, patch } => {
-                cache.version(object).is_some_and(|version| patch["metadata"]["resourceVersion"] != version.to_string())
+                let written = patch["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
+                cache.version(object).is_some_and(|version| written != Some(version))
             }
         }
     }
