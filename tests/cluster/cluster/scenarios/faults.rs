@@ -92,19 +92,24 @@ pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
     });
 }
 
+/// The Pod of the leading reconciler, if it exists.
+pub(crate) fn leader(cluster: &Cluster) -> Option<String> {
+    let path = "jsonpath={.spec.holderIdentity}";
+    let holder = cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-reconciler", "-o", path]);
+    let path = "jsonpath={.items[*].metadata.name}";
+    let reconcilers = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=tailyard", "-o", path]);
+    reconcilers.split_whitespace().find(|pod| holder.contains(pod)).map(str::to_owned)
+}
+
 /// A replica on the node of the leading reconciler. A leader elsewhere is deleted, until another leads.
 fn replica_beside_the_leader(cluster: &Cluster) -> String {
     let nodes = ["eg-0", "eg-1"].map(|replica| (replica, pods::node(cluster, NAMESPACE, replica)));
     eventually("a leader beside a replica", DEADLINE, || {
-        let path = "jsonpath={.spec.holderIdentity}";
-        let holder = cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-reconciler", "-o", path]);
-        let path = "jsonpath={.items[*].metadata.name}";
-        let reconcilers = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=tailyard", "-o", path]);
-        let leader = reconcilers.split_whitespace().find(|pod| holder.contains(pod))?;
-        let node = pods::node(cluster, NAMESPACE, leader);
+        let leader = leader(cluster)?;
+        let node = pods::node(cluster, NAMESPACE, &leader);
         let beside = nodes.iter().find(|(_, of)| *of == node);
         if beside.is_none() {
-            cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, leader]);
+            cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &leader]);
         }
         Some(beside?.0.to_owned())
     })

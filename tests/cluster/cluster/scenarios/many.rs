@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::faults::READY_REPLICAS;
+use super::faults::{READY_REPLICAS, leader};
 use super::watch::Watch;
 use super::{Stage, many_services};
 use crate::cluster::{PORT, whole};
@@ -84,10 +84,10 @@ fn load<'a>(cluster: &'a Cluster, service: &str, node: Option<&str>, rate: &str)
 
 /// The node of one replica is cut off, one without the leading reconciler: of every Service the replica is no endpoint soon.
 fn node_is_lost(cluster: &Cluster, number: usize, slices: &Slices<'_>, expected: usize) {
-    let leader = cluster.kubectl(&["get", "lease", "tailyard-reconciler", "-n", NAMESPACE, "-o", "jsonpath={.spec.holderIdentity}"]);
-    let (leader, _) = leader.split_once('_').expect("a Pod and its run");
-    let leads = pods::node(cluster, NAMESPACE, leader);
-    let replica = ["eg-1", "eg-0"].into_iter().find(|replica| pods::node(cluster, NAMESPACE, replica) != leads).expect("another node");
+    let leader = eventually("a leader", DEADLINE, || leader(cluster));
+    let leading_node = pods::node(cluster, NAMESPACE, &leader);
+    let replica =
+        ["eg-1", "eg-0"].into_iter().find(|replica| pods::node(cluster, NAMESPACE, replica) != leading_node).expect("another node");
     let away = pods::node(cluster, NAMESPACE, replica);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let free = whole::free_node(cluster, "eg");
