@@ -51,12 +51,15 @@ pub fn key_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
 pub fn directions(service: &Service) -> (bool, bool) {
     let annotations = service.metadata.annotations.as_ref();
     let set = |name: &&str| annotation(annotations, name).is_some();
-    let spec = service.spec.as_ref();
-    let balanced = spec.is_some_and(|spec| {
-        spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS)
-    });
-    let ingress = balanced || annotation(annotations, names::EXPOSE).is_some_and(truth);
+    let ingress = is_balanced(service) || annotation(annotations, names::EXPOSE).is_some_and(truth);
     (ingress, [names::TAILNET_FQDN, names::TAILNET_IP, names::FORMER_TAILNET_IP].iter().any(set))
+}
+
+/// Whether a Service is of our load balancer class: its status has the addresses of its proxy.
+pub fn is_balanced(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| {
+        spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS)
+    })
 }
 
 /// Whether a Service has the condition of a standalone proxy.

@@ -203,7 +203,7 @@ impl ClusterCache {
     }
 
     /// Name of a group's workload, or of that of a standalone Service.
-    fn workload(&self, key: &str) -> String {
+    pub(super) fn workload(&self, key: &str) -> String {
         let Some((_, name)) = standalone::parse_key(key) else { return key.to_owned() };
         let members = self.indices.groups.get(key);
         let owned = members.into_iter().flat_map(|members| &members.owned);

@@ -70,6 +70,38 @@ fn list_of_one_namespace_does_not_affect_another() {
 }
 
 #[test]
+fn standalone_service_is_observed_while_it_has_objects() {
+    let class = Some("usual".to_owned());
+    let defaults = DefaultGroups::default();
+    let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Everywhere);
+    let keys = world.put(WatchRole::Service, service("s", 1, None));
+    assert_eq!(groups_of(&keys), ["u/s"]);
+    assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s"]);
+    assert_eq!((world.users_of_tailnet(None), WorkKey::Group("u/s".into()).kind()), (vec!["u/s".to_owned()], "Service"));
+    assert!(world.workload("u/s").starts_with("ts-s-"), "a new name");
+    let own = |kind: &str, name: &str| {
+        let mut object = child(name, 2, "s", "");
+        object["metadata"]["labels"].as_object_mut().expect("labels").remove("tailscale.com/proxy-group");
+        object["data"] = json!({"device_id": if kind == "Secret" { "bjE=" } else { "" }});
+        object
+    };
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
+    assert_eq!(world.workload("u/s"), "ts-s-bbbbb");
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), ["u/s"]);
+    assert_eq!(world.workload("u/s"), "ts-s-ccccc", "the one with a device");
+    assert_eq!(world.replicas("u/s", "ts-s-ccccc").len(), 1);
+
+    let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
+    assert_eq!(groups_of(&world.put(WatchRole::Service, plain.clone())), ["u/s"]);
+    assert_eq!(world.services("u/s").len(), 1, "it is released first");
+    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0")] {
+        world.gone(WatchRole::Owned(kind), &own("", name));
+    }
+    assert_eq!(world.services("u/s").len(), 0);
+    assert!(world.replicas("u/s", "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
+}
+
+#[test]
 fn services_without_group_are_stored_without_content() {
     let mut world = world();
     assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());

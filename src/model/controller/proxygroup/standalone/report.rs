@@ -19,6 +19,7 @@ use crate::model::controller::proxygroup::services::{external_name, host, is_chi
 use crate::model::controller::proxygroup::status;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{Class, ExternalNameUpdate, ObjectUpdate, Subject, TailnetState};
+use crate::model::controller::standalone::is_balanced;
 use crate::model::plan::world::Single;
 
 /// Content of the condition.
@@ -200,11 +201,6 @@ fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>,
     let existing = balancer(service);
     let same = existing.as_array().is_some_and(|existing| existing.len() == wanted.len()) && covers(&existing, &json!(wanted));
     (is_balanced(service) && !same).then(|| json!({"ingress": wanted}))
-}
-
-/// Whether the API accepts addresses in the Service's status.
-fn is_balanced(service: &Service) -> bool {
-    service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"))
 }
 
 /// Observed addresses.

@@ -107,6 +107,22 @@ fn exposed_services_forward_to_address_or_name() {
 }
 
 #[test]
+fn status_of_another_load_balancer_class_is_not_written() {
+    let mut world = world();
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "cloud", "clusterIP": "10.96.0.9"});
+    put(&mut world, json!({"tailscale.com/expose": "true"}), spec);
+    let key = ("default".to_owned(), "web".to_owned());
+    let status = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}});
+    world.services.get_mut(&key).expect("a Service").status = serde_json::from_value(status.clone()).expect("a status");
+    world.settle();
+    assert_eq!(condition(&world).0, "True");
+    world.services.get_mut(&key).expect("a Service").metadata.annotations = None;
+    world.settle();
+    let found = serde_json::to_value(world.services[&key].status.as_ref().expect("a status")).expect("JSON");
+    assert_eq!((&found["loadBalancer"], world.objects.len()), (&status["loadBalancer"], 0));
+}
+
+#[test]
 fn egress_service_points_to_its_proxy_and_back() {
     let host = format!("{}.tailscale.svc.cluster.local", workload());
     for (annotations, variable, value) in [
