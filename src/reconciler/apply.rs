@@ -32,6 +32,7 @@ use setbacks::PartialErrors;
 mod ask;
 mod services;
 mod setbacks;
+mod slices;
 
 /// Maximum concurrent writes of one kind.
 const AT_ONCE: usize = 16;
@@ -124,6 +125,7 @@ impl Applier {
         if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Conflict {
             return Ok(ApplyResult::Conflict);
         }
+        self.slices(pass.slices).await?;
         self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
             at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;
@@ -212,24 +214,25 @@ impl Applier {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
         let stored = self.stores.cache().version(object);
-        match stored {
-            // An existing object without our labels is in no watch: read it before overwriting.
-            None => {
-                if let Some(found) = self.writes.look(object).await? {
-                    self.stores.cache().found(group, object.clone(), found, Instant::now());
-                    return Ok(ApplyResult::Conflict);
-                }
-            }
+        let written = match stored {
+            None => self.writes.create(&manifest).await,
             Some(version) => {
-                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-                if settled.get(object).is_some_and(|(last, at)| *last == hash && *at == version) {
+                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned();
+                if settled.is_some_and(|(last, at)| last == hash && at == version) {
                     return Ok(ApplyResult::Done);
                 }
+                self.writes.apply(&manifest).await
             }
-        }
+        };
         let object = object.clone();
-        let value = match self.writes.apply(&manifest).await {
+        let value = match written {
             Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
+                return Ok(ApplyResult::Conflict);
+            }
+            // An existing object without our labels is in no watch.
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && stored.is_none() => {
+                let Some(found) = self.writes.look(&object).await? else { return Err(error) };
+                self.stores.cache().found(group, object, found, Instant::now());
                 return Ok(ApplyResult::Conflict);
             }
             done => done?,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
 use crate::model::controller::ingress_spec::UserCertificate;
-use crate::model::controller::objects::{Kind, ObjectRef};
+use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
 use crate::model::controller::standalone;
 
 use index::Indices;
@@ -221,6 +221,13 @@ impl ClusterCache {
     /// Version of an object, if stored.
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
         self.stores.get(&WatchRole::Owned(object.kind))?.objects.get(&id_of(object)).map(|stored| stored.version)
+    }
+
+    /// Whether the child of a desired EndpointSlice has one of the same IP family.
+    pub fn has_slice_like(&self, desired: &Value) -> bool {
+        let Some(desired) = ChildSlice::read(desired) else { return false };
+        let slices = self.indices.groups.get(&*desired.group).and_then(|group| group.slices.get(&desired.child));
+        slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 
     /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them.

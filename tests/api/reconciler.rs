@@ -10,6 +10,7 @@ mod lacking;
 mod large;
 mod leading;
 mod looking;
+mod many;
 mod names;
 mod planes;
 mod publish;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tailyard::model::base::net::Family;
 use tailyard::model::config::EgressConfig;
+use tailyard::model::controller::objects::Kind;
 use tailyard::model::firewall::iptables;
 use tailyard::model::firewall::nft::element::edits;
 use tailyard::model::firewall::nft::wire::batch;
@@ -142,12 +143,34 @@ fn foreign(number: u32) -> Value {
     json!({"metadata": metadata, "spec": spec, "status": {"loadBalancer": {}}})
 }
 
+/// A slice of a child as Kubernetes' controller writes it.
+fn slice(number: u32) -> Value {
+    let child = format!("ts-service-{number}-abcde");
+    let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "svc", "tailscale.com/parent-resource": child,
+        "tailscale.com/parent-resource-ns": "default", "tailscale.com/proxy-group": "g", "tailscale.com/svc-type": "egress",
+        "kubernetes.io/service-name": child, "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
+    let owner =
+        json!([{"apiVersion": "v1", "kind": "Service", "name": child, "uid": "0b7a2a5e-7c1c-4b7e-9d55-4b3f1d2f6c11", "controller": true}]);
+    let metadata =
+        json!({"name": format!("{child}-x7k2p"), "namespace": "ts", "resourceVersion": "1", "labels": labels, "ownerReferences": owner});
+    let endpoint = |ordinal: u32| {
+        json!({"addresses": [format!("10.0.0.{ordinal}")], "nodeName": format!("node-{ordinal}"), "zone": "eu-central-1a",
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+        "targetRef": {"kind": "Pod", "namespace": "ts", "name": format!("g-{ordinal}"), "uid": "0b7a2a5e-7c1c-4b7e-9d55-4b3f1d2f6c11"}})
+    };
+    json!({"metadata": metadata, "addressType": "IPv4", "endpoints": [endpoint(0), endpoint(1)],
+        "ports": [{"name": "http", "port": 10_000, "protocol": "TCP"}, {"name": "tailscale-health-check", "port": 9002, "protocol": "TCP"}]})
+}
+
 #[test]
-fn cache_keeps_little_of_what_concerns_no_group() {
-    let mut cache = ClusterCache::new(None, [WatchRole::Service, WatchRole::Node]);
-    for (role, count, object, bound) in
-        [(WatchRole::Service, 10_000, foreign as fn(u32) -> Value, 400), (WatchRole::Node, 1_000, node, 3_000)]
-    {
+fn cache_keeps_little_of_objects_of_others() {
+    let slices = WatchRole::Owned(Kind::EndpointSlice);
+    let mut cache = ClusterCache::new(None, [WatchRole::Service, WatchRole::Node, slices]);
+    for (role, count, object, bound) in [
+        (WatchRole::Service, 10_000, foreign as fn(u32) -> Value, 400),
+        (WatchRole::Node, 1_000, node, 3_000),
+        (slices, 10_000, slice, 800),
+    ] {
         let (info, ()) = counted(|| (0..count).for_each(|number| drop(cache.put(role, object(number)))));
         let each = u64::try_from(info.bytes_current).expect("they are in memory") / u64::from(count);
         println!("{role:?}: {each} bytes each");

@@ -55,6 +55,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         },
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        slices: OrdMap::new(),
         services: OrdMap::unit(("default".into(), "db".into()), Arc::new(serde_json::from_value(service).expect("a Service"))),
         nodes: vec![node("a", "203.0.113.7"), node("b", "203.0.113.8"), node("c", "203.0.113.9")],
         namespaces: OrdMap::new(),

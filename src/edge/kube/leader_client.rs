@@ -19,6 +19,10 @@ use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Leading, R
 use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
 use crate::model::controller::proxygroup::Delete;
 
+/// A version that no stored object has: an apply with it creates the object or is a conflict. (A POST would make us the manager of an
+/// update, and a later apply would not remove fields.)
+const NO_VERSION: &str = "1";
+
 /// Callback for each call: verb, kind, and the reason of its error, if any.
 pub type Observer = Arc<dyn Fn(Verb, &'static str, Option<&'static str>) + Send + Sync>;
 
@@ -58,11 +62,22 @@ impl LeaderClient {
         if manifest.adopt {
             self.adopt(&manifest.object).await?;
         }
+        self.send(manifest, &manifest.value).await
+    }
+
+    /// Applies a manifest of an object that does not exist; an existing object is a conflict and stays unchanged.
+    pub async fn create(&self, manifest: &Manifest) -> Result<Value, KubeError> {
+        let mut value = manifest.value.clone();
+        value["metadata"]["resourceVersion"] = NO_VERSION.into();
+        self.send(manifest, &value).await
+    }
+
+    async fn send(&self, manifest: &Manifest, value: &Value) -> Result<Value, KubeError> {
         let object = &manifest.object;
         let call = ApiCall { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
         let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(FIELD_MANAGER) };
-        let patch = Patch::Apply(&manifest.value);
+        let patch = Patch::Apply(value);
         self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
     }
 

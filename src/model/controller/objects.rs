@@ -28,6 +28,7 @@ mod rbac;
 mod secrets;
 mod services;
 mod shape;
+mod slice;
 mod standalone_service;
 mod statefulset;
 
@@ -44,6 +45,7 @@ pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
 pub use services::ROOM as CONFIG_ROOM;
 pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{RenderContext, image_path};
+pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
 pub use standalone_service::{headless_service, selected_app};
 pub use statefulset::{pod_health_port, stateful_set};
 
@@ -62,7 +64,7 @@ pub const APPLIED: &str = "tailyard.io/last-applied-hash";
 /// Annotation of the egress config: the port from which the next search starts.
 pub const NEXT_PORT: &str = "tailyard.io/next-port";
 
-/// Kinds that the reconciler writes, and the slices that it deletes.
+/// Kinds that the reconciler writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `v1` `ServiceAccount`.

@@ -24,6 +24,7 @@ mod readiness;
 mod replicas;
 mod room;
 mod services;
+mod slices;
 mod standalone;
 mod status;
 mod unmanaged;
@@ -33,7 +34,6 @@ mod work;
 pub use actions::{
     ClaimedDevice, ConfigDraft, ControlAction, Delete, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject,
 };
-pub use egress::is_manual;
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
@@ -42,6 +42,7 @@ pub use observed::{
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
+pub use slices::is_manual;
 pub use standalone::rejected;
 
 /// Plans the changes for a group.

@@ -17,6 +17,16 @@ const LATEST: Duration = Duration::from_secs(1);
 /// Timeouts are in whole seconds, so one second more than expected is not a packet.
 const ROUNDING: u64 = 1;
 
+/// Time without flows before a drain ends: clients may still have outdated endpoints.
+const QUIET: Duration = Duration::from_secs(2);
+/// Egress Services whose endpoints follow a leaving replica within a second, on a busy API server: their slices change one by one.
+const SERVICES_PER_SECOND: usize = 50;
+
+/// Time without flows before the drain of a replica with this number of egress Services ends.
+pub fn quiet_time(services: usize) -> Duration {
+    QUIET + Duration::from_secs(u64::try_from(services / SERVICES_PER_SECOND).unwrap_or(u64::MAX))
+}
+
 /// Duration of the disco mute: a draining replica that still forwards sends no disco packets.
 ///
 /// A peer's tailscaled trusts an endpoint for 6.5 s after its last disco packet and uses no other one meanwhile, not even for the reply to
@@ -226,6 +236,11 @@ mod tests {
         let mut later = |now: u32| drain.decide(Some(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
         assert!(matches!(later(12), DrainDecision::Wait(_)), "idle for three seconds");
         assert_eq!(later(15), DrainDecision::Ended, "idle for six");
+    }
+
+    #[test]
+    fn replica_of_many_services_waits_for_their_endpoints() {
+        assert_eq!([0, 49, 50, 1000].map(quiet_time), [2, 2, 3, 22].map(seconds));
     }
 
     #[test]

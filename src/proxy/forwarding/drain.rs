@@ -9,14 +9,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{AWAY, Drain, DrainDecision};
+use crate::model::flows::drain::{AWAY, Drain, DrainDecision, quiet_time};
 use crate::model::flows::flow::{Flow, FlowFilter};
 
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::start::ForwardingPart;
-
-/// Time without flows before a drain ends: clients may still have outdated endpoints.
-const QUIET: Duration = Duration::from_secs(2);
 
 impl ForwardingPart {
     /// Whether rules were written, so that flows may exist.
@@ -37,7 +34,8 @@ impl ForwardingPart {
     /// Waits until all forwarded flows have ended, except those to addresses in `gone`, at most for `grace`.
     pub async fn drain(&self, grace: Duration, gone: &BTreeSet<IpAddr>) {
         let began = Instant::now();
-        let mut drain = Drain::new(grace, QUIET);
+        let services = self.planned.borrow().as_ref().map_or(0, |planned| planned.plan.egress.len());
+        let mut drain = Drain::new(grace, quiet_time(services));
         if ended(&mut drain, |to| !gone.contains(&to)).await {
             tracing::info!(took = ?began.elapsed(), "all flows have ended");
         } else {

@@ -45,26 +45,30 @@ impl Applier {
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }
 
-    /// Applies the update of one Service at this point: the finalizer before objects exist, `externalName` and conditions after their
-    /// targets exist, removal of the finalizer after everything is deleted.
+    /// Applies the update of one Service at this point: the finalizer before objects exist, unless it comes with `externalName`;
+    /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
+        let external_name = update.external_name.as_ref();
         let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => has_finalizer(all),
-            When::Between => false,
+            When::Before => has_finalizer(all) && external_name.is_none(),
+            When::Between => has_finalizer(all) && external_name.is_some(),
             When::After => !has_finalizer(all),
         });
+        let mut patch = json!({});
         if let Some(finalizers) = finalizers {
-            self.change_service(update, versions, ObjectPart::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
+            patch["metadata"]["finalizers"] = json!(finalizers);
         }
-        if when != When::Between {
-            return Ok(());
-        }
-        if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
-            let mut patch = json!({"metadata": {"annotations": {names::FORMER_EXTERNAL_NAME: former}}});
+        if let Some(ExternalNameUpdate { name, former }) = external_name.filter(|_| when == When::Between) {
+            patch["metadata"]["annotations"] = json!({names::FORMER_EXTERNAL_NAME: former});
             if let Some(name) = name {
                 patch["spec"]["externalName"] = json!(name);
             }
+        }
+        if patch != json!({}) {
             self.change_service(update, versions, ObjectPart::Object, patch).await?;
+        }
+        if when != When::Between {
+            return Ok(());
         }
         let mut status = Map::new();
         status.extend(update.conditions.as_ref().map(|conditions| ("conditions".to_owned(), json!(conditions))));

@@ -14,7 +14,7 @@ use super::publishers::{self, PublishRequest};
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
 use crate::model::controller::ingress_spec::{Publisher, backends};
-use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, group_of};
+use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
 use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::Labels;
@@ -38,10 +38,11 @@ pub(super) struct Indices {
 /// Objects of a group.
 #[derive(Debug, Default)]
 pub(super) struct GroupObjects {
-    /// Objects that are labelled or owned as the group's, except EndpointSlices.
+    /// Objects that are labelled or owned as the group's, except EndpointSlices of Kubernetes' controller.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
-    /// EndpointSlices of its children; passes see them only while some of them are manual.
-    slices: OrdMap<ObjectRef, Arc<Value>>,
+    /// These slices, by child.
+    pub(super) slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
+    /// Number of EndpointSlices of the Tailscale operator.
     manual: usize,
     /// Users' Services that concern the group, or that it has a child of.
     pub(super) services: OrdMap<Id, Arc<Service>>,
@@ -56,29 +57,37 @@ impl GroupObjects {
         self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
     }
 
-    /// Whether passes see its EndpointSlices.
+    /// Whether it has EndpointSlices of the Tailscale operator.
     pub(super) fn is_manual(&self) -> bool {
         self.manual > 0
     }
 
-    /// Owned objects as passes see them.
-    pub(super) fn shown(&self) -> OrdMap<ObjectRef, Arc<Value>> {
-        if self.is_manual() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
+    /// Adds or removes a slice of a child.
+    fn follow_slice(&mut self, slice: &Arc<ChildSlice>, came: bool) {
+        let slices = self.slices.entry(Arc::clone(&slice.child)).or_default();
+        slices.retain(|other| other.name != slice.name);
+        slices.extend(came.then(|| Arc::clone(slice)));
+        if slices.is_empty() {
+            self.slices.remove(&slice.child);
+        }
     }
 
     /// Adds or removes an object of the group.
     fn follow(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         if let (WatchRole::Owned(kind), Some(value)) = (role, object.owned()) {
-            let slice = kind == Kind::EndpointSlice;
-            let manual = usize::from(slice && is_manual(value));
-            let (objects, object) = (if slice { &mut self.slices } else { &mut self.owned }, ObjectRef::new(kind, &id.0, id.1.clone()));
+            let manual = usize::from(kind == Kind::EndpointSlice && is_manual(value));
+            let object = ObjectRef::new(kind, &id.0, id.1.clone());
             if came {
-                objects.insert(object, Arc::clone(value));
+                self.owned.insert(object, Arc::clone(value));
                 self.manual += manual;
             } else {
-                objects.remove(&object);
+                self.owned.remove(&object);
                 self.manual -= manual;
             }
+        }
+        if let CachedObject::ChildSlice(slice) = object {
+            self.follow_slice(slice, came);
+            return;
         }
         let pod = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
         let replica = self.replicas.entry(pod.to_owned()).or_default();
@@ -194,6 +203,9 @@ impl ClusterCache {
 pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     if let CachedObject::Pod(pod) = object {
         return pod.metadata.labels.as_ref().and_then(group_of).into_iter().collect();
+    }
+    if let CachedObject::ChildSlice(slice) = object {
+        return [slice.group.to_string()].into();
     }
     let Some(metadata) = object.owned().map(|value| &value["metadata"]) else { return BTreeSet::new() };
     let label = |key: &str| metadata["labels"].get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);

@@ -7,8 +7,7 @@ use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress_spec::PublishSource;
-use crate::model::controller::objects::Kind;
-use crate::model::controller::proxygroup::{concerns, is_manual};
+use crate::model::controller::proxygroup::concerns;
 use crate::model::controller::standalone;
 
 impl ClusterCache {
@@ -47,8 +46,8 @@ impl ClusterCache {
             CachedObject::Slice(service, _) => {
                 self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect()
             }
-            // EndpointSlices of Kubernetes' own controller matter only while another one is manual.
-            CachedObject::Owned(value) if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(value) => {
+            // A child's slices follow its Pods, whose changes are enough, unless slices of the Tailscale operator wait for them.
+            CachedObject::ChildSlice(_) => {
                 let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
                 owners(object).into_iter().filter(minded).collect()
             }

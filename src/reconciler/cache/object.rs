@@ -18,13 +18,12 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::model::controller::objects::{Kind, VALID_UNTIL, domain_of, filled};
-use crate::model::controller::proxygroup::{ReplicaConfig, ReplicaState};
+use crate::model::controller::objects::{ChildSlice, Kind, SERVICE_NAME, VALID_UNTIL, domain_of, filled};
+use crate::model::controller::proxygroup::{ReplicaConfig, ReplicaState, is_manual};
 use crate::model::controller::tenancy::Labels;
 
 /// Annotation with a copy of the complete object, written by `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// A cached object. Equal ones do not differ in any field that passes read.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +39,8 @@ pub(super) enum CachedObject {
     Backend(Box<[u8]>),
     /// An EndpointSlice: its Service, and whether an endpoint receives traffic.
     Slice(Box<str>, bool),
+    /// An EndpointSlice of Kubernetes' controller for a child.
+    ChildSlice(Arc<ChildSlice>),
     Ingress(Arc<Ingress>),
     IngressClass(Arc<IngressClass>),
     Namespace(Arc<Labels>),
@@ -145,9 +146,11 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
                 CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
             }
         }
-        Kind::EndpointSlice => CachedObject::Owned(Arc::new(slice(value))),
+        Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
+        Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
-            CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &["selector", "ports"])])))
+            let spec = ["selector", "ports", "ipFamilies", "publishNotReadyAddresses"];
+            CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &spec)])))
         }
         _ => CachedObject::Owned(Arc::new(value)),
     }
@@ -156,15 +159,6 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
 /// Whether an endpoint of a slice receives traffic. An endpoint without conditions does.
 fn gets_traffic(slice: &Value) -> bool {
     slice["endpoints"].as_array().into_iter().flatten().any(|endpoint| endpoint["conditions"]["ready"] != false)
-}
-
-/// Pruned EndpointSlice: its owner, and whether any endpoint receives traffic.
-fn slice(value: Value) -> Value {
-    let endpoints = if gets_traffic(&value) { json!([{"conditions": {"ready": true}}]) } else { json!([]) };
-    let metadata = ["name", "namespace", "uid", "labels", "ownerReferences", "finalizers", "deletionTimestamp"];
-    let mut pruned = only(value, &[("metadata", &metadata)]);
-    pruned["endpoints"] = endpoints;
-    pruned
 }
 
 /// Pruned certificate Secret: whether a certificate exists, and its expiry. The key is not stored.
@@ -204,16 +198,22 @@ mod tests {
     }
 
     #[test]
-    fn pruned_slices_keep_owner_and_readiness() {
-        let slice = |version: &str, ready: Value| {
-            let slice = json!({"addressType": "IPv4", "metadata": {"name": "s", "resourceVersion": version, "annotations": {"t": version},
-                "labels": {"kubernetes.io/service-name": "c"}}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]});
+    fn slices_of_the_tailscale_operator_keep_metadata_and_others_what_is_compared() {
+        let slice = |by: &str, ready: Value| {
+            let labels = json!({"kubernetes.io/service-name": "c", "endpointslice.kubernetes.io/managed-by": by,
+                "tailscale.com/svc-type": "egress", "tailscale.com/proxy-group": "g"});
+            let target = json!({"kind": "Pod", "name": "g-0", "uid": "u"});
+            let slice = json!({"addressType": "IPv4", "metadata": {"name": "s", "resourceVersion": "1", "labels": labels},
+                "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": target, "conditions": {"ready": ready}}]});
             read(WatchRole::Owned(Kind::EndpointSlice), slice)
         };
-        assert_eq!(slice("1", json!(true)), slice("2", Value::Null), "not known counts as ready");
-        assert_ne!(slice("1", json!(true)), slice("2", json!(false)));
-        let stored = slice("1", json!(true));
+        let own = "endpointslice-controller.k8s.io";
+        assert_eq!(slice(own, json!(true)), slice(own, Value::Null), "not known counts as ready");
+        assert_ne!(slice(own, json!(true)), slice(own, json!(false)));
+        assert!(matches!(slice(own, json!(true)), CachedObject::ChildSlice(slice) if slice.ready && &*slice.child == "c"));
+        let stored = slice("tailscale.com", json!(true));
         assert_eq!(stored.owned().expect("a slice")["metadata"]["labels"]["kubernetes.io/service-name"], "c");
+        assert_eq!(slice("another", json!(true)), CachedObject::None);
     }
 
     #[test]
@@ -240,9 +240,10 @@ mod tests {
     fn pruned_child_services_keep_compared_fields() {
         let labels = json!({"tailscale.com/svc-type": "egress"});
         let child = json!({"kind": "Service", "metadata": {"name": "c", "labels": labels, "annotations": {LAST_APPLIED: "{}"}},
-            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}}, "status": {"loadBalancer": {}}});
+            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"]},
+            "status": {"loadBalancer": {}}});
         let lean = json!({"metadata": {"name": "c", "labels": labels, "annotations": {}},
-            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}}});
+            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"]}});
         assert_eq!(pruned(Kind::Service, child), lean);
     }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::index::{GroupObjects, ordinal};
+use super::index::ordinal;
 use super::keys::has_tenants;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::names;
@@ -56,6 +56,7 @@ impl ClusterCache {
             replicas: self.replicas(name, &workload),
             workload,
             owned: self.with_shared(self.owned(name), name, &settings.namespace),
+            slices: self.indices.groups.get(name).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(name),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
@@ -172,7 +173,7 @@ impl ClusterCache {
     }
 
     pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let mut owned = self.indices.groups.get(group).map(GroupObjects::shown).unwrap_or_default();
+        let mut owned = self.indices.groups.get(group).map(|members| members.owned.clone()).unwrap_or_default();
         for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
             owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
         }

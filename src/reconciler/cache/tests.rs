@@ -237,19 +237,29 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
 fn slice_events_matter_while_a_slice_is_managed_by_us() {
     let role = WatchRole::Owned(Kind::EndpointSlice);
     let slice = |name: &str, version: u64, by: &str, ready: bool| {
-        let labels =
-            json!({"tailscale.com/managed": "true", "tailscale.com/proxy-group": "g", "endpointslice.kubernetes.io/managed-by": by});
+        let labels = json!({"tailscale.com/managed": "true", "tailscale.com/proxy-group": "g", "tailscale.com/svc-type": "egress",
+            "kubernetes.io/service-name": "c", "endpointslice.kubernetes.io/managed-by": by});
         let metadata = json!({"name": name, "namespace": "ts", "resourceVersion": version.to_string(), "labels": labels});
-        json!({"metadata": metadata, "endpoints": [{"conditions": {"ready": ready}}]})
+        json!({"metadata": metadata, "addressType": "IPv4", "endpoints": [{"conditions": {"ready": ready}}]})
     };
+    let ready =
+        |world: &ClusterCache| world.indices.groups.get("g").map(|group| group.slices.get("c").is_some_and(|slices| slices[0].ready));
     let (theirs, own) = ("tailscale.com", "endpointslice-controller.k8s.io");
     let mut world = ClusterCache::new(None, [role]);
     assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned("g").is_empty());
+    assert_eq!(ready(&world), Some(false));
+    let mut desired = slice("c-ipv4", 0, own, true);
+    assert!(world.has_slice_like(&desired));
+    desired["addressType"] = json!("IPv6");
+    assert!(!world.has_slice_like(&desired));
     assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
-    assert_eq!(world.owned("g").len(), 2, "all are shown");
+    assert_eq!(world.owned("g").len(), 1);
     assert_eq!(groups_of(&world.put(role, slice("own", 3, own, true))), ["g"]);
+    assert_eq!(ready(&world), Some(true));
     assert_eq!(groups_of(&world.gone(role, &slice("old", 4, theirs, true))), ["g"]);
     assert!(world.owned("g").is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
+    world.gone(role, &slice("own", 6, own, false));
+    assert_eq!(ready(&world), None);
 }
 
 const DEFAULTS: [WatchRole; 5] = [WatchRole::Group, WatchRole::Service, WatchRole::Ingress, WatchRole::IngressClass, WatchRole::Namespace];

@@ -17,7 +17,9 @@ use kit::wait::eventually;
 
 pub(crate) mod changes;
 pub(crate) mod faults;
+pub(crate) mod many;
 pub(crate) mod outages;
+mod watch;
 
 /// Cluster with its group and the group's targets.
 pub(crate) struct Stage {
@@ -36,7 +38,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 16] = [
+const ALL: [Scenario; 17] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -51,6 +53,7 @@ const ALL: [Scenario; 16] = [
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
+    ("many Services", many::many_services_follow_a_lost_node_and_a_restart),
     ("a group deleted before its Service", changes::a_group_goes_before_its_service),
     ("a Service deleted before its group", changes::a_service_goes_before_its_group),
 ];
@@ -122,4 +125,9 @@ fn said(fault: &(dyn Any + Send)) -> &str {
 pub(crate) fn outage() -> Duration {
     let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
     seconds.map_or(Duration::from_secs(20), Duration::from_secs)
+}
+
+/// Number of Services of the long scenario with many: `TAILYARD_SERVICES`.
+pub(crate) fn many_services() -> Option<usize> {
+    env::var("TAILYARD_SERVICES").ok().map(|number| number.parse().expect("TAILYARD_SERVICES is a number"))
 }

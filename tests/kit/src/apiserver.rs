@@ -174,15 +174,13 @@ impl Cluster {
         self.server = Some(self.spawn("kube-apiserver", &flags));
     }
 
-    /// Starts the controller of `EndpointSlice`s, and no other.
+    /// Starts the controller of `EndpointSlice`s, and no other, with the rate of requests of a usual cluster.
     pub fn start_endpoints(&mut self) {
         servers(&["kube-controller-manager"]);
         let flags = [
             format!("--kubeconfig={}", self.kubeconfig_of("admin").display()),
             "--controllers=endpointslice-controller".into(),
             "--leader-elect=false".into(),
-            "--kube-api-qps=1000".into(),
-            "--kube-api-burst=1000".into(),
             "--secure-port=0".into(),
         ];
         self.controllers = Some(self.spawn("kube-controller-manager", &flags));
@@ -333,17 +331,23 @@ impl Cluster {
 
     /// The writes that the reconciler made, its Lease apart: verb, resource and name.
     pub fn writes(&self) -> Vec<String> {
+        let writes = |request: &String| !["get", "list"].iter().any(|verb| request.starts_with(verb));
+        self.requests().into_iter().filter(writes).collect()
+    }
+
+    /// The requests that the reconciler made, its Lease and watches apart: verb, resource and name.
+    pub fn requests(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path("audit.log")).unwrap_or_default();
         let own = audit_policy::requests(&log)
             .filter(|event| event["user"]["username"] == RECONCILER && event["objectRef"]["resource"] != "leases");
-        let writes = own.filter(|event| matches!(event["verb"].as_str(), Some("create" | "update" | "patch" | "delete")));
+        let own = own.filter(|event| matches!(event["verb"].as_str(), Some("get" | "list" | "create" | "update" | "patch" | "delete")));
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let tell = |event: &Value| {
             let object = &event["objectRef"];
             let resource = format!("{} {}", text(&object["resource"]), text(&object["subresource"]));
             format!("{} {} {} {}", text(&event["verb"]), resource.trim(), text(&object["name"]), event["responseStatus"]["code"])
         };
-        writes.map(|event| tell(&event)).collect()
+        own.map(|event| tell(&event)).collect()
     }
 
     /// How often the Pod did this to such an object and succeeded, according to the API server's audit log.

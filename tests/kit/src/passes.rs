@@ -36,7 +36,7 @@ impl IdleGroup {
             ..nothing()
         };
         let mut rest = Self { observed, memory: Memory::default() };
-        for _ in 0..6 {
+        for _ in 0..10 {
             let pass = rest.pass();
             rest.apply_plan(pass)?;
             rest.acknowledge()?;
@@ -115,6 +115,7 @@ fn nothing() -> Observed {
         tailnet: TailnetState::Unavailable(String::new()),
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        slices: OrdMap::new(),
         services: OrdMap::new(),
         nodes: Vec::new(),
         namespaces: OrdMap::new(),

@@ -146,7 +146,7 @@ impl ChildService {
     }
 }
 
-fn selector_labels(group: &str) -> [(&'static str, &str); 3] {
+pub(super) fn selector_labels(group: &str) -> [(&'static str, &str); 3] {
     [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, group)]
 }
 

@@ -1,7 +1,8 @@
 //! Result of a pass: actions in safe order.
 //!
 //! Objects are created before references to them, and dereferenced before they are deleted. So a writer applies, in this order:
-//! `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete` (as listed),
+//! `group.finalizer`, `services` (finalizers added without a name), `apply` (as listed), `slices`, `services` (names and
+//! conditions), `delete` (as listed),
 //! `control`, `services` and `group` (finalizers removed), `group.status`, `events`. It stops at the first failure and the pass is
 //! retried; a rejected Service, or child of one, stops nothing else.
 
@@ -16,13 +17,15 @@ use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::finalizers;
 use crate::model::controller::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
 use crate::model::controller::ingress_spec::{DesiredVipService, PublishSource, Publisher};
-use crate::model::controller::objects::{Manifest, ObjectRef, ReplicaSecret};
+use crate::model::controller::objects::{Manifest, ObjectRef, ReplicaSecret, SliceWrite};
 
 /// All changes of a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GroupPlan {
     /// Objects to apply, in order. Empty if nothing changed.
     pub apply: Vec<Manifest>,
+    /// Slices to write, after their children. A failed write is left to Kubernetes' controller.
+    pub slices: Vec<SliceWrite>,
     /// Objects to delete, in order.
     pub delete: Vec<Delete>,
     /// Control plane requests, in order.
@@ -139,7 +142,7 @@ pub struct ObjectUpdate {
     pub uid: Option<String>,
     /// Precondition; a conflict retries the pass.
     pub resource_version: Option<String>,
-    /// Complete list of finalizers, if changed.
+    /// Complete list of finalizers, if changed. One request writes it and `external_name`.
     pub finalizers: Option<Vec<String>>,
     /// `spec.externalName` with its record, if changed.
     pub external_name: Option<ExternalNameUpdate>,

@@ -3,8 +3,8 @@
 //! A child is the record of its ports: it is created before the config names them and deleted before the config drops them. Conditions and
 //! `externalName` of users' Services: [`super::services`].
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -13,13 +13,16 @@ use super::memo::{Entries, ServedService};
 use super::readiness::AckSummary;
 use super::services::{self, ServiceOutcome, ServingChild, host};
 use super::work::GroupPass;
-use super::{quota, readiness, room};
+use super::{quota, readiness, room, slices};
 use crate::api::condition::{EGRESS_SVC_READY, TRUE};
 use crate::api::{egress, names};
 use crate::model::base::conditions;
 use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildService, Kind, ObjectRef, Owner, RenderContext, egress_config, egress_config_ref, next_port};
 use crate::model::controller::tenancy::Tenancy;
+
+/// New children of one pass, unless a quarter of the group's Services is more: so that a group of any size is created by few passes.
+const MIN_NEW_CHILDREN: usize = 128;
 
 /// Plans children, config and status of all egress Services.
 pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
@@ -39,13 +42,10 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         }
     }
     let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.group);
-    let mut outcomes: Vec<_> = claims
-        .iter()
-        .map(|claim| match exceeding.get(&claim.key) {
-            Some(why) => ServiceOutcome::Refused(why.clone()),
-            None => one(work, shape, claim, &mut ports),
-        })
-        .collect();
+    let mut outcomes = outcomes(work, &claims, |work, claim| match exceeding.get(&claim.key) {
+        Some(why) => ServiceOutcome::Refused(why.clone()),
+        None => one(work, shape, claim, &mut ports),
+    });
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
     let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
     if !config.fits(shape.stock()) {
@@ -55,10 +55,35 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
         config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
     }
+    if outcomes.iter().any(|outcome| matches!(outcome, ServiceOutcome::Later)) {
+        work.again(Duration::ZERO);
+    }
     let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
     let standing = readiness::ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
     update_statuses(work, claims, outcomes, written, standing);
-    slices(work, &shape.owner);
+    slices::slices(work, &shape.owner);
+}
+
+/// Plans the Services. Of many new ones the oldest come first, and only as many as are served soon.
+fn outcomes<'a>(
+    work: &mut GroupPass<'_>,
+    claims: &[ServiceClaim<'a>],
+    mut plan: impl FnMut(&mut GroupPass<'_>, &ServiceClaim<'a>) -> ServiceOutcome,
+) -> Vec<ServiceOutcome> {
+    // Ports in the config: the child was deleted by others, and replicas still serve it.
+    let is_new = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_none() && claim.reserved.is_empty();
+    let existing = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
+    let mut outcomes: Vec<_> = claims.iter().map(existing).collect();
+    let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
+    new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
+    let most = work.pass.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
+    for at in new {
+        if work.pass.apply.len() >= most {
+            break;
+        }
+        outcomes[at] = plan(work, &claims[at]);
+    }
+    outcomes
 }
 
 /// Services of the observed config.
@@ -172,36 +197,5 @@ fn entry(work: &GroupPass<'_>, service: &k8s_openapi::api::core::v1::Service, ch
         health_check_endpoint: format!("http://{}:{}/healthz", host(work, &child.name), child.health),
         tailnet_target: egress::EgressTarget { ip: text(names::TAILNET_IP), fqdn: text(names::TAILNET_FQDN) },
         ports: child.ports.iter().map(port).collect(),
-    }
-}
-
-fn managed_by(slice: &Value, who: &str) -> bool {
-    slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who
-}
-
-/// Whether the Tailscale operator wrote a slice itself.
-pub fn is_manual(slice: &Value) -> bool {
-    managed_by(slice, "tailscale.com")
-}
-
-/// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
-fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
-    let slices = || work.observed.of(Kind::EndpointSlice);
-    let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);
-    if !slices().any(|(_, slice)| is_manual(slice)) {
-        return;
-    }
-    let ready = |slice: &Value| {
-        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-        managed_by(slice, "endpointslice-controller.k8s.io") && endpoints.clone().any(|endpoint| endpoint["conditions"]["ready"] != false)
-    };
-    let of = |slice: &Value| label(slice, "kubernetes.io/service-name");
-    let served: BTreeSet<_> = slices().filter(|(_, slice)| ready(slice)).filter_map(|(_, slice)| of(slice)).collect();
-    let there = |child: &str| work.observed.owned.contains_key(&ObjectRef::new(Kind::Service, &owner.namespace, child));
-    let old = slices().filter(|(_, slice)| is_manual(slice));
-    let gone = old.filter(|(_, slice)| of(slice).is_none_or(|child| served.contains(&child) || !there(&child)));
-    let gone: Vec<_> = gone.map(|(object, _)| object.clone()).collect();
-    for object in gone {
-        work.delete(owner, &object);
     }
 }

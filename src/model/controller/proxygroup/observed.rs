@@ -24,7 +24,7 @@ use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::match_ports::MatchPortRange;
-use crate::model::controller::objects::{Kind, ObjectRef};
+use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
@@ -59,9 +59,11 @@ pub struct Observed {
     /// Replicas by ordinal: every ordinal with a Pod, state Secret or config Secret.
     pub replicas: BTreeMap<u32, ObservedReplica>,
     /// Objects in the proxies' namespace with labels of this group or of its egress children, or with the name of an object that we
-    /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. EndpointSlices are present only while
-    /// the Tailscale operator wrote one of them.
+    /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. Of EndpointSlices only those that the
+    /// Tailscale operator wrote.
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// EndpointSlices of Kubernetes' controller, by child.
+    pub slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
     /// Users' Services by namespace and name: those that are assigned to this group or recorded in it, and those with a child in `owned`;
     /// including Services being deleted.
     pub services: OrdMap<(String, String), Arc<Service>>,

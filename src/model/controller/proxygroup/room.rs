@@ -56,7 +56,7 @@ pub(super) fn refuse(
         if let ServiceOutcome::Served(ServingChild { child, .. }) = outcome {
             taken_back.insert(child.object());
         }
-        if let ServiceOutcome::Known | ServiceOutcome::Served(_) = outcome {
+        if let ServiceOutcome::Known | ServiceOutcome::Later | ServiceOutcome::Served(_) = outcome {
             *outcome = ServiceOutcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
         }
     }

@@ -4,6 +4,7 @@
 //! served. Only the pass of the group that the Service names writes them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use super::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use super::memo::ServedService;
-use super::readiness::{AckSummary, ReplicaAcks, TIMEOUT};
+use super::readiness::{AckSummary, ReplicaAcks, TIMEOUT, elapsed};
 use super::validate::{annotation, dns_name};
 use super::work::GroupPass;
 use super::{ExternalNameUpdate, ObjectUpdate, Subject};
@@ -24,10 +25,15 @@ use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::objects::ChildService;
 
+/// Time for which a Service waits for its replicas without a condition: most are served earlier, so that this saves a request.
+const UNREPORTED_WAIT: Duration = Duration::from_secs(15);
+
 /// Outcome of a pass for a Service.
 #[derive(Debug)]
 pub(super) enum ServiceOutcome {
     Known,
+    /// New: its child is created by a later pass.
+    Later,
     /// Served, or will be after all writes and acknowledgements.
     Served(ServingChild),
     /// Rejected, with reason and action.
@@ -112,7 +118,7 @@ pub(super) fn update_status(
         (ServiceOutcome::Refused(message), _) => refused(work, claim.key, service, claim, message),
         (ServiceOutcome::Held, _) if claim.role == ServiceRole::Hold => invalid(work, claim.key, service, claim),
         (ServiceOutcome::Released, _) if claim.role == ServiceRole::Release => released(work, service, claim),
-        (ServiceOutcome::Known | ServiceOutcome::Held | ServiceOutcome::Released, _) => {}
+        (ServiceOutcome::Known | ServiceOutcome::Later | ServiceOutcome::Held | ServiceOutcome::Released, _) => {}
     }
     None
 }
@@ -132,16 +138,19 @@ fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportConte
 /// The same for a Service whose status is computed now.
 fn serving(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
     let acks = context.standing.to(&claim.name, &serving.entry, context.written);
-    served(work, claim.service?, serving, acks, context.standing).then_some(acks)
+    let created = claim.object.and_then(|child| child["metadata"]["creationTimestamp"].as_str()?.parse().ok());
+    let waited = created.map_or(Duration::ZERO, |created| elapsed(created, work.observed.now));
+    served(work, claim.service?, serving, acks, context.standing, waited).then_some(acks)
 }
 
-/// Whether `externalName` and status are up to date.
+/// Whether `externalName` and status are up to date. `waited`: age of the child.
 fn served(
     work: &mut GroupPass<'_>,
     service: &Service,
     ServingChild { child, settled, .. }: &ServingChild,
     acks: AckSummary,
     standing: &ReplicaAcks,
+    waited: Duration,
 ) -> bool {
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
@@ -154,6 +163,11 @@ fn served(
     let switch = !points && settled && (acks.all || configured_for(service, &reason));
     if !points && !switch && standing.waiting() {
         work.again(TIMEOUT);
+    }
+    // The end of readiness at another group is reported at once.
+    if !points && !switch && acks.wanted > 0 && waited < UNREPORTED_WAIT && !is_ready(service) {
+        work.again(UNREPORTED_WAIT.saturating_sub(waited));
+        return false;
     }
     if (points || switch) && settled {
         telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::True, &reason, format!("The Service stands for {host}."));
@@ -329,6 +343,11 @@ fn record(service: &Service, group: &str) -> String {
 fn configured_for(service: &Service, reason: &str) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == TRUE && condition.reason == reason)
+}
+
+fn is_ready(service: &Service) -> bool {
+    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions::get(conditions, EGRESS_SVC_READY).is_some_and(|condition| condition.status == TRUE)
 }
 
 /// Group that a condition's reason records.

@@ -21,6 +21,7 @@ mod refusals;
 mod replicas;
 mod routes;
 mod services;
+mod slices;
 mod standalone;
 mod tenants;
 mod world;

@@ -1,21 +1,19 @@
 //! Failures of a replica, its tailscaled and its node.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 
 use super::Stage;
+use super::watch::Watch;
 use crate::cluster::whole;
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::load::LoadReport;
 use kit::cluster::node::Node;
 use kit::cluster::pods;
 use kit::cluster::{Cluster, DEADLINE};
-use kit::machine::Process;
 use kit::wait::eventually;
 
 /// Time for Kubernetes to propagate a change to every node, on a busy machine.
@@ -94,19 +92,24 @@ pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
     });
 }
 
+/// The Pod of the leading reconciler, if it exists.
+pub(crate) fn leader(cluster: &Cluster) -> Option<String> {
+    let path = "jsonpath={.spec.holderIdentity}";
+    let holder = cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-reconciler", "-o", path]);
+    let path = "jsonpath={.items[*].metadata.name}";
+    let reconcilers = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=tailyard", "-o", path]);
+    reconcilers.split_whitespace().find(|pod| holder.contains(pod)).map(str::to_owned)
+}
+
 /// A replica on the node of the leading reconciler. A leader elsewhere is deleted, until another leads.
 fn replica_beside_the_leader(cluster: &Cluster) -> String {
     let nodes = ["eg-0", "eg-1"].map(|replica| (replica, pods::node(cluster, NAMESPACE, replica)));
     eventually("a leader beside a replica", DEADLINE, || {
-        let path = "jsonpath={.spec.holderIdentity}";
-        let holder = cluster.kubectl(&["get", "lease", "-n", NAMESPACE, "tailyard-reconciler", "-o", path]);
-        let path = "jsonpath={.items[*].metadata.name}";
-        let reconcilers = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=tailyard", "-o", path]);
-        let leader = reconcilers.split_whitespace().find(|pod| holder.contains(pod))?;
-        let node = pods::node(cluster, NAMESPACE, leader);
+        let leader = leader(cluster)?;
+        let node = pods::node(cluster, NAMESPACE, &leader);
         let beside = nodes.iter().find(|(_, of)| *of == node);
         if beside.is_none() {
-            cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, leader]);
+            cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &leader]);
         }
         Some(beside?.0.to_owned())
     })
@@ -147,40 +150,24 @@ fn report(what: &str, fault: SystemTime, removed_at: SystemTime, load_report: &L
     load_report.assert_few_failures_after(removed_at + SPREAD, what);
 }
 
+/// Path of an EndpointSlice: names of its ready replicas.
+pub(crate) const READY_REPLICAS: &str = ".endpoints[?(@.conditions.ready==true)].targetRef.name";
+
 /// Watch of the EndpointSlices of the tests' Service `db`.
-struct Endpoints {
-    watch: Process,
-}
+struct Endpoints<'a>(Watch<'a>);
 
-impl Endpoints {
-    fn watch(stage: &Stage) -> Self {
-        let cluster = &stage.cluster;
-        let selector = format!("kubernetes.io/service-name={}", whole::children(cluster, "db"));
-        let (program, kubeconfig) = (cluster.bin.join("kubectl").display().to_string(), cluster.control.kubeconfig.display().to_string());
-        let argv =
-            [&program[..], "--kubeconfig", &kubeconfig, "get", "endpointslices", "-n", NAMESPACE, "-l", &selector, "--watch", "-o", "json"];
-        let watch = cluster.control.machine.spawn("endpoints", &argv, &[("KUBECACHEDIR", "/run/kubectl")]);
-        let endpoints = Self { watch };
-        eventually("the endpoints", DEADLINE, || (!endpoints.slices().is_empty()).then_some(()));
+impl<'a> Endpoints<'a> {
+    fn watch(stage: &'a Stage) -> Self {
+        let selector = format!("kubernetes.io/service-name={}", whole::children(&stage.cluster, "db"));
+        let endpoints = Self(Watch::start(&stage.cluster, "endpointslices", NAMESPACE, &selector, READY_REPLICAS));
+        eventually("the endpoints", DEADLINE, || (!endpoints.0.values().is_empty()).then_some(()));
         endpoints
-    }
-
-    /// Ready replicas of each slice, from its latest event.
-    fn slices(&self) -> BTreeMap<String, Vec<String>> {
-        let load_report = self.watch.output();
-        // The last object may be incomplete.
-        let slices = serde_json::Deserializer::from_str(&load_report).into_iter::<Value>().map_while(Result::ok);
-        let ready = |slice: &Value| -> Vec<String> {
-            let endpoints = slice["endpoints"].as_array().into_iter().flatten().filter(|endpoint| endpoint["conditions"]["ready"] == true);
-            endpoints.filter_map(|endpoint| Some(endpoint["targetRef"]["name"].as_str()?.to_owned())).collect()
-        };
-        slices.map(|slice| (slice["metadata"]["name"].to_string(), ready(&slice))).collect()
     }
 
     /// Time at which no slice has a replica as a ready endpoint any more.
     fn without(&self, replica: &str) -> SystemTime {
         eventually(&format!("{replica} is no endpoint"), DEADLINE, || {
-            self.slices().values().flatten().all(|ready| ready != replica).then(SystemTime::now)
+            self.0.values().values().all(|ready| !ready.contains(replica)).then(SystemTime::now)
         })
     }
 }

@@ -130,7 +130,7 @@ pub static TAILYARD: Table = Table {
         light("crd", PACKAGE, &["crd"], 15),
         Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
         Tier { servers: &[API_SERVER], threads: 1, ..light("kube", API, &["kube"], 200) },
-        Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], threads: 1, ..light("reconciler", API, &["reconciler"], 500) },
+        Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], threads: 1, ..light("reconciler", API, &["reconciler"], 570) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
         Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], threads: 1, ..light("certs", API, &["certs"], 110) },
         Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn services_cost_at_most_five_writes_each() {
+fn services_cost_three_writes_each() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     world.settle();
@@ -13,7 +13,7 @@ fn services_cost_at_most_five_writes_each() {
     }
     world.settle();
     let writes = world.writes - before;
-    assert!(writes <= 5 * 100 + 5, "{writes} writes");
+    assert!(writes <= 3 * 100 + 5, "{writes} writes");
     assert!((0..100).all(|index| world.condition(&format!("s{index}"), EGRESS_SVC_READY).expect("a condition").0 == "True"));
 }
 
@@ -85,4 +85,63 @@ fn idle_pass_evaluates_no_service() {
         assert!(idle(&world.pass("pg")));
     }
     assert_eq!(world.memories["pg"].evaluated(), before);
+}
+
+#[test]
+fn many_new_services_are_created_oldest_first_in_few_passes() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    for index in 0..600 {
+        // Names in the reverse order of their age.
+        world.now += 1;
+        world.service(&format!("s{:03}", 599 - index), to("pg"), &[80]);
+    }
+    let created = |made: &GroupPlan| made.apply.iter().filter(|manifest| manifest.object.kind == Kind::Service).count();
+    let mut counts = Vec::new();
+    loop {
+        let made = world.pass("pg");
+        counts.push(created(&made));
+        let oldest: Vec<_> = made.apply.iter().map(|manifest| manifest.object.name.as_str()).collect();
+        assert!(counts.len() > 1 || oldest.iter().any(|name| name.starts_with("ts-s599-")), "{oldest:?}");
+        assert!(counts.len() > 1 || !oldest.iter().any(|name| name.starts_with("ts-s000-")), "{oldest:?}");
+        if made.again != Some(std::time::Duration::ZERO) {
+            break;
+        }
+    }
+    assert_eq!(counts, [150, 150, 150, 150], "a quarter of the Services");
+    assert_eq!(world.entries("pg").len(), 600);
+    world.settle();
+    assert!((0..600).all(|index| world.external_name(&format!("s{index:03}")).starts_with("ts-s")));
+}
+
+#[test]
+fn rejected_children_do_not_delay_newer_ones() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    for index in 0..400 {
+        world.now += 1;
+        world.service(&format!("s{index:03}"), to("pg"), &[80]);
+    }
+    let is_rejected = |name: &str| name[..7] < *"ts-s200";
+    for _ in 0..4 {
+        world.pass("pg");
+        world.objects.retain(|object, _| object.kind != Kind::Service || !is_rejected(&object.name));
+    }
+    assert_eq!(world.children().iter().filter(|child| !is_rejected(&child.name)).count(), 200);
+}
+
+#[test]
+fn lost_children_are_restored_at_once() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    for index in 0..200 {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world.settle();
+    world.objects.retain(|object, _| !object.name.starts_with("ts-s"));
+    let made = world.pass("pg");
+    assert_eq!(made.apply.iter().filter(|manifest| manifest.object.kind == Kind::Service).count(), 200);
+    assert_eq!(world.entries("pg").len(), 200, "replicas serve them meanwhile");
 }

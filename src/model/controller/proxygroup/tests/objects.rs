@@ -91,7 +91,7 @@ fn objects_of_the_tailscale_operator_are_adopted() {
         let mut labels = labels.clone();
         labels["kubernetes.io/service-name"] = json!("ts-db-x7k2p");
         labels["endpointslice.kubernetes.io/managed-by"] = json!(by);
-        json!({"metadata": {"name": name, "namespace": NS, "uid": name, "labels": labels},
+        json!({"metadata": {"name": name, "namespace": NS, "uid": name, "labels": labels}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]})
     };
     world.objects.insert(object(Kind::Service, "ts-db-x7k2p"), child.into());

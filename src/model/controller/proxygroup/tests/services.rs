@@ -207,3 +207,47 @@ fn service_naming_a_missing_group_is_not_valid() {
     world.settle();
     assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");
 }
+
+#[test]
+fn short_wait_for_replicas_writes_nothing_to_the_service() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    world.asleep.extend(["pg-0".to_owned(), "pg-1".to_owned()]);
+    world.service("db", to("pg"), &[5432]);
+    let since = world.now;
+    while world.now < since + 15 {
+        assert!(world.pass("pg").services.is_empty(), "after {} s", world.now - since);
+        assert!(world.pass("pg").again.is_some_and(|again| again.as_secs() <= 15));
+        world.now += 5;
+    }
+    let made = world.pass("pg").services;
+    assert!(made[0].finalizers.is_some() && made[0].external_name.is_none(), "{made:?}");
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").1, "NotReadyToRouteTraffic");
+    world.asleep.clear();
+    world.settle();
+    world.service("web", to("pg"), &[80]);
+    let mut updates = Vec::new();
+    while world.condition("web", EGRESS_SVC_READY).is_none() {
+        updates.extend(world.pass("pg").services);
+        world.live();
+    }
+    assert_eq!(updates.len(), 1, "{updates:?}");
+    assert!(updates[0].finalizers.is_some() && updates[0].external_name.is_some() && updates[0].conditions.is_some(), "{updates:?}");
+}
+
+#[test]
+fn moved_service_reports_the_wait_at_once() {
+    let mut world = serving();
+    world.group("other", json!({"type": "egress"}));
+    world.settle();
+    world.asleep.extend(["other-0".to_owned(), "other-1".to_owned()]);
+    world.service("db", to("other"), &[5432]);
+    world.pass("other");
+    let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+    assert_eq!(
+        (ready.0.as_str(), ready.1.as_str()),
+        ("False", "NotReadyToRouteTraffic"),
+        "its old child lingers from the new readiness on"
+    );
+}

@@ -20,10 +20,10 @@ use crate::api::{egress, names};
 use crate::model::controller::group_assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCertificate};
-use crate::model::controller::objects::{IngressConfigMap, Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
-    Memory, ObjectUpdate, Observed, ObservedReplica, TailnetState, concerns, pass, plan_with_memo,
+    Memory, ObjectUpdate, Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
 };
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
@@ -32,6 +32,7 @@ mod look;
 mod published;
 mod replicas;
 mod server;
+mod slices;
 
 pub(super) use published::{Hosted, claimant};
 pub(super) use replicas::device_id;
@@ -63,6 +64,8 @@ pub(super) struct World {
     /// Reasons of all Events.
     pub(super) events: Vec<&'static str>,
     next: u64,
+    /// IP families of child Services and Pods; none: children have no slices.
+    pub(super) families: &'static [&'static str],
     /// Services as last observed: an unchanged one is the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) memories: BTreeMap<String, Memory>,
@@ -122,6 +125,7 @@ impl World {
             minted: 0,
             events: Vec::new(),
             next: 0,
+            families: &[],
             shown: RefCell::default(),
             memories: BTreeMap::new(),
             read: Rc::default(),
@@ -246,6 +250,7 @@ impl World {
         let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = self
             .objects
             .iter()
+            .filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored))
             .filter(|(_, stored)| owner_of(stored).as_deref() == Some(name))
             .map(|(key, stored)| (key.clone(), stored.clone()))
             .collect();
@@ -274,6 +279,7 @@ impl World {
             replicas: self.observed_replicas(&workload),
             workload,
             owned: self.with_shared(owned, name),
+            slices: self.child_slices(name),
             services: services.collect(),
             nodes: Vec::new(),
             namespaces: self.namespaces.clone(),

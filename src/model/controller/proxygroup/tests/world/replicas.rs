@@ -31,11 +31,15 @@ impl World {
             if !self.unmade.contains(&name) && !self.pods.contains_key(&name) {
                 let uid = self.id();
                 let ip = format!("10.{}.{}.{}", self.next >> 16 & 255, self.next >> 8 & 255, self.next & 255);
+                let ipv6 = self.families.contains(&"IPv6").then(|| json!({"ip": format!("fd00::{:x}", self.next)}));
+                let ips: Vec<_> = [json!({"ip": ip})].into_iter().chain(ipv6).collect();
                 let pod = json!({
-                    "metadata": {"name": name, "uid": uid},
-                    "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": "True"}]},
+                    "metadata": {"name": name, "namespace": NS, "uid": uid},
+                    "spec": {"nodeName": format!("n{ordinal}"), "containers": []},
+                    "status": {"podIP": ip, "podIPs": ips, "conditions": [{"type": "Ready", "status": "True"}]},
                 });
-                self.pods.insert(name, serde_json::from_value(pod).expect("a Pod"));
+                self.pods.insert(name.clone(), serde_json::from_value(pod).expect("a Pod"));
+                self.touch(&name);
             }
         }
         wanted
@@ -45,6 +49,7 @@ impl World {
     pub(in super::super) fn set_ready(&mut self, replica: &str, condition: &Value) {
         let status = self.pods.get_mut(replica).and_then(|pod| pod.status.as_mut()).expect("a Pod");
         status.conditions = serde_json::from_value(json!([condition])).expect("a condition");
+        self.touch(replica);
     }
 
     /// A replica applies its config and reports it.
@@ -71,7 +76,9 @@ impl World {
             self.devices.insert(id, Device { hostname, tags: self.settings.tags.clone(), domain });
         }
         let pod = &self.pods[&name];
-        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).expect("an address");
+        let status = pod.status.as_ref().expect("a status");
+        let ip = status.pod_ip.clone().expect("an address");
+        let ipv6 = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).find(|ip| ip.contains(':')).unwrap_or_default();
         put("device_fqdn", format!("{name}.tail1234.ts.net."));
         put("device_ips", r#"["100.64.0.1"]"#.into());
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
@@ -84,7 +91,7 @@ impl World {
         };
         let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
         let status: egress::EgressStatus =
-            egress::EgressStatus { pod_ipv4: ip, services: Some(services), ..egress::EgressStatus::default() };
+            egress::EgressStatus { pod_ipv4: ip, pod_ipv6: ipv6, services: Some(services), ..egress::EgressStatus::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
         for (key, text) in self.serve(group, &config_secret) {
             secret.data.get_or_insert_default().insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));

@@ -30,6 +30,9 @@ impl World {
         for manifest in &made.apply {
             self.apply(manifest);
         }
+        for write in &made.slices {
+            self.write_slice(write);
+        }
         for update in &made.services {
             self.update(name, update);
         }
@@ -101,6 +104,9 @@ impl World {
         value["metadata"]["uid"] = uid;
         let now = json!(self.time().to_string());
         value["metadata"]["creationTimestamp"] = stored.as_ref().map_or(now, |stored| stored["metadata"]["creationTimestamp"].clone());
+        if value["spec"]["selector"].is_object() && !self.families.is_empty() {
+            value["spec"]["ipFamilies"] = json!(self.families);
+        }
         if let Some(data) = stored.as_ref().map(|stored| stored["data"].clone()).filter(|_| value["data"].is_null()) {
             value["data"] = data;
         }
@@ -140,7 +146,8 @@ impl World {
             service.metadata.finalizers = Some(finalizers.clone());
         }
         if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
-            self.writes += 1;
+            // One request with the finalizer.
+            self.writes += u64::from(update.finalizers.is_none());
             if let Some(name) = name {
                 service.spec.as_mut().expect("a spec").external_name = Some(name.clone());
             }
@@ -166,7 +173,9 @@ impl World {
         self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         self.ingresses.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         self.groups.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
-        let uids: BTreeSet<_> = self.groups.values().filter_map(|stored| stored.metadata.uid.clone()).collect();
+        let services = self.objects.iter().filter(|(object, _)| object.kind == Kind::Service);
+        let services = services.filter_map(|(_, stored)| stored["metadata"]["uid"].as_str().map(str::to_owned));
+        let uids: BTreeSet<_> = self.groups.values().filter_map(|stored| stored.metadata.uid.clone()).chain(services).collect();
         self.objects.retain(|_, stored| match stored["metadata"]["ownerReferences"][0]["uid"].as_str() {
             Some(uid) => uids.contains(uid),
             None => true,

@@ -1,0 +1,58 @@
+//! Writes of children's `EndpointSlice`s.
+//!
+//! Kubernetes' controller writes the same: a rejected write is left to it, and does not affect the pass.
+
+use std::sync::{Mutex, PoisonError};
+
+use futures_util::FutureExt;
+
+use super::{Applier, at_once};
+use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart};
+use crate::model::controller::objects::{Kind, SliceWrite};
+use crate::reconciler::cache::WatchRole;
+
+impl Applier {
+    pub(super) async fn slices(&self, writes: Vec<SliceWrite>) -> Result<(), KubeError> {
+        let rejected = Mutex::new(None);
+        let one = async |write: SliceWrite| match self.slice(write).await {
+            // The controller was faster.
+            Err(error) if matches!(error.refusal(), Some(ApiRefusal::Conflict | ApiRefusal::NotFound)) => Ok(()),
+            Err(error) if error.refused() => {
+                rejected.lock().unwrap_or_else(PoisonError::into_inner).replace(error);
+                Ok(())
+            }
+            done => done,
+        };
+        let done = at_once(writes.into_iter().map(|write| one(write).boxed()).collect()).await;
+        if let Some(error) = rejected.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            tracing::warn!(reason = error.reason(), "cannot write EndpointSlices: {error}; left to kube-controller-manager");
+        }
+        done
+    }
+
+    /// Whether the controller has written the slice since it was planned: a second one would be deleted again.
+    fn is_overtaken(&self, write: &SliceWrite) -> bool {
+        let cache = self.stores.cache();
+        match write {
+            SliceWrite::Create(manifest) => cache.has_slice_like(&manifest.value),
+            SliceWrite::Change { object, patch } => {
+                let written = patch["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
+                cache.version(object).is_some_and(|version| written != Some(version))
+            }
+        }
+    }
+
+    async fn slice(&self, write: SliceWrite) -> Result<(), KubeError> {
+        if self.is_overtaken(&write) {
+            return Ok(());
+        }
+        let value = match write {
+            SliceWrite::Create(manifest) => self.writes.create(&manifest).await?,
+            SliceWrite::Change { object, patch } => {
+                self.writes.merge(object.kind.into(), &object.namespace, &object.name, ObjectPart::Object, &patch).await?
+            }
+        };
+        self.stores.assume(WatchRole::Owned(Kind::EndpointSlice), value);
+        Ok(())
+    }
+}
