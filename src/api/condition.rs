@@ -30,6 +30,8 @@ pub const EGRESS_SVC_READY: &str = "TailscaleEgressSvcReady";
 pub const INGRESS_SVC_VALID: &str = "TailscaleIngressSvcValid";
 /// Of a Service exposed by a group: at least one replica advertises it.
 pub const INGRESS_SVC_CONFIGURED: &str = "TailscaleIngressSvcConfigured";
+/// Of a Service with a standalone proxy: the path through the proxy works.
+pub const PROXY_READY: &str = "TailscaleProxyReady";
 
 /// Ours, of a `ProxyGroup` of type ingress: every requested name is advertised.
 pub const PUBLISHED: &str = "TailyardServicesAdvertised";
@@ -57,6 +59,10 @@ pub mod reason {
     pub const NOT_READY: &str = "NotReadyToRouteTraffic";
     pub const PARTIALLY_READY: &str = "PartiallyReadyToRouteTraffic";
     pub const READY: &str = "ReadyToRouteTraffic";
+    pub const PROXY_CREATED: &str = "ProxyCreated";
+    pub const PROXY_PENDING: &str = "ProxyPending";
+    pub const PROXY_FAILED: &str = "ProxyFailed";
+    pub const PROXY_INVALID: &str = "ProxyInvalid";
     pub const INGRESS_SVC_INVALID: &str = "IngressSvcInvalid";
     pub const INGRESS_SVC_CONFIGURED: &str = "IngressSvcConfigured";
     pub const INGRESS_SVC_NO_BACKENDS: &str = "IngressSvcNoBackendsConfigured";

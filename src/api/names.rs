@@ -20,6 +20,11 @@ pub const PARENT_NAMESPACE: &str = "tailscale.com/parent-resource-ns";
 pub const PARENT_GROUP: &str = "proxygroup";
 /// Value of [`PARENT_TYPE`]: a Service.
 pub const PARENT_SERVICE: &str = "svc";
+/// Ours, label of the config Secret of a standalone Service's proxy: the Service's name. The Tailscale operator takes every Secret with its
+/// own labels for a state Secret.
+pub const CONFIG_PARENT: &str = "tailyard.io/parent-service";
+/// Ours, label of that Secret: the Service's namespace.
+pub const CONFIG_PARENT_NAMESPACE: &str = "tailyard.io/parent-namespace";
 /// Label of a Secret: `config`, `state` or `certs`.
 pub const SECRET_TYPE: &str = "tailscale.com/secret-type";
 /// Label of an egress child, and annotation of a user's Service: the name of the group.
@@ -40,6 +45,10 @@ pub const FINALIZER: &str = "tailscale.com/finalizer";
 pub const TAILNET_FQDN: &str = "tailscale.com/tailnet-fqdn";
 /// Annotation of a user's Service: tailnet address of its target.
 pub const TAILNET_IP: &str = "tailscale.com/tailnet-ip";
+/// Annotation of a user's Service: [`TAILNET_IP`] by its former name, for standalone proxies.
+pub const FORMER_TAILNET_IP: &str = "tailscale.com/ts-tailnet-target-ip";
+/// Label or annotation of a user's Service: the class of its standalone proxy.
+pub const PROXY_CLASS: &str = "tailscale.com/proxy-class";
 /// Annotation of a user's Service: its name in the tailnet.
 pub const HOSTNAME: &str = "tailscale.com/hostname";
 /// Annotation of a user's Service: its tags in the tailnet, separated by commas.

@@ -30,6 +30,8 @@ pub const DISCO_MUTED_SINCE: &str = "tailyard-disco-muted-since";
 pub const FUNNEL_ERRORS: &str = "tailyard-funnel-errors.json";
 /// Ours, additive: JSON list of the Tailscale Services that tailscaled advertises without the control server's approval. Absent if empty.
 pub const UNAPPROVED: &str = "tailyard-unapproved-services.json";
+/// Ours, additive: why the target of a standalone proxy is not served, a text. Absent while it is.
+pub const REJECTED_TARGET: &str = "tailyard-rejected-target";
 /// Auth key provided by a user.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.
@@ -42,6 +44,6 @@ pub const CURRENT_PROFILE: &str = "_current-profile";
 pub const PROFILE_PREFIX: &str = "profile-";
 
 /// Keys of earlier containers of the Pod that are stale when a new one starts.
-pub const STALE_AT_START: [&str; 4] = [HTTPS_ENDPOINT, egress::KEY, egress::KEY_COMPRESSED, ingress::KEY];
+pub const STALE_AT_START: [&str; 5] = [HTTPS_ENDPOINT, egress::KEY, egress::KEY_COMPRESSED, ingress::KEY, REJECTED_TARGET];
 /// Identity of the device: deleted together so that a new auth key creates a new device. The current profile's own key is deleted too.
 pub const IDENTITY: [&str; 7] = [REISSUE_AUTHKEY, DEVICE_ID, DEVICE_FQDN, DEVICE_IPS, MACHINE_KEY, CURRENT_PROFILE, PROFILES];

@@ -9,5 +9,6 @@ pub mod match_ports;
 pub mod objects;
 pub mod proxyclass;
 pub mod proxygroup;
+pub mod standalone;
 pub mod tailnet;
 pub mod tenancy;

@@ -23,7 +23,8 @@ use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoin
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
-use crate::model::controller::proxygroup::{Delete, GroupPlan, GroupUpdate, Notice, Observed, Subject};
+use crate::model::controller::proxygroup::{Delete, GroupPlan, GroupUpdate, Notice, Observed, Subject, rejected};
+use crate::model::controller::standalone::parse_key;
 
 use services::{Versions, When};
 use setbacks::PartialErrors;
@@ -140,8 +141,14 @@ impl Applier {
         denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { ApplyResult::Conflict } else { ApplyResult::Done })
     }
 
-    /// Reports an API rejection in the group's condition, unless reported already.
+    /// Reports an API rejection in the condition of the group or standalone Service, unless reported already.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
+        if observed.is_standalone() {
+            let GroupPlan { services, events, .. } = rejected(observed, why);
+            self.services(&services, &Versions::default(), When::Between, &PartialErrors::default()).await?;
+            self.write_events(observed, events).await;
+            return Ok(());
+        }
         let Some(group) = &observed.group else { return Ok(()) };
         let mut status = group.status.clone().unwrap_or_default();
         let generation = group.metadata.generation.unwrap_or_default();
@@ -262,7 +269,9 @@ impl Applier {
 
     async fn write_events(&self, observed: &Observed, notices: Vec<Notice>) {
         let one = async |notice: Notice| {
-            let about = match &notice.subject {
+            let service = parse_key(&observed.name).map(|(namespace, name)| service((namespace.to_owned(), name.to_owned())));
+            let subject = service.filter(|_| notice.subject == Subject::Group).unwrap_or_else(|| notice.subject.clone());
+            let about = match &subject {
                 Subject::Group => {
                     let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
                     Resource::PROXY_GROUP.reference("", &observed.name, uid)

@@ -11,9 +11,10 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups};
+use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
 use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
+use crate::model::controller::standalone;
 
 use index::Indices;
 pub use index::parent;
@@ -37,7 +38,7 @@ pub type Id = (String, String);
 /// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` with all its objects, whether or not it exists.
+    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`standalone::key`], the proxy of a standalone Service.
     Group(String),
     /// A `ProxyClass`.
     Class(String),
@@ -51,6 +52,7 @@ impl WorkKey {
     /// Kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::Group(name) if standalone::parse_key(name).is_some() => "Service",
             Self::Group(_) => "ProxyGroup",
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
@@ -129,10 +131,11 @@ impl ClusterCache {
         }
     }
 
-    /// Sets the group types and the `IngressClass` that we serve, and the groups of objects without annotation.
+    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and the Services without a
+    /// group that have proxies of their own.
     #[must_use]
-    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups) -> Self {
-        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, ..(*self.assignment).clone() };
+    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups, standalone: StandaloneScope) -> Self {
+        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, standalone, ..(*self.assignment).clone() };
         Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
     }
 

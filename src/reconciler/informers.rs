@@ -68,14 +68,15 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
         everywhere(WatchRole::Class, Resource::PROXY_CLASS),
         everywhere(WatchRole::Tailnet, Resource::TAILNET),
         everywhere(WatchRole::IngressClass, Resource::INGRESS_CLASS),
-        here(WatchRole::Pod, Resource::POD, OF_A_GROUP),
+        here(WatchRole::Pod, Resource::POD, MANAGED),
     ];
     for kind in Kind::ALL {
         let labels = match kind {
-            // Children of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent. Certificates
-            // belong to an Ingress, as do the roles that the Tailscale operator creates for each.
-            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
-            _ => OF_A_GROUP,
+            // Only groups have these.
+            Kind::ConfigMap | Kind::PodDisruptionBudget => OF_A_GROUP,
+            // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
+            // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
+            _ => MANAGED,
         };
         let watch = here(WatchRole::Owned(kind), kind.into(), labels);
         // Some of them permit groups to read users' namespaces with backends.

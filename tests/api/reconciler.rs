@@ -15,5 +15,6 @@ mod names;
 mod planes;
 mod publish;
 mod services;
+mod standalone;
 mod takeover;
 mod tenants;

@@ -5,6 +5,7 @@
 mod group;
 mod published;
 mod scenarios;
+mod standalone;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};

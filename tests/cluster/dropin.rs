@@ -5,10 +5,12 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
+mod standalone;
 
 use std::time::Instant;
 
 use acts::{Acts, May};
+use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, turn};
 use kit::operators::Stage;
@@ -49,6 +51,40 @@ fn our_image_runs_under_the_tailscale_operator() {
     });
     stage.ready();
     stage.through_both_replicas();
+}
+
+#[test]
+fn standalone_proxies_are_handed_over_and_back() {
+    let _turn = turn();
+    let stage = Stage::set();
+    let (guest, _tailscaled) = stage.cluster.tailnet.node("guest");
+    stage.install_theirs();
+    stage.set_class(None, "first");
+    standalone::create(&stage);
+    standalone::reached(&stage, &guest);
+    standalone::reaches(&stage);
+    let (devices, names) = (standalone::devices(&stage), standalone::names(&stage));
+    let same = || assert_eq!((standalone::devices(&stage), standalone::names(&stage)), (devices.clone(), names.clone()));
+
+    stage.take_over();
+    // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
+    standalone::run_image(&stage, "solo", STOCK, "ts-");
+    same();
+    stage.set_proxy_image(TAILYARD);
+    for service in ["solo", "far"] {
+        standalone::run_image(&stage, service, TAILYARD, "ts-");
+    }
+    same();
+    standalone::reached(&stage, &guest);
+    standalone::reaches(&stage);
+
+    stage.stop("tailyard-reconciler");
+    stage.cluster.kubectl(&["scale", "-n", NAMESPACE, "deployment/operator", "--replicas=1"]);
+    for service in ["solo", "far"] {
+        standalone::run_image(&stage, service, STOCK, "proxies");
+    }
+    same();
+    standalone::reached(&stage, &guest);
 }
 
 #[test]

@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use imbl::OrdMap;
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tailyard::model::controller::group_assignment::AssignmentRules;
+use tailyard::model::controller::group_assignment::{AssignmentRules, StandaloneScope};
 use tailyard::model::controller::identity::DeviceName;
 use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
     Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaState, ServiceList, TailnetState, pass,
 };
+use tailyard::model::controller::standalone::{as_group, new_name};
 
 /// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {
@@ -35,6 +37,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
     };
     Observed {
         name: "pg".into(),
+        workload: "pg".into(),
         now: Timestamp::from_second(1_800_000_000).expect("a time"),
         settings: Arc::new(GroupSettings {
             image_pull_secrets: vec!["mirror".into()],
@@ -110,7 +113,9 @@ fn applied_objects_match_golden_files() {
         ("unprivileged", unprivileged, None),
         ("static-endpoints", json!({"type": "egress"}), Some(endpoints)),
     ];
-    for (name, observed) in cases.into_iter().map(|(name, spec, class)| (name, observed(spec, class))).chain(publishing()) {
+    for (name, observed) in
+        cases.into_iter().map(|(name, spec, class)| (name, observed(spec, class))).chain(publishing()).chain(standalone())
+    {
         let mut observed = observed;
         let mut applied = pass(&observed).apply;
         // The stock image starts only once its configs exist.
@@ -202,6 +207,37 @@ fn publishing() -> [(&'static str, Observed); 2] {
     })
 }
 
+/// Standalone Services: each mode.
+fn standalone() -> [(&'static str, Observed); 5] {
+    let external = || json!({"type": "ExternalName", "externalName": "db.example.com"});
+    let balanced =
+        json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.20", "clusterIPs": ["10.96.0.20"]});
+    let metrics = json!({"metrics": {"enable": true}});
+    [
+        ("standalone-load-balancer", json!({}), balanced, Some(metrics)),
+        (
+            "standalone-exposed",
+            json!({"tailscale.com/expose": "true", "tailscale.com/hostname": "shop"}),
+            json!({"clusterIP": "10.96.0.20"}),
+            None,
+        ),
+        ("standalone-external-name", json!({"tailscale.com/expose": "true"}), external(), None),
+        ("standalone-tailnet-ip", json!({"tailscale.com/tailnet-ip": "100.64.0.7"}), external(), None),
+        ("standalone-tailnet-fqdn", json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), external(), None),
+    ]
+    .map(|(name, annotations, spec, class)| {
+        let mut observed = observed(json!({"type": "egress"}), class);
+        let service =
+            json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
+        let service: Service = serde_json::from_value(service).expect("a Service");
+        observed.group = Some(Arc::new(as_group(&service)));
+        (observed.name, observed.workload) = ("default/web".into(), new_name("web", "1234-UID"));
+        observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
+        observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
+        (name, observed)
+    })
+}
+
 /// Object of a kind in a golden file.
 fn golden(name: &str, kind: &str) -> Value {
     let all: Vec<Value> = serde_json::from_str(&kit::golden::read(&format!("tests/golden/objects/{name}.json"))).expect("JSON");
@@ -213,7 +249,7 @@ fn pod_roles_do_not_list_secrets() {
     let goldens = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/objects")).expect("golden files");
     let names: BTreeSet<String> =
         goldens.map(|file| file.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned()).collect();
-    assert!(names.len() >= 7, "{names:?}");
+    assert!(names.len() >= 12, "{names:?}");
     for name in &names {
         for rule in golden(name, "Role")["rules"].as_array().expect("rules") {
             let limited = rule["resourceNames"].as_array().is_some_and(|objects| !objects.is_empty());

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::names;
 use crate::model::controller::ingress_spec::{annotation, dns_label, truth};
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::Labels;
 
 /// API group of `ProxyGroup`s.
@@ -31,6 +32,20 @@ pub struct AssignmentRules {
     pub defaults: DefaultGroups,
     /// Namespaces without the label that opts out. Objects of a namespace that is not listed yet are assigned by annotation only.
     pub namespaces: OrdSet<String>,
+    /// Namespaces with that label.
+    pub opted_out: OrdSet<String>,
+    pub standalone: StandaloneScope,
+}
+
+/// Namespaces whose Services without a group have proxies of their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StandaloneScope {
+    /// None: another operator may serve them.
+    #[default]
+    Nowhere,
+    Everywhere,
+    /// Those that are watched: Services of others are unknown, not absent.
+    Namespaces(Vec<String>),
 }
 
 /// `spec.parameters` of our `IngressClass`.
@@ -68,6 +83,25 @@ pub enum GroupAssignment<'a> {
     OptedOut,
     /// The object requests nothing, or no group is named for it.
     NotOurs,
+}
+
+impl StandaloneScope {
+    /// `namespaces`: the watched ones; empty for all.
+    pub fn new(enabled: bool, namespaces: &[String]) -> Self {
+        match (enabled, namespaces) {
+            (false, _) => Self::Nowhere,
+            (true, []) => Self::Everywhere,
+            (true, namespaces) => Self::Namespaces(namespaces.to_vec()),
+        }
+    }
+
+    pub fn has(&self, namespace: &str) -> bool {
+        match self {
+            Self::Nowhere => false,
+            Self::Everywhere => true,
+            Self::Namespaces(namespaces) => namespaces.iter().any(|name| name == namespace),
+        }
+    }
 }
 
 impl ClassParameters {
@@ -120,6 +154,23 @@ impl AssignmentRules {
         self.assign(&service.metadata, || self.by_default(DefaultGroup::Egress))
     }
 
+    /// Whether a Service has a proxy of its own: it requests Tailscale, and neither an annotation nor a default names a group for it.
+    pub fn is_standalone(&self, service: &Service) -> bool {
+        let metadata = &service.metadata;
+        let requests = standalone::directions(service) != (false, false);
+        let assigned = || self.published(service).group().or(self.egress(service).group());
+        if !self.standalone.has(metadata.namespace.as_deref().unwrap_or_default())
+            || !requests
+            || annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some()
+            || assigned().is_some()
+        {
+            return false;
+        }
+        // A default applies as soon as its namespace is listed.
+        let opted_out = || metadata.namespace.as_ref().is_some_and(|name| self.opted_out.contains(name));
+        !self.depends_on_namespace(service) || opted_out()
+    }
+
     /// Whether the label of its namespace can change the group of a Service.
     pub fn depends_on_namespace(&self, service: &Service) -> bool {
         let default = direction(service).and_then(|direction| self.default_group(direction));
@@ -128,10 +179,11 @@ impl AssignmentRules {
 
     /// Updates the namespaces by the labels of one; `None` if it is deleted.
     pub fn update_namespace(&mut self, name: &str, labels: Option<&Labels>) {
-        if labels.is_some_and(|labels| labels.get(names::DEFAULT_GROUP).is_none_or(|value| value != names::DISABLED)) {
-            self.namespaces.insert(name.to_owned());
-        } else {
-            self.namespaces.remove(name);
+        self.namespaces.remove(name);
+        self.opted_out.remove(name);
+        if let Some(labels) = labels {
+            let out = labels.get(names::DEFAULT_GROUP).is_some_and(|value| value == names::DISABLED);
+            if out { &mut self.opted_out } else { &mut self.namespaces }.insert(name.to_owned());
         }
     }
 
@@ -200,10 +252,8 @@ fn direction(service: &Service) -> Option<DefaultGroup> {
     if has_target(service) {
         return Some(DefaultGroup::Egress);
     }
-    let spec = service.spec.as_ref()?;
-    let balanced = spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS);
     let exposed = || annotation(service.metadata.annotations.as_ref(), names::EXPOSE).is_some_and(truth);
-    (balanced || exposed()).then_some(DefaultGroup::Ingress)
+    (standalone::is_balanced(service) || exposed()).then_some(DefaultGroup::Ingress)
 }
 
 #[cfg(test)]
@@ -283,6 +333,33 @@ mod tests {
             let without = AssignmentRules { defaults: DefaultGroups::default(), ..rules(ClassParameters::Unset) };
             let groups = (without.published(&service).group(), without.egress(&service).group());
             assert_eq!(groups, (by_annotation(published), by_annotation(egress)), "{namespace} {annotations} {spec}: unset");
+        }
+    }
+
+    #[test]
+    fn services_without_a_group_are_standalone() {
+        let balanced = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale"});
+        let external = json!({"type": "ExternalName", "externalName": "x"});
+        let (group, none) = (json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        let alias = json!({"tailscale.com/ts-tailnet-target-ip": "100.64.0.1"});
+        // namespace, annotations, spec → with default groups, without
+        let table = [
+            ("a", &json!({}), &balanced, false, true),
+            ("a", &none, &balanced, true, true),
+            ("a", &group, &balanced, false, false),
+            ("a", &alias, &external, true, true),
+            ("out", &json!({}), &balanced, true, true),
+            // The labels of its namespace are not known: a default may apply.
+            ("new", &json!({}), &balanced, false, true),
+            ("a", &none, &json!({"clusterIP": "10.0.0.1"}), false, false),
+        ];
+        for (namespace, annotations, spec, with, without) in table {
+            let service = service(namespace, annotations, spec);
+            let rules = |defaults| AssignmentRules { standalone: StandaloneScope::Everywhere, defaults, ..rules(ClassParameters::Unset) };
+            let defaults = rules(DefaultGroups::default()).is_standalone(&service);
+            let found = (rules(DefaultGroups { ingress: Some("in".into()), egress: Some("out".into()) }).is_standalone(&service), defaults);
+            assert_eq!(found, (with, without), "{namespace} {annotations} {spec}");
+            assert!(!self::rules(ClassParameters::Unset).is_standalone(&service), "disabled");
         }
     }
 

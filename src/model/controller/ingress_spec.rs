@@ -193,7 +193,7 @@ pub fn truth(text: &str) -> bool {
 }
 
 /// Tags of the Tailscale Service, for both kinds; appends faults to `wrong`.
-fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> Vec<String> {
+pub fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> Vec<String> {
     if !dns_label(label) {
         wrong.push(format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
     }

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::api::names;
 use crate::model::base::hash::sha256;
+use crate::model::controller::standalone;
 
 mod adopt;
 mod certificate;
@@ -28,6 +29,7 @@ mod secrets;
 mod services;
 mod shape;
 mod slice;
+mod standalone_service;
 mod statefulset;
 
 pub use adopt::adopted;
@@ -44,10 +46,13 @@ pub use services::ROOM as CONFIG_ROOM;
 pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{RenderContext, image_path};
 pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
+pub use standalone_service::{headless_service, selected_app};
 pub use statefulset::{pod_health_port, stateful_set};
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";
+/// Label of the Pods of a standalone Service: the Service's UID.
+const APP: &str = "app";
 /// The init container that enables IP forwarding.
 const SYSCTLER: &str = "sysctler";
 
@@ -108,24 +113,50 @@ pub struct Manifest {
     pub yields: bool,
 }
 
-/// The group that owns the objects.
+/// The workload that owns the objects: a group, or the proxy of a standalone Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
+    /// Name of the workload: the group's.
     pub group: String,
+    /// UID of the parent.
     pub uid: String,
     pub namespace: String,
+    /// Namespace and name of the standalone Service; `None` for a group.
+    pub service: Option<(String, String)>,
 }
 
 impl Owner {
-    /// Labels of the group's objects; they also select its Pods.
+    /// Labels of the workload's objects.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        let labels = [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, &self.group)];
-        labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+        let mut labels = vec![(names::MANAGED, "true")];
+        match &self.service {
+            None => labels.extend([(names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, self.group.as_str())]),
+            Some((namespace, name)) => labels.extend([
+                (names::PARENT_TYPE, names::PARENT_SERVICE),
+                (names::PARENT, name.as_str()),
+                (names::PARENT_NAMESPACE, namespace.as_str()),
+            ]),
+        }
+        labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 
-    /// Metadata of one of the group's objects.
+    /// Labels that select its Pods.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        if self.service.is_none() { self.labels() } else { [(APP.to_owned(), self.uid.clone())].into() }
+    }
+
+    /// Labels of its Pods.
+    pub fn pod_labels(&self) -> BTreeMap<String, String> {
+        self.labels().into_iter().chain(self.selector()).collect()
+    }
+
+    /// Metadata of one of the workload's objects. Those of a Service have no owner reference: it is in another namespace.
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
+        if self.service.is_some() {
+            let (name, namespace) = (Some(name), Some(self.namespace.clone()));
+            return ObjectMeta { name, namespace, labels: Some(labels), ..ObjectMeta::default() };
+        }
         labels.extend(secret_type.map(|secret| (names::SECRET_TYPE.to_owned(), secret.to_owned())));
         let owner = OwnerReference {
             api_version: "tailscale.com/v1alpha1".to_owned(),
@@ -170,16 +201,18 @@ pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
 }
 
-/// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics.
-pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
+/// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics. Objects of a standalone
+/// Service have its key in place of a group.
+pub fn group_of(labels: &BTreeMap<String, String>) -> Option<String> {
     let label = |key: &str| labels.get(key).map(String::as_str);
-    match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
+    let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
         (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
         (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
         (Some(names::PARENT_INGRESS), _, _) if label(names::SECRET_TYPE) == Some(names::CERTS) => label(names::PROXY_GROUP),
         (_, _, Some(names::PARENT_GROUP)) => label(metrics::PROXY_PARENT),
-        _ => None,
-    }
+        _ => return standalone::key_of(label),
+    };
+    group.map(str::to_owned)
 }
 
 /// Half of a SHA-256, in hex.

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::model::controller::group_assignment::AssignmentRules;
+use crate::model::controller::standalone::{is_recorded, key};
 
 mod actions;
 mod claims;
@@ -24,6 +25,7 @@ mod replicas;
 mod room;
 mod services;
 mod slices;
+mod standalone;
 mod status;
 mod unmanaged;
 mod validate;
@@ -41,6 +43,7 @@ pub use observed::{
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 pub use slices::is_manual;
+pub use standalone::rejected;
 
 /// Plans the changes for a group.
 pub fn pass(observed: &Observed) -> GroupPlan {
@@ -51,6 +54,7 @@ pub fn pass(observed: &Observed) -> GroupPlan {
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     let mut work = work::GroupPass::new(observed, memory);
     match observed.group.as_deref() {
+        _ if observed.is_standalone() => standalone::plan(&mut work),
         None => provision::orphans(&mut work),
         Some(group) if !observed.settings.types.contains(&group.spec.type_) => unmanaged::elsewhere(&mut work, group),
         Some(group) if group.metadata.deletion_timestamp.is_some() => provision::end(&mut work, group),
@@ -59,13 +63,17 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     work.pass
 }
 
-/// The groups that a user's Service affects, besides those with a child of it: the assigned one and the one in its conditions. The empty
-/// name means a Service that must be released and has neither.
+/// The groups that a user's Service affects, besides those with a child of it: the assigned one, the one in its conditions, and its own key
+/// if it has a standalone proxy. The empty name means a Service that must be released and has neither.
 pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<String> {
     let assigned = rules.egress(service).group();
     let mut groups: BTreeSet<String> = assigned.into_iter().chain(services::recorded(service)).map(str::to_owned).collect();
     if groups.is_empty() && claims::recorded(service) {
         groups.insert(String::new());
+    }
+    let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
+    if rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service)) {
+        groups.insert(key(namespace, name.unwrap_or_default()));
     }
     groups
 }

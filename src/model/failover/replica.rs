@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::controller::objects::{group_of, pod_health_port};
 use crate::model::controller::proxygroup::{is_lost, is_ready};
+use crate::model::controller::standalone::parse_key;
 use crate::model::plan::targets::TargetPolicy;
 
 /// Condition type of a Pod that receives traffic.
@@ -53,7 +54,8 @@ impl ReplicaPod {
         Some(Self {
             uid: metadata.uid.clone()?,
             name: metadata.name.clone()?,
-            group: group_of(metadata.labels.as_ref()?)?.to_owned(),
+            // A standalone proxy has no survivor.
+            group: group_of(metadata.labels.as_ref()?).filter(|group| parse_key(group).is_none())?,
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,

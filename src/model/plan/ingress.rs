@@ -112,14 +112,7 @@ fn pair(mapping: &Mapping) -> Result<Option<(IpAddr, IpAddr)>, Reason> {
 
 /// Service name of a single-proxy mode: its setting.
 fn single_name(single: &Single) -> Option<Arc<str>> {
-    let name = match single {
-        Single::None => return None,
-        Single::DestIp(_) => "TS_DEST_IP",
-        Single::DestDns(_) => "TS_EXPERIMENTAL_DEST_DNS_NAME",
-        Single::TailnetIp(_) => "TS_TAILNET_TARGET_IP",
-        Single::TailnetFqdn(_) => "TS_TAILNET_TARGET_FQDN",
-    };
-    Some(name.into())
+    single.variable().map(Arc::from)
 }
 
 fn serve_single(served: &mut ServedByAddress, world: &World) {

@@ -28,6 +28,34 @@ pub enum Single {
     TailnetFqdn(Fqdn),
 }
 
+impl Single {
+    /// Variable of the mode.
+    pub fn variable(&self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::DestIp(_) => Some("TS_DEST_IP"),
+            Self::DestDns(_) => Some("TS_EXPERIMENTAL_DEST_DNS_NAME"),
+            Self::TailnetIp(_) => Some("TS_TAILNET_TARGET_IP"),
+            Self::TailnetFqdn(_) => Some("TS_TAILNET_TARGET_FQDN"),
+        }
+    }
+
+    /// Value of the variable, as the Tailscale operator writes it.
+    pub fn value(&self) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::DestIp(ip) | Self::TailnetIp(ip) => Some(ip.to_string()),
+            Self::DestDns(name) => Some(name.clone()),
+            Self::TailnetFqdn(name) => Some(format!("{name}.")),
+        }
+    }
+
+    /// Whether the target is in the tailnet.
+    pub fn is_egress(&self) -> bool {
+        matches!(self, Self::TailnetIp(_) | Self::TailnetFqdn(_))
+    }
+}
+
 /// Inputs of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct World {

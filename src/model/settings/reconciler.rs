@@ -61,6 +61,8 @@ pub struct Reconciler {
     /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
     pub types: Vec<ProxyGroupType>,
+    /// Whether Services that name no group have proxies of their own.
+    pub standalone: bool,
     /// Groups of objects that name none.
     pub default_groups: DefaultGroups,
     /// Limits of namespaces in groups that name no tenants.
@@ -163,6 +165,7 @@ impl Reconciler {
             control: control(source),
             tenancy: tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
+            standalone: source.parsed("TAILYARD_STANDALONE", "one of on, off", on_or_off).unwrap_or_default(),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
@@ -330,12 +333,13 @@ mod tests {
             ("TAILYARD_MATCH_PORT_RANGE", "20000-10000"),
             ("TAILYARD_WORKERS", "0"),
             ("TAILYARD_FAILOVER", "no"),
+            ("TAILYARD_STANDALONE", "yes"),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
             ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 11, "{faults}");
+        assert_eq!(faults.0.len(), 12, "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::reconciler()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

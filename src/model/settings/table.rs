@@ -212,6 +212,13 @@ const RECONCILER: [(&str, &[SettingRow]); 6] = [
                 "Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s",
             ),
             (
+                "--standalone",
+                "TAILYARD_STANDALONE",
+                "on|off",
+                "on",
+                "Whether a Service that requests Tailscale and names no ProxyGroup gets a proxy of its own",
+            ),
+            (
                 "--tenancy",
                 "TAILYARD_TENANCY",
                 "bounded|open",

@@ -85,7 +85,7 @@ impl Applier {
             }
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
-                let note = format!("tailyard {}-{ordinal}", observed.name);
+                let note = format!("tailyard {}-{ordinal}", observed.workload);
                 let limit = reissue.then_some((observed.name.as_str(), replicas));
                 match self.controls.mint_key(tailnet, &tags, &note, limit, replaces.as_ref()).await {
                     Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),

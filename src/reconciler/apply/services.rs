@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once, has_finalizer};
@@ -70,14 +70,13 @@ impl Applier {
         if when != When::Between {
             return Ok(());
         }
-        if let Some(conditions) = &update.conditions {
-            self.change_service(update, versions, ObjectPart::Status, json!({"status": {"conditions": conditions}})).await?;
-        }
-        if let Some(balancer) = &update.load_balancer {
-            // A merge patch keeps absent fields: name the list even if it is removed.
-            let ingress = balancer.get("ingress").cloned().unwrap_or_default();
-            let patch = json!({"status": {"loadBalancer": {"ingress": ingress}}});
-            self.change_service(update, versions, ObjectPart::Status, patch).await?;
+        let mut status = Map::new();
+        status.extend(update.conditions.as_ref().map(|conditions| ("conditions".to_owned(), json!(conditions))));
+        // A merge patch keeps absent fields: name the list even if it is removed.
+        let addresses = update.load_balancer.as_ref().map(|balancer| balancer.get("ingress").cloned().unwrap_or_default());
+        status.extend(addresses.map(|ingress| ("loadBalancer".to_owned(), json!({"ingress": ingress}))));
+        if !status.is_empty() {
+            self.change_service(update, versions, ObjectPart::Status, json!({"status": status})).await?;
         }
         Ok(())
     }

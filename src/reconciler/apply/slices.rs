@@ -36,8 +36,8 @@ impl Applier {
         match write {
             SliceWrite::Create(manifest) => cache.has_slice_like(&manifest.value),
             SliceWrite::Change { object, patch } => {
-                let planned = patch["metadata"]["resourceVersion"].as_str();
-                cache.version(object).is_some_and(|version| planned != Some(&version.to_string()))
+                let written = patch["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
+                cache.version(object).is_some_and(|version| written != Some(version))
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::api::names;
 use crate::model::controller::ingress_spec::{Publisher, backends};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
 use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::Labels;
 
 #[derive(Debug, Default)]
@@ -47,7 +48,8 @@ pub(super) struct GroupObjects {
     pub(super) services: OrdMap<Id, Arc<Service>>,
     /// Ingresses that are assigned to the group, or that its config has an entry for.
     pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
-    pub(super) replicas: BTreeMap<u32, ObservedReplica>,
+    /// By name of the Pod.
+    pub(super) replicas: BTreeMap<String, ObservedReplica>,
 }
 
 impl GroupObjects {
@@ -71,7 +73,7 @@ impl GroupObjects {
     }
 
     /// Adds or removes an object of the group.
-    fn follow(&mut self, group: &str, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
+    fn follow(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         if let (WatchRole::Owned(kind), Some(value)) = (role, object.owned()) {
             let manual = usize::from(kind == Kind::EndpointSlice && is_manual(value));
             let object = ObjectRef::new(kind, &id.0, id.1.clone());
@@ -87,8 +89,8 @@ impl GroupObjects {
             self.follow_slice(slice, came);
             return;
         }
-        let Some(ordinal) = ordinal(group, &id.1) else { return };
-        let replica = self.replicas.entry(ordinal).or_default();
+        let pod = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
+        let replica = self.replicas.entry(pod.to_owned()).or_default();
         match object {
             CachedObject::Pod(pod) => replica.pod = came.then(|| Arc::clone(pod)),
             CachedObject::State(_, state) => replica.state = came.then(|| Arc::clone(state)),
@@ -96,7 +98,7 @@ impl GroupObjects {
             _ => {}
         }
         if replica.pod.is_none() && replica.state.is_none() && replica.config.is_none() {
-            self.replicas.remove(&ordinal);
+            self.replicas.remove(pod);
         }
     }
 }
@@ -120,7 +122,7 @@ impl ClusterCache {
 
     pub(super) fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         for group in owners(object) {
-            self.change(&group, |members| members.follow(&group, role, id, object, came));
+            self.change(&group, |members| members.follow(role, id, object, came));
         }
         if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.asks(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
@@ -143,12 +145,13 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the index of egress children: a group sees the user's Service while it has a child of it.
+    /// Updates the index of children of users' Services: a group, or a standalone proxy, sees the Service while it has a child of it.
     fn index_child(&mut self, child: &Value, came: bool) {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
-        let Some((parent, group)) = parent(Kind::Service, child).zip(group) else { return };
+        let Some(parent) = parent(Kind::Service, child) else { return };
+        let group = &group.map_or_else(|| standalone::key(&parent.0, &parent.1), str::to_owned);
         let groups = self.indices.children.entry(parent.clone()).or_default();
-        count(groups, &group.to_owned(), came);
+        count(groups, group, came);
         if groups.is_empty() {
             self.indices.children.remove(&parent);
         }
@@ -199,7 +202,7 @@ impl ClusterCache {
 /// Groups that own an object, by its labels and owner references.
 pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     if let CachedObject::Pod(pod) = object {
-        return pod.metadata.labels.as_ref().and_then(group_of).map(str::to_owned).into_iter().collect();
+        return pod.metadata.labels.as_ref().and_then(group_of).into_iter().collect();
     }
     if let CachedObject::ChildSlice(slice) = object {
         return [slice.group.to_string()].into();
@@ -210,20 +213,20 @@ pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     let owner = metadata["ownerReferences"].as_array().into_iter().flatten();
     let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
     let scraped = label("ts_proxy_parent_name").filter(|_| label("ts_proxy_type").as_deref() == Some(names::PARENT_GROUP));
-    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).collect()
+    let service = standalone::key_of(|key| metadata["labels"].get(key).and_then(Value::as_str));
+    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).chain(service).collect()
 }
 
-/// User's Service of an egress child.
+/// User's Service of a child, or of the proxy's headless Service.
 pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
     let label = |key: &str| value["metadata"]["labels"].get(key).and_then(Value::as_str);
     let is_child = kind == Kind::Service && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;
     is_child.then_some((label(names::PARENT_NAMESPACE)?.to_owned(), label(names::PARENT)?.to_owned()))
 }
 
-/// Ordinal of the replica with a Pod or Secret of this name.
-fn ordinal(group: &str, name: &str) -> Option<u32> {
-    let base = name.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(name);
-    base.strip_prefix(group)?.strip_prefix('-')?.parse().ok()
+/// Ordinal of a workload's Pod.
+pub(super) fn ordinal(workload: &str, pod: &str) -> Option<u32> {
+    pod.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()
 }
 
 /// Adds a value to the set of a key, or removes it.

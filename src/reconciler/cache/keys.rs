@@ -8,6 +8,7 @@ use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::proxygroup::concerns;
+use crate::model::controller::standalone;
 
 impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
@@ -37,6 +38,8 @@ impl ClusterCache {
                 self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress)
             }
             CachedObject::Service(service) => {
+                let class = standalone::class(service, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
+                keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
                 let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service, &self.assignment).into_iter().chain(own).collect()
             }

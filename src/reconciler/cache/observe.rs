@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use super::index::ordinal;
 use super::keys::has_tenants;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::names;
@@ -20,6 +21,7 @@ use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
     Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
 };
+use crate::model::controller::standalone;
 use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
@@ -35,8 +37,14 @@ impl ClusterCache {
     /// Observes a group.
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
-        let group = self.group(name);
-        let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.class_state(name));
+        let service = self.standalone_service(name);
+        let group = service.map_or_else(|| self.group(name), |service| Some(Arc::new(standalone::as_group(service))));
+        let class = match service {
+            Some(service) => standalone::class(service, self.default_class.as_deref()),
+            None => group.as_deref().and_then(|group| self.class_of(group)),
+        };
+        let class = class.map_or(Class::None, |name| self.class_state(name));
+        let workload = self.workload(name);
         let namespaces = if group.as_deref().is_some_and(has_tenants) { self.indices.namespaces.clone() } else { OrdMap::new() };
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
@@ -45,7 +53,8 @@ impl ClusterCache {
             group,
             class,
             tailnet,
-            replicas: self.replicas(name),
+            replicas: self.replicas(name, &workload),
+            workload,
             owned: self.with_shared(self.owned(name), name, &settings.namespace),
             slices: self.indices.groups.get(name).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(name),
@@ -113,14 +122,18 @@ impl ClusterCache {
         self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
-    /// Groups that use a class.
+    /// Groups and standalone Services that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
-        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().collect()
+        let default = self.default_class.as_deref();
+        let uses = |service: &Service| self.assignment.is_standalone(service) && standalone::class(service, default) == Some(name);
+        let services = self.standalone_keys().filter(|key| self.standalone_service(key).is_some_and(uses)).cloned();
+        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(services).collect()
     }
 
-    /// Groups of a Tailnet; with `None`, groups that name no Tailnet.
+    /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone Services.
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
-        self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().collect()
+        let services = self.standalone_keys().filter(|_| name.is_none()).cloned();
+        self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(services).collect()
     }
 
     /// Tailnets that name a Secret as credentials.
@@ -183,8 +196,40 @@ impl ClusterCache {
         owned
     }
 
-    pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, ObservedReplica> {
-        self.indices.groups.get(group).map(|members| members.replicas.clone()).unwrap_or_default()
+    /// Replicas of a workload by ordinal.
+    pub(super) fn replicas(&self, group: &str, workload: &str) -> BTreeMap<u32, ObservedReplica> {
+        let all = self.indices.groups.get(group).into_iter().flat_map(|members| &members.replicas);
+        all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
+    }
+
+    /// Name of a group's workload, or of that of a standalone Service.
+    pub(super) fn workload(&self, key: &str) -> String {
+        let Some((_, name)) = standalone::parse_key(key) else { return key.to_owned() };
+        let members = self.indices.groups.get(key);
+        let owned = members.into_iter().flat_map(|members| &members.owned);
+        let is_named = |object: &ObjectRef, value: &Value| {
+            object.kind == Kind::StatefulSet || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
+        };
+        let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
+        let has_device = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| state.device_id.is_some());
+        let replicas = members.into_iter().flat_map(|members| &members.replicas);
+        let devices = replicas.filter(|(_, replica)| has_device(replica)).map(|(pod, _)| pod.as_str()).collect();
+        let uid = || self.standalone_service(key).and_then(|service| service.metadata.uid.as_deref()).unwrap_or_default();
+        standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid()), |name| (*name).to_owned())
+    }
+
+    /// The Service of a key of a standalone proxy.
+    fn standalone_service(&self, key: &str) -> Option<&Service> {
+        let (namespace, name) = standalone::parse_key(key)?;
+        match self.one(WatchRole::Service, &(namespace.to_owned(), name.to_owned()))? {
+            CachedObject::Service(service) => Some(service),
+            _ => None,
+        }
+    }
+
+    /// Keys of standalone Services, and of those that are being released.
+    fn standalone_keys(&self) -> impl Iterator<Item = &String> {
+        self.indices.groups.keys().filter(|key| standalone::parse_key(key).is_some())
     }
 
     /// Running replicas of all groups.
@@ -196,8 +241,9 @@ impl ClusterCache {
     pub fn lost_replicas(&self) -> BTreeMap<String, usize> {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
-            if let Some(group) = pod.metadata.labels.as_ref().and_then(group_of) {
-                *lost.entry(group.to_owned()).or_default() += usize::from(is_lost(pod));
+            let group = pod.metadata.labels.as_ref().and_then(group_of);
+            if let Some(group) = group.filter(|group| standalone::parse_key(group).is_none()) {
+                *lost.entry(group).or_default() += usize::from(is_lost(pod));
             }
         }
         lost

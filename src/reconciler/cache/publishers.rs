@@ -129,7 +129,7 @@ impl ClusterCache {
                 return None;
             }
             let name = service_name(label);
-            let serving = self.replicas(&other).values().any(|replica| serves(replica, &name));
+            let serving = self.replicas(&other, &other).values().any(|replica| serves(replica, &name));
             Some(NameConflict { claimant: claimant.clone(), group: other, created, serving })
         };
         others.filter_map(rival).collect()

@@ -70,6 +70,38 @@ fn list_of_one_namespace_does_not_affect_another() {
 }
 
 #[test]
+fn standalone_service_is_observed_while_it_has_objects() {
+    let class = Some("usual".to_owned());
+    let defaults = DefaultGroups::default();
+    let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Everywhere);
+    let keys = world.put(WatchRole::Service, service("s", 1, None));
+    assert_eq!(groups_of(&keys), ["u/s"]);
+    assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s"]);
+    assert_eq!((world.users_of_tailnet(None), WorkKey::Group("u/s".into()).kind()), (vec!["u/s".to_owned()], "Service"));
+    assert!(world.workload("u/s").starts_with("ts-s-"), "a new name");
+    let own = |kind: &str, name: &str| {
+        let mut object = child(name, 2, "s", "");
+        object["metadata"]["labels"].as_object_mut().expect("labels").remove("tailscale.com/proxy-group");
+        object["data"] = json!({"device_id": if kind == "Secret" { "bjE=" } else { "" }});
+        object
+    };
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
+    assert_eq!(world.workload("u/s"), "ts-s-bbbbb");
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), ["u/s"]);
+    assert_eq!(world.workload("u/s"), "ts-s-ccccc", "the one with a device");
+    assert_eq!(world.replicas("u/s", "ts-s-ccccc").len(), 1);
+
+    let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
+    assert_eq!(groups_of(&world.put(WatchRole::Service, plain.clone())), ["u/s"]);
+    assert_eq!(world.services("u/s").len(), 1, "it is released first");
+    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0")] {
+        world.gone(WatchRole::Owned(kind), &own("", name));
+    }
+    assert_eq!(world.services("u/s").len(), 0);
+    assert!(world.replicas("u/s", "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
+}
+
+#[test]
 fn services_without_group_are_stored_without_content() {
     let mut world = world();
     assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());
@@ -94,7 +126,7 @@ fn pass_sees_the_objects_of_its_group() {
     for name in ["g-0", "g-0-config", "g-11", "g-x"] {
         world.put(WatchRole::Owned(Kind::Secret), secret(name));
     }
-    let replicas = world.replicas("g");
+    let replicas = world.replicas("g", "g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
     assert!(replicas[&0].state.is_some() && replicas[&0].config.is_some() && replicas[&11].config.is_none());
     assert_eq!(world.owned("g").len(), 5);
@@ -239,7 +271,7 @@ fn namespace(version: u64, labels: Value) -> Value {
 /// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.
 fn with_defaults() -> ClusterCache {
     let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults);
+    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere);
     for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
         world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
     }
@@ -370,7 +402,7 @@ proptest::proptest! {
     fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
         let empty = || {
             let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults)
+            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere)
         };
         let (mut world, mut newest) = (empty(), BTreeMap::new());
         for (version, (object, state)) in (1..).zip(changes) {

@@ -11,7 +11,7 @@ use kit::wait::eventually_async;
 
 use crate::reconciler::services::{external_name, ready};
 
-const DEFAULTS: [&str; 4] = ["--default-egress-group", "g", "--default-ingress-group", "in"];
+const DEFAULTS: [&str; 6] = ["--default-egress-group", "g", "--default-ingress-group", "in", "--standalone", "off"];
 /// `externalName` of new Services.
 const PLACEHOLDER: &str = "placeholder.invalid";
 

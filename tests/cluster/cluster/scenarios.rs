@@ -7,7 +7,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use super::PORT;
-use crate::cluster::{published, whole};
+use crate::cluster::{published, standalone, whole};
 use kit::cluster::Cluster;
 use kit::cluster::DEADLINE;
 use kit::cluster::pods::client;
@@ -38,7 +38,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 16] = [
+const ALL: [Scenario; 17] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -49,6 +49,7 @@ const ALL: [Scenario; 16] = [
     ("no API server", outages::without_an_api_server_everything_goes_on),
     ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
+    ("Services without a group", standalone::services_have_proxies_of_their_own),
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),

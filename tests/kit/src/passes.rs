@@ -103,6 +103,7 @@ impl IdleGroup {
 fn nothing() -> Observed {
     Observed {
         name: "g".to_owned(),
+        workload: "g".to_owned(),
         now: Timestamp::UNIX_EPOCH,
         settings: Arc::new(GroupSettings {
             tenancy: DefaultTenancy::Open,

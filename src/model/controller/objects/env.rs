@@ -24,11 +24,17 @@ pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
     ];
     env.extend(shape.wireguard.map(|port| value("PORT", &port.to_string())));
     env.extend(firewall(shape).map(|mode| value("TS_DEBUG_FIREWALL_MODE", mode)));
-    env.extend(if shape.ingress() { ingress(shape, services) } else { egress(services) });
+    env.extend(match shape.single.value() {
+        Some(target) => single(shape, &target),
+        None if shape.ingress() => ingress(shape, services),
+        None => egress(services),
+    });
     env.push(value("TS_ENABLE_HEALTH_CHECK", "true"));
     if !shape.stock() {
-        let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
-        env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
+        if !shape.standalone() {
+            let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
+            env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
+        }
         env.push(value("TAILYARD_CONFIG_FROM_API", "true"));
         env.push(field("NODE_IP", "status.hostIP"));
         env.extend(shape.ingress().then(|| field("NODE_NAME", "spec.nodeName")));
@@ -51,6 +57,12 @@ pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
         set(&mut env, value("TS_TAILSCALED_EXTRA_ARGS", "--debug=$(TS_DEBUG_ADDR_PORT)"));
     }
     env
+}
+
+fn single(shape: &RenderContext<'_>, target: &str) -> Vec<EnvVar> {
+    let app = if shape.single.is_egress() { "k8s-operator-egress-proxy" } else { "k8s-operator-ingress-proxy" };
+    let target = shape.single.variable().map(|variable| value(variable, target));
+    target.into_iter().chain([value("TS_INTERNAL_APP", app)]).collect()
 }
 
 fn egress(services: &str) -> Vec<EnvVar> {

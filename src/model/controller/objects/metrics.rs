@@ -20,7 +20,7 @@ pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
     let Some(metrics) = shape.class.and_then(|class| class.metrics.as_ref()).filter(|metrics| metrics.enable) else {
         return Vec::new();
     };
-    let labels = labels(&shape.owner);
+    let labels = labels(shape);
     let mut metadata = shape.owner.metadata(name(&shape.owner), None);
     metadata.labels = Some(labels.clone());
     let port = ServicePort {
@@ -69,15 +69,26 @@ fn name(owner: &Owner) -> String {
     format!("{}-metrics", owner.group)
 }
 
-fn labels(owner: &Owner) -> BTreeMap<String, String> {
-    let labels = [
-        (names::MANAGED, "true".to_owned()),
-        ("tailscale.com/metrics-target", label_value(&owner.group)),
-        (PROXY_TYPE, names::PARENT_GROUP.to_owned()),
-        (PROXY_PARENT, label_value(&owner.group)),
-        (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
-    ];
-    labels.map(|(key, value)| (key.to_owned(), value)).into()
+fn labels(shape: &RenderContext<'_>) -> BTreeMap<String, String> {
+    let owner = &shape.owner;
+    let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.group))];
+    match &owner.service {
+        None => labels.extend([
+            (PROXY_TYPE, names::PARENT_GROUP.to_owned()),
+            (PROXY_PARENT, label_value(&owner.group)),
+            (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
+        ]),
+        Some((namespace, name)) => {
+            let kind = if shape.single.is_egress() { "egress_service" } else { "ingress_service" };
+            labels.extend([
+                (PROXY_TYPE, kind.to_owned()),
+                (PROXY_PARENT, label_value(name)),
+                (PROXY_PARENT_NAMESPACE, label_value(namespace)),
+                (JOB, label_value(&format!("ts_{kind}_{namespace}_{name}"))),
+            ]);
+        }
+    }
+    labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// A valid label value: a value longer than 63 bytes becomes a prefix and a hash.

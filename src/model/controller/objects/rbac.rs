@@ -1,4 +1,4 @@
-//! `ServiceAccount` and rights of a group's Pods: write their state and certificates, read their config, emit Events.
+//! `ServiceAccount` and rights of a workload's Pods: write their state and certificates, read their config, emit Events.
 //!
 //! Every rule has `resourceNames`; no Pod of ours may list the Secrets of the namespace. A terminating replica keeps its rights until it
 //! is gone.
@@ -9,7 +9,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
 
-/// `ServiceAccount`, `Role` and `RoleBinding`, all with the group's name.
+/// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let owner = &shape.owner;
     let metadata = || owner.metadata(owner.group.clone(), None);
@@ -76,7 +76,7 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         rules.push(lease(&["get", "patch", "update"], vec![names::issuer(group)]));
         rules.push(lease(&["create"], Vec::new()));
     }
-    if !shape.stock() {
+    if !shape.stock() && !shape.standalone() {
         rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
     }
     rules.push(rule("events", &["create", "get", "patch"], Vec::new()));

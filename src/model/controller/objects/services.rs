@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn owner() -> Owner {
-        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into() }
+        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into(), service: None }
     }
 
     fn services(count: u64) -> BTreeMap<String, egress::EgressService> {

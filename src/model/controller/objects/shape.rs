@@ -14,6 +14,7 @@ use crate::api::proxygroup::{Firewall, ProxyGroupSpec, ProxyGroupType, Tailyard}
 use crate::model::base::go_values::boolean;
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::proxygroup::GroupSettings;
+use crate::model::plan::world::Single;
 
 /// Port of a replica's health checks, metrics and preStop hook.
 pub(super) const HEALTH: u16 = 9002;
@@ -45,6 +46,8 @@ pub struct RenderContext<'a> {
     pub settings: &'a GroupSettings,
     /// Desired replicas.
     pub replicas: u32,
+    /// Mode of a standalone proxy; none for a group.
+    pub single: Single,
     /// Maximum of existing and desired replicas: terminating ones still need their rights.
     pub present: u32,
     /// Port of tailscaled, if peers reach it at a node port.
@@ -85,7 +88,12 @@ impl RenderContext<'_> {
         self.spec.type_ == ProxyGroupType::Ingress
     }
 
-    /// Name of the `ConfigMap` of its services.
+    /// Whether the workload is the proxy of a standalone Service.
+    pub fn standalone(&self) -> bool {
+        self.single != Single::None
+    }
+
+    /// Name of the `ConfigMap` of a group's services.
     pub fn config_map(&self) -> String {
         if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
     }

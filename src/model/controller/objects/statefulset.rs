@@ -36,16 +36,18 @@ const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
 
 /// The `StatefulSet`. `observed` supplies immutable fields.
 pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
-    let labels = shape.owner.labels();
+    let (labels, pod_labels) = (shape.owner.selector(), shape.owner.pod_labels());
+    let new_policy = if shape.standalone() { "OrderedReady" } else { "Parallel" };
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
     let mut set = StatefulSet {
         metadata: shape.owner.metadata(shape.owner.group.clone(), None),
         spec: Some(StatefulSetSpec {
             replicas: Some(shape.replicas.try_into().unwrap_or(i32::MAX)),
-            pod_management_policy: Some(policy.unwrap_or("Parallel").to_owned()),
-            selector: LabelSelector { match_labels: Some(labels.clone()), ..LabelSelector::default() },
+            pod_management_policy: Some(policy.unwrap_or(new_policy).to_owned()),
+            selector: LabelSelector { match_labels: Some(labels), ..LabelSelector::default() },
+            service_name: shape.standalone().then(|| shape.owner.group.clone()),
             template: PodTemplateSpec {
-                metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
+                metadata: Some(ObjectMeta { labels: Some(pod_labels), ..ObjectMeta::default() }),
                 spec: Some(pod(shape)),
             },
             ..StatefulSetSpec::default()
@@ -85,8 +87,8 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
             sysctls: by_pod.then(sysctls),
             ..PodSecurityContext::default()
         }),
-        topology_spread_constraints: Some(vec![over_nodes(shape)]),
-        affinity: Some(over_zones(shape)),
+        topology_spread_constraints: (!shape.standalone()).then(|| vec![over_nodes(shape)]),
+        affinity: (!shape.standalone()).then(|| over_zones(shape)),
         init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
@@ -190,7 +192,7 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
     }
     let stock = shape.stock();
     // The stock image serves the hook with its health server: without it on the Pod's address nothing is drained.
-    let hook = stock && !shape.ingress() && shape.health_address().is_none();
+    let hook = stock && !shape.ingress() && !shape.standalone() && shape.health_address().is_none();
     let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
     Container {
         name: PROXY.to_owned(),
@@ -249,7 +251,8 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     };
     let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
     if shape.stock() {
-        for ordinal in 0..shape.replicas.max(10).div_ceil(10) * 10 {
+        let ordinals = if shape.standalone() { 1 } else { shape.replicas.max(10).div_ceil(10) * 10 };
+        for ordinal in 0..ordinals {
             let secret = SecretVolumeSource {
                 secret_name: Some(names::replica_config(group, ordinal)),
                 optional: Some(true),
@@ -268,9 +271,10 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         mounts.extend(["/run", "/tmp"].map(at));
         volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
     }
-    let services = shape.config_map();
-    mounts.push(mount("services", SERVICES, true));
-    let config_map = ConfigMapVolumeSource { name: services, ..ConfigMapVolumeSource::default() };
-    volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });
+    if !shape.standalone() {
+        mounts.push(mount("services", SERVICES, true));
+        let config_map = ConfigMapVolumeSource { name: shape.config_map(), ..ConfigMapVolumeSource::default() };
+        volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });
+    }
     (volumes, mounts)
 }

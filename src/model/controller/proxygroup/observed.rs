@@ -25,6 +25,7 @@ use crate::model::controller::identity::{DeviceId, DeviceName, DeviceRecord, Key
 use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
 /// Time for which DNS caches keep a Service's previous `externalName`.
@@ -32,20 +33,24 @@ const LINGER: Duration = Duration::from_mins(1);
 
 /// Maximum uncompressed size of a replica's status in bytes: 10,000 services take about 3 MB.
 const MAX_STATUS_SIZE: u64 = 8 << 20;
+/// Maximum characters of a replica's text in a condition.
+const MAX_REASON_LENGTH: usize = 500;
 /// Maximum JSON elements of a replica's status: 10,000 services take about 120,000.
 const MAX_ELEMENTS: usize = 400_000;
 
 /// An observed group.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Name of the group: the work queue's key.
+    /// Name of the group, or key of the standalone Service: the work queue's key.
     pub name: String,
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone Service an observed or a new one.
+    pub workload: String,
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
     pub settings: Arc<GroupSettings>,
     /// Groups of objects without annotation.
     pub assignment: Arc<AssignmentRules>,
-    /// The group object, if it exists.
+    /// The group object, if it exists; of a standalone Service [`standalone::as_group`].
     pub group: Option<Arc<ProxyGroup>>,
     /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
@@ -216,6 +221,8 @@ pub struct ReplicaState {
     pub pod_uid: Option<String>,
     /// Failed key, empty if it had none. Present: the replica requests another one.
     pub reissue: Option<String>,
+    /// Why it does not serve the target of a standalone proxy.
+    pub rejected_target: Option<String>,
     /// Egress status.
     pub egress: Option<egress::EgressStatus>,
     /// Ingress status.
@@ -244,6 +251,11 @@ pub struct ReplicaConfig {
 }
 
 impl Observed {
+    /// Whether this is a Service with a proxy of its own.
+    pub fn is_standalone(&self) -> bool {
+        standalone::parse_key(&self.name).is_some()
+    }
+
     pub(super) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {
         self.owned.range(ObjectRef::new(kind, "", "")..).take_while(move |(object, _)| object.kind == kind)
     }
@@ -305,6 +317,7 @@ impl ReplicaState {
             device_ips: bytes(state::DEVICE_IPS).and_then(parse).unwrap_or_default(),
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
+            rejected_target: filled(state::REJECTED_TARGET).map(|text| text.chars().take(MAX_REASON_LENGTH).collect()),
             ingress: bytes(ingress::KEY).and_then(parse),
             funnel_errors: bytes(state::FUNNEL_ERRORS).and_then(parse).unwrap_or_default(),
             unapproved: bytes(state::UNAPPROVED).and_then(parse).unwrap_or_default(),

@@ -15,13 +15,14 @@ use crate::model::controller::finalizers;
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
 };
+use crate::model::plan::world::Single;
 
 /// Default of `spec.replicas`.
 const REPLICAS: i32 = 2;
 /// Suffix of the message while a deletion waits for the control plane.
-const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
+pub(super) const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
 /// Requeue interval while a deletion waits for the control plane.
-const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
+pub(super) const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The group as owner of its objects.
 pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
@@ -29,6 +30,7 @@ pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
         group: work.observed.name.clone(),
         uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
         namespace: work.observed.settings.namespace.clone(),
+        service: None,
     }
 }
 
@@ -48,6 +50,7 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         class,
         settings,
         replicas: wanted,
+        single: Single::None,
         present,
         wireguard: None,
         share_account,
@@ -95,8 +98,10 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
 }
 
 /// Plans the Pods and the objects for scraping them.
-fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    work.want(&shape.owner, disruption_budget(shape));
+pub(super) fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+    if !shape.standalone() {
+        work.want(&shape.owner, disruption_budget(shape));
+    }
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
     let existing = work.owned(&set).map(|finalizer| &**finalizer);
     // The Tailscale operator's image reads its config at start and exits without one.
@@ -115,19 +120,27 @@ fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     }
 }
 
-/// Whether the group's class is usable, and the class's spec if there is one.
-fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
+/// Whether the workload's class is usable, and the class's spec if there is one.
+pub(super) fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
     match &work.observed.class {
         Class::None => return (true, None),
         Class::Ready(class) => return (true, Some(&class.spec)),
         Class::Missing(name) => {
-            work.fault(reason::PROXY_GROUP_CREATING, format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
+            work.fault(
+                reason::PROXY_GROUP_CREATING,
+                format!("ProxyClass {name} does not exist: make it, or change {}.", class_field(work)),
+            );
         }
         Class::NotReady(name) => {
             work.fault(reason::PROXY_GROUP_CREATING, format!("ProxyClass {name} is not ready: its conditions say what to change."));
         }
     }
     (false, None)
+}
+
+/// Field that names a class.
+fn class_field(work: &GroupPass<'_>) -> &'static str {
+    if work.observed.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
 }
 
 fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
@@ -161,7 +174,7 @@ pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
 }
 
 /// Reports requests that the control plane has denied and that are repeated.
-fn denials(work: &mut GroupPass<'_>, more: &str) {
+pub(super) fn denials(work: &mut GroupPass<'_>, more: &str) {
     let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
     for why in why {

@@ -4,11 +4,13 @@
 //! Secrets, which are the record of the device.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::ingress::IngressPlan;
 use super::keys::{KeyDecision, ReplicaLogin, decide};
+use super::readiness::elapsed;
 use super::work::{GroupPass, Ownership, deletion, whose};
 use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, ObservedReplica, ReplicaConfig, Subject, TailnetState};
 use crate::api::condition::reason;
@@ -18,6 +20,9 @@ use crate::model::controller::identity::{DeviceRecord, ExpectedDevice};
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, ReplicaSecret, applied, config_ref, node_port_ref, state, state_ref,
 };
+
+/// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
+const ABANDONED: Duration = Duration::from_mins(2);
 
 /// Inputs of a replica's config.
 #[derive(Debug, Default)]
@@ -99,7 +104,7 @@ pub(super) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u3
     let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
     let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
     let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
-    others.map(|(ordinal, _)| names::replica(&work.observed.name, *ordinal)).collect()
+    others.map(|(ordinal, _)| names::replica(&work.observed.workload, *ordinal)).collect()
 }
 
 /// Plans the record of a claimed device, unless recorded already.
@@ -136,6 +141,9 @@ fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &
 
 /// Host name of a replica.
 fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
+    if let (Some(_), Some(name)) = (&owner.service, &spec.hostname_prefix) {
+        return name.clone();
+    }
     let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
     format!("{prefix}-{ordinal}")
 }
@@ -167,6 +175,7 @@ fn document(
         "acceptRoutes": accept_routes,
     });
     let Value::Object(mut document) = fixed else { return None };
+    document.extend(shape.standalone().then(|| ("NoStatefulFiltering".into(), true.into())));
     // Another writer sets these fields of an egress group: copy them.
     let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {
@@ -190,13 +199,26 @@ pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> 
     let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
     let mut all_gone = true;
     for (ordinal, replica) in work.observed.replicas.range(from..) {
-        if replica.pod.is_some() || u64::from(*ordinal) < lowered {
+        if runs(work, replica) || u64::from(*ordinal) < lowered {
             all_gone = false;
         } else {
             all_gone &= departure(work, owner, *ordinal, replica);
         }
     }
     all_gone
+}
+
+/// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
+/// cannot serve any more. Its Service must not wait for it.
+fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
+    let Some(pod) = replica.pod.as_deref() else { return false };
+    let standalone = work.observed.is_standalone();
+    let Some(end) = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone) else { return true };
+    let wait = ABANDONED.saturating_sub(elapsed(end.0, work.observed.now));
+    if !wait.is_zero() {
+        work.again(wait);
+    }
+    !wait.is_zero()
 }
 
 /// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
@@ -217,7 +239,7 @@ fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &Ob
     };
     let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
     if let Some(denial) = denial.filter(|_| does) {
-        left_behind(work, ordinal, &what, &denial.why, then);
+        left_behind(work, (owner, ordinal), &what, &denial.why, then);
         return true;
     }
     if does {
@@ -231,13 +253,13 @@ fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &Ob
         TailnetState::Unavailable(_) if !work.waited() => return false,
         TailnetState::Unavailable(_) | TailnetState::Ready { .. } => {}
     }
-    left_behind(work, ordinal, &what, "it cannot be asked", then);
+    left_behind(work, (owner, ordinal), &what, "it cannot be asked", then);
     true
 }
 
 /// Deletes the record of something that stays at the control plane, and reports it.
-fn left_behind(work: &mut GroupPass<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
-    let replica = names::replica(&work.observed.name, ordinal);
+fn left_behind(work: &mut GroupPass<'_>, (owner, ordinal): (&Owner, u32), what: &str, why: &str, record: Vec<Delete>) {
+    let replica = names::replica(&owner.group, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
     work.warn(Subject::Group, reason::DEVICE_ORPHANED, message);
     work.pass.delete.extend(record);

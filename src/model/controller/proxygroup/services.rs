@@ -247,12 +247,12 @@ pub(super) fn external_name(service: &Service) -> &str {
 }
 
 /// Whether a name is that of a child.
-fn is_child(work: &GroupPass<'_>, name: &str) -> bool {
+pub(super) fn is_child(work: &GroupPass<'_>, name: &str) -> bool {
     name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'))
 }
 
 /// The user's `externalName`, to record when ours replaces it. While another child has replaced it, the record stays.
-fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String> {
+pub(super) fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String> {
     let name = external_name(service);
     let own = if is_child(work, name) { annotation(service, names::FORMER_EXTERNAL_NAME) } else { Some(name) };
     own.filter(|name| !name.is_empty()).map(str::to_owned)
@@ -260,7 +260,7 @@ fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String> {
 
 /// Restores the recorded `externalName` in place of a child's, and removes the record; `None` if nothing is recorded. The record is a
 /// user's text: only a DNS name that is not a child's is restored.
-fn restored(work: &GroupPass<'_>, service: &Service) -> Option<ExternalNameUpdate> {
+pub(super) fn restored(work: &GroupPass<'_>, service: &Service) -> Option<ExternalNameUpdate> {
     service.metadata.annotations.as_ref()?.get(names::FORMER_EXTERNAL_NAME)?;
     let recorded = annotation(service, names::FORMER_EXTERNAL_NAME).filter(|name| dns_name(name) && !is_child(work, name));
     let name = recorded.filter(|_| is_child(work, external_name(service)));

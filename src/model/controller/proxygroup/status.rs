@@ -88,7 +88,7 @@ pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
 }
 
 /// Device of a live replica in the tailnet.
-fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
+pub(super) fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
     let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
     let name = state.device_name.as_ref()?;
     let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);

@@ -22,6 +22,7 @@ mod replicas;
 mod routes;
 mod services;
 mod slices;
+mod standalone;
 mod tenants;
 mod world;
 

@@ -73,7 +73,7 @@ pub(super) fn service(service: &Service) -> Vec<String> {
     if kind != "ExternalName" {
         wrong.push(format!("spec.type is {kind}: set it to ExternalName, with any spec.externalName."));
     }
-    target(service, &mut wrong);
+    target(annotation(service, names::TAILNET_FQDN), annotation(service, names::TAILNET_IP), &mut wrong);
     let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     if ports.is_empty() {
         wrong.push("spec.ports is empty: list each port of the target.".into());
@@ -102,8 +102,9 @@ pub(super) fn service(service: &Service) -> Vec<String> {
     wrong
 }
 
-fn target(service: &Service, wrong: &mut Vec<String>) {
-    match (annotation(service, names::TAILNET_FQDN), annotation(service, names::TAILNET_IP)) {
+/// Faults of an egress Service's target, by its annotations.
+pub(super) fn target(fqdn: Option<&str>, ip: Option<&str>, wrong: &mut Vec<String>) {
+    match (fqdn, ip) {
         (Some(_), Some(_)) => {
             wrong.push(format!("both {} and {} are set: remove one of the annotations.", names::TAILNET_FQDN, names::TAILNET_IP));
         }

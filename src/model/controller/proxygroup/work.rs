@@ -13,6 +13,7 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::objects::{Manifest, ObjectRef, Owner, applied};
+use crate::model::controller::standalone;
 
 /// Time for which a group's deletion waits for an unavailable control plane.
 pub(super) const AWAY: Duration = Duration::from_mins(5);
@@ -63,7 +64,7 @@ impl<'a> GroupPass<'a> {
             None => self.pass.apply.push(manifest),
             Some(existing) => match whose(owner, existing) {
                 Ownership::Going => {}
-                Ownership::Foreign => self.faults.push(in_the_way(&manifest.object)),
+                Ownership::Foreign => self.faults.push(in_the_way(owner, &manifest.object)),
                 Ownership::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(existing).is_none(), ..manifest }),
             },
         }
@@ -141,13 +142,19 @@ pub(super) fn whose(owner: &Owner, existing: &Value) -> Ownership {
     }
 }
 
-fn in_the_way(object: &ObjectRef) -> GroupFault {
-    let message = format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.");
+fn in_the_way(owner: &Owner, object: &ObjectRef) -> GroupFault {
+    let message = match owner.service {
+        None => format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name."),
+        Some(_) => format!("{object} is in the way: it was not made for this Service. Delete it."),
+    };
     GroupFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
     let label = |key: &str| labels.get(key).and_then(Value::as_str);
+    if let Some((namespace, name)) = &owner.service {
+        return label(names::MANAGED) == Some("true") && standalone::key_of(label) == Some(standalone::key(namespace, name));
+    }
     label(names::MANAGED) == Some("true")
         && match label(names::PARENT_TYPE) {
             Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.group),

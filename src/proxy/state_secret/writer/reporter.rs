@@ -84,6 +84,12 @@ fn device(ledger: &Ledger, node: &SelfNode) {
 /// Name and addresses mean that the device is reachable, so they are reported after the rules are applied.
 fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &mut ServeHistory, now: Duration) {
     let (plan, world) = (&planned.plan, &planned.world);
+    if let Some(mode) = world.single.variable() {
+        match plan.rejected.get(mode) {
+            Some(reasons) => ledger.set(state::REJECTED_TARGET, reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+            None => ledger.remove(state::REJECTED_TARGET),
+        }
+    }
     if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
         let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
         ledger.set(state::DEVICE_FQDN, format!("{}.", node.name.trim_end_matches('.')));

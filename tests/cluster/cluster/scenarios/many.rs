@@ -91,7 +91,7 @@ fn node_is_lost(cluster: &Cluster, number: usize, slices: &Slices<'_>, expected:
     let away = pods::node(cluster, NAMESPACE, replica);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let free = whole::free_node(cluster, "eg");
-    let loads = some(number).map(|service| (load(cluster, &service, Some(&free), "10"), service));
+    let running = some(number).map(|service| (load(cluster, &service, Some(&free), "10"), service));
     let (begin, watched) = (Instant::now(), SystemTime::now());
     cluster.tailnet.cut(&node.machine);
     let counts = || slices.0.values().values().filter(|ready| ready.contains(replica)).count();
@@ -104,7 +104,7 @@ fn node_is_lost(cluster: &Cluster, number: usize, slices: &Slices<'_>, expected:
     eventually("ten seconds without it", DEADLINE, || (Instant::now() > end).then_some(()));
     cluster.tailnet.mend(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
-    for (load, service) in loads {
+    for (load, service) in running {
         let report = load.end();
         println!("{service}: connections begun up to {:?} later failed; {report}", report.last_failure_after(watched));
     }
@@ -115,12 +115,12 @@ fn node_is_lost(cluster: &Cluster, number: usize, slices: &Slices<'_>, expected:
 
 /// A rolling restart under load.
 fn restart(cluster: &Cluster, number: usize) {
-    let loads = some(number).map(|service| (load(cluster, &service, None, "20"), service));
+    let running = some(number).map(|service| (load(cluster, &service, None, "20"), service));
     let begin = Instant::now();
     cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
     cluster.rolled_out(NAMESPACE, "statefulset/eg");
     println!("restarted within {:?}", begin.elapsed());
-    let reports = loads.map(|(load, service)| (load.end(), service));
+    let reports = running.map(|(load, service)| (load.end(), service));
     for (report, service) in &reports {
         println!("{service}: {report}");
     }

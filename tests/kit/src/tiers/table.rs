@@ -139,7 +139,7 @@ pub static TAILYARD: Table = Table {
         Tier { heavy: true, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 420) },
         clusters(&["ingress"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 180),
         clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
-        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 300),
+        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 520),
     ],
 };
 

@@ -25,6 +25,7 @@ use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
     Memory, ObjectUpdate, Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
 };
+use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 
 mod look;
@@ -264,15 +265,19 @@ impl World {
         };
         let services =
             self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
+        let service = standalone::parse_key(name).and_then(|(namespace, name)| self.services.get(&(namespace.to_owned(), name.to_owned())));
+        let group = service.map(standalone::as_group).or_else(|| self.groups.get(name).cloned());
+        let workload = self.workload(name, &owned);
         Observed {
             name: name.into(),
             now: self.time(),
             settings: Arc::new(self.settings.clone()),
             assignment: Arc::new(self.assignment.clone()),
-            group: self.groups.get(name).cloned().map(Arc::new),
+            group: group.map(Arc::new),
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),
-            replicas: self.observed_replicas(name),
+            replicas: self.observed_replicas(&workload),
+            workload,
             owned: self.with_shared(owned, name),
             slices: self.child_slices(name),
             services: services.collect(),
@@ -282,6 +287,18 @@ impl World {
             publish: self.publishing(name),
             denied: self.denied.clone(),
         }
+    }
+
+    /// Name of the workload of a key.
+    fn workload(&self, key: &str, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
+        let Some((namespace, name)) = standalone::parse_key(key) else { return key.to_owned() };
+        let sets = owned.keys().filter(|object| object.kind == Kind::StatefulSet).map(|object| object.name.as_str());
+        let has_device = |value: &Value| value["data"]["device_id"].is_string();
+        let devices = owned.iter().filter(|(object, value)| object.kind == Kind::Secret && has_device(value));
+        let devices = devices.map(|(object, _)| object.name.as_str()).collect();
+        let service = self.services.get(&(namespace.to_owned(), name.to_owned()));
+        let uid = service.and_then(|service| service.metadata.uid.as_deref()).unwrap_or_default();
+        standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid), |name| (*name).to_owned())
     }
 
     pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {
@@ -367,7 +384,7 @@ fn secret(stored: &Value) -> Secret {
 
 fn owner_of(stored: &Value) -> Option<String> {
     let labels = serde_json::from_value(stored["metadata"]["labels"].clone()).ok()?;
-    group_of(&labels).map(str::to_owned)
+    group_of(&labels)
 }
 
 /// Annotations of an egress Service of a group.

@@ -9,7 +9,7 @@ use crate::model::base::backoff::Backoff;
 use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::Fqdn;
 use crate::model::config::{EgressConfig, IngressConfig};
-use crate::model::plan::world::World;
+use crate::model::plan::world::{Single, World};
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::state::Start;
 use crate::model::tailnet::status::{GRACE, ROOM};
@@ -201,4 +201,20 @@ async fn frequent_plans_are_reported_once_a_second() {
     }
     assert_eq!(play.status().await.services.expect("services")["db"].ports[0].match_port, 10299);
     assert!(writes(&play) <= begin.elapsed().as_secs() + 2, "{} writes in {:?}", writes(&play), begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejected_target_of_a_standalone_proxy_is_reported_until_it_is_served() {
+    let play = play();
+    let apply = |peer: bool| {
+        let single = Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"));
+        let pod_ips = ["10.244.2.3".parse().expect("an address")].into();
+        let world = World { single, pod_ips, netmap: Some(netmap(peer)), ..World::empty(InterfaceName::tailscale0(), [].into()) };
+        play.programmed.send_replace(Programmed { planned: Some(Arc::new(Planned::new(&world))), current: true, ..Programmed::default() });
+    };
+    apply(false);
+    let text = play.reported().await[state::REJECTED_TARGET].clone();
+    assert!(text.contains("check the name"), "{text}");
+    apply(true);
+    assert!(!play.reported().await.contains_key(state::REJECTED_TARGET));
 }

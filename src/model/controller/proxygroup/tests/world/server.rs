@@ -168,7 +168,7 @@ impl World {
     }
 
     /// Removes objects that are being deleted without finalizers, and their dependents.
-    pub(super) fn collect(&mut self) {
+    pub(in super::super) fn collect(&mut self) {
         let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
         self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         self.ingresses.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));

@@ -1,0 +1,147 @@
+//! Parses a standalone Service: the mode of its proxy, or all faults, each with an action.
+
+use k8s_openapi::api::core::v1::Service;
+
+use crate::api::names;
+use crate::model::base::netmap::Fqdn;
+use crate::model::controller::ingress_spec::{self, L4Service, PublishTarget, annotation, common, dns_label, service_label};
+use crate::model::controller::proxygroup::{GroupSettings, validate};
+use crate::model::controller::standalone::{self, directions};
+use crate::model::controller::tenancy::DefaultTenancy;
+use crate::model::plan::world::Single;
+
+pub(super) fn read(service: &Service, settings: &GroupSettings) -> Result<Single, Vec<String>> {
+    let (single, mut wrong) = match directions(service) {
+        (true, true) => {
+            let both = format!(
+                "it requests ingress ({} or spec.loadBalancerClass) and egress ({} or {}): remove one of them.",
+                names::EXPOSE,
+                names::TAILNET_FQDN,
+                names::TAILNET_IP
+            );
+            (None, vec![both])
+        }
+        (_, true) => egress(service),
+        _ => ingress(service),
+    };
+    if !dns_label(&service_label(service)) {
+        wrong.push(format!("Set {} to a DNS label.", names::HOSTNAME));
+    }
+    let own_tags = || standalone::tags(service).iter().any(|tag| !settings.tags.contains(tag));
+    if settings.tenancy == DefaultTenancy::Bounded && own_tags() {
+        wrong.push(format!("{}: own tags are not permitted: remove the annotation, or set tenancy: open in the chart.", names::TAGS));
+    }
+    single.filter(|_| wrong.is_empty()).ok_or(wrong)
+}
+
+fn ingress(service: &Service) -> (Option<Single>, Vec<String>) {
+    let (spec, mut wrong) = match ingress_spec::service(service) {
+        Ok(spec) => (Some(spec), Vec::new()),
+        Err(wrong) => (None, wrong),
+    };
+    if annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).is_some() {
+        wrong.push(format!("{} is for Services of a ProxyGroup: remove it, or set {}.", names::PROXY_PROTOCOL, names::PROXY_GROUP));
+    }
+    let single = spec.and_then(|spec| match spec.target {
+        PublishTarget::Whole(L4Service { addresses, external_name, .. }) => {
+            Some(addresses.first().map_or(Single::DestDns(external_name), |ip| Single::DestIp(*ip)))
+        }
+        PublishTarget::Site(_) => None,
+    });
+    (single, wrong)
+}
+
+fn egress(service: &Service) -> (Option<Single>, Vec<String>) {
+    let mut wrong = Vec::new();
+    common(service.metadata.annotations.as_ref(), &service_label(service), &mut wrong);
+    let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
+    if kind != "ExternalName" {
+        wrong.push(format!("spec.type is {kind}: set it to ExternalName, with any spec.externalName."));
+    }
+    let set = |key: &str| validate::annotation(service, key);
+    let (fqdn, ip) = (set(names::TAILNET_FQDN), set(names::TAILNET_IP).or(set(names::FORMER_TAILNET_IP)));
+    validate::target(fqdn, ip, &mut wrong);
+    let by_name = fqdn.and_then(Fqdn::new).map(Single::TailnetFqdn);
+    (ip.and_then(|ip| ip.parse().ok()).map(Single::TailnetIp).or(by_name), wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(annotations: &Value, spec: &Value) -> Service {
+        let metadata = json!({"name": "web", "namespace": "default", "annotations": annotations});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Service")
+    }
+
+    fn settings(tenancy: DefaultTenancy) -> GroupSettings {
+        GroupSettings { tenancy, tags: vec!["tag:k8s".into()], ..GroupSettings::new("ts".into(), "tailyard:test".into()) }
+    }
+
+    #[test]
+    fn own_tags_need_open_tenancy() {
+        let tagged =
+            |tags: &str| service(&json!({"tailscale.com/expose": "true", "tailscale.com/tags": tags}), &json!({"clusterIP": "10.0.0.1"}));
+        let wrong = read(&tagged("tag:other"), &settings(DefaultTenancy::Bounded)).expect_err("refused");
+        assert!(wrong[0].contains("tailscale.com/tags") && wrong[0].contains("tenancy: open"), "{wrong:?}");
+        assert!(read(&tagged("tag:k8s"), &settings(DefaultTenancy::Bounded)).is_ok());
+        assert!(read(&tagged("tag:other, tag:k8s"), &settings(DefaultTenancy::Open)).is_ok());
+    }
+
+    #[test]
+    fn each_kind_of_service_has_its_mode() {
+        let (expose, external) =
+            (json!({"tailscale.com/expose": "true"}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+        let balanced = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]});
+        let table = [
+            (json!({}), &balanced, "TS_DEST_IP=10.0.0.1"),
+            (expose.clone(), &json!({"clusterIP": "fd00::1"}), "TS_DEST_IP=fd00::1"),
+            (expose, &external, "TS_EXPERIMENTAL_DEST_DNS_NAME=db.example.com"),
+            (json!({"tailscale.com/tailnet-ip": "100.64.0.1"}), &external, "TS_TAILNET_TARGET_IP=100.64.0.1"),
+            (json!({"tailscale.com/ts-tailnet-target-ip": "100.64.0.1"}), &external, "TS_TAILNET_TARGET_IP=100.64.0.1"),
+            (json!({"tailscale.com/tailnet-fqdn": "db.tail1.ts.net"}), &external, "TS_TAILNET_TARGET_FQDN=db.tail1.ts.net."),
+            (json!({"tailscale.com/tailnet-fqdn": "db.example.com."}), &external, "TS_TAILNET_TARGET_FQDN=db.example.com."),
+        ];
+        for (annotations, spec, wanted) in table {
+            let single = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded)).expect("a valid Service");
+            assert_eq!(format!("{}={}", single.variable().expect("a mode"), single.value().expect("a target")), wanted);
+        }
+    }
+
+    #[test]
+    fn each_fault_message_names_field_and_fix() {
+        let external = json!({"type": "ExternalName", "externalName": "x.example"});
+        let plain = json!({"clusterIP": "10.0.0.1"});
+        let exposed = |more: Value| {
+            let mut annotations = json!({"tailscale.com/expose": "true"});
+            annotations.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
+            annotations
+        };
+        let table = [
+            (exposed(json!({"tailscale.com/tailnet-ip": "100.64.0.1"})), &external, "remove one of them"),
+            (exposed(json!({})), &json!({"clusterIP": "None"}), "use one that has a spec.clusterIP"),
+            (exposed(json!({})), &json!({"type": "ExternalName", "externalName": "10.0.0.1"}), "spec.externalName"),
+            (exposed(json!({"tailscale.com/hostname": "a.b"})), &plain, "Set tailscale.com/hostname"),
+            (exposed(json!({"tailscale.com/tags": "tag:a, web"})), &plain, "is not a tag such as"),
+            (
+                exposed(json!({"tailyard.io/proxy-protocol": "true"})),
+                &json!({"clusterIP": "10.0.0.1", "ports": [{"port": 80}]}),
+                "remove it",
+            ),
+            (json!({"tailscale.com/tailnet-ip": "100.64.0.1"}), &plain, "set it to ExternalName"),
+            (json!({"tailscale.com/tailnet-ip": "100.64.0.0/24"}), &external, "is not an IP address"),
+            (
+                json!({"tailscale.com/tailnet-ip": "::1", "tailscale.com/tailnet-fqdn": "a.b.net"}),
+                &external,
+                "remove one of the annotations",
+            ),
+            (json!({"tailscale.com/tailnet-fqdn": "db"}), &external, "is not a full name"),
+        ];
+        for (annotations, spec, fix) in table {
+            let wrong = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded)).expect_err("a fault").join(" ");
+            assert!(wrong.contains(fix), "{annotations} {spec}: {wrong}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Standalone Services: each kind from manifest to Ready, change, deletion, takeover.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use kit::apiserver::DEADLINE;
+use kit::hosted::DOMAIN;
+use kit::reconciler::{Running, Stage, stage};
+use kit::wait::eventually_async;
+
+const READY: &str = "TailscaleProxyReady";
+
+fn labels(service: &str) -> BTreeMap<&'static str, String> {
+    [
+        ("tailscale.com/managed", "true".to_owned()),
+        ("tailscale.com/parent-resource-type", "svc".to_owned()),
+        ("tailscale.com/parent-resource", service.to_owned()),
+        ("tailscale.com/parent-resource-ns", "default".to_owned()),
+    ]
+    .into()
+}
+
+fn selector(service: &str) -> ListParams {
+    let labels: Vec<_> = labels(service).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    ListParams::default().labels(&labels.join(","))
+}
+
+async fn put(stage: &Stage, name: &str, annotations: Value, spec: Value) {
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": annotations}, "spec": spec});
+    stage.apply(stage.users(), name, object).await;
+}
+
+fn external(name: &str) -> Value {
+    json!({"type": "ExternalName", "externalName": name})
+}
+
+fn web() -> Value {
+    json!({"ports": [{"name": "web", "port": 80, "protocol": "TCP"}]})
+}
+
+/// The `StatefulSet` of a Service's proxy.
+async fn set(stage: &Stage, service: &str) -> StatefulSet {
+    let sets = async || stage.here::<StatefulSet>().list(&selector(service)).await.expect("a list").items;
+    eventually_async("a StatefulSet", DEADLINE, sets, |sets| sets.len() == 1).await.remove(0)
+}
+
+/// Simulates kubelet and replica: the Pod runs, joins the tailnet, and reports its addresses.
+async fn join(stage: &Stage, service: &str) -> String {
+    let set = set(stage, service).await;
+    let name = format!("{}-0", set.name_any());
+    let labels = json!(set.spec)["template"]["metadata"]["labels"].clone();
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+        "spec": {"serviceAccountName": set.name_any(), "containers": [{"name": "tailscale", "image": "x"}]}});
+    stage.apply(stage.here::<Pod>(), &name, object).await;
+    let status = json!({"status": {"phase": "Running", "podIP": "10.1.9.9", "podIPs": [{"ip": "10.1.9.9"}],
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+    let pod = stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
+    let (id, fqdn, uid) = (format!("n{service}"), format!("default-{service}.{DOMAIN}."), pod.uid().expect("a UID"));
+    stage.hosted.add_device(&id, &format!("default-{service}"));
+    let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5","fd7a::5"]"#), ("pod_uid", &uid)];
+    stage.cluster.patch_secret(&name, &values).await;
+    set.name_any()
+}
+
+async fn ready(stage: &Stage, service: &str) {
+    eventually_async("ready", DEADLINE, async || stage.condition(service, READY).await, |found| found.starts_with("True ProxyCreated"))
+        .await;
+}
+
+/// Waits until a change of a Service that changes nothing for its proxy causes no write.
+async fn quiet(stage: &Stage, running: &Running, service: &str) {
+    let mut last = (usize::MAX, 0);
+    let look = async || {
+        let now = (stage.cluster.writes().len(), running.metric("tailyard_reconcile_total{kind=\"Service\""));
+        let quiet = now.0 == last.0 && now.1 > last.1;
+        last = now;
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": fastrand::u64(..).to_string()}}}));
+        stage.users().patch(service, &PatchParams::default(), &patch).await.expect("poked");
+        quiet
+    };
+    eventually_async("nothing more is written", DEADLINE, look, |quiet| *quiet).await;
+}
+
+/// Objects of a Service's proxy.
+async fn objects(stage: &Stage, service: &str) -> Vec<String> {
+    let all = selector(service);
+    let config = ListParams::default().labels(&format!("tailyard.io/parent-service={service}"));
+    let mut names = Vec::new();
+    names.extend(stage.here::<StatefulSet>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<Service>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<Secret>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<Secret>().list(&config).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<ServiceAccount>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<Role>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names.extend(stage.here::<RoleBinding>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
+    names
+}
+
+fn env(set: &StatefulSet, name: &str) -> Option<String> {
+    let env = json!(set.spec)["template"]["spec"]["containers"][0]["env"].clone();
+    env.as_array()?.iter().find(|variable| variable["name"] == name)?["value"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn each_kind_of_service_becomes_ready_and_is_deleted() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        let expose = || json!({"tailscale.com/expose": "true"});
+        let mut balanced = web();
+        balanced["type"] = json!("LoadBalancer");
+        balanced["loadBalancerClass"] = json!("tailscale");
+        let kinds = [
+            ("lb", json!({}), balanced, "TS_DEST_IP"),
+            ("exposed", expose(), web(), "TS_DEST_IP"),
+            ("named", expose(), external("db.example.com"), "TS_EXPERIMENTAL_DEST_DNS_NAME"),
+            ("ip", json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external("placeholder.invalid"), "TS_TAILNET_TARGET_IP"),
+            (
+                "fqdn",
+                json!({"tailscale.com/tailnet-fqdn": "db.tail-lab.ts.net"}),
+                external("placeholder.invalid"),
+                "TS_TAILNET_TARGET_FQDN",
+            ),
+        ];
+        for (name, annotations, spec, variable) in kinds {
+            put(&stage, name, annotations, spec).await;
+            let pending = async || stage.condition(name, READY).await;
+            eventually_async("pending", DEADLINE, pending, |found| found.starts_with("False ProxyPending")).await;
+            let set = set(&stage, name).await;
+            assert!(env(&set, variable).is_some(), "{name}");
+            let workload = join(&stage, name).await;
+            ready(&stage, name).await;
+            let service = stage.users().get(name).await.expect("a Service");
+            assert_eq!(service.finalizers(), ["tailscale.com/finalizer"]);
+            let spec = service.spec.expect("a spec");
+            if variable.contains("TARGET") {
+                assert_eq!(spec.external_name, Some(format!("{workload}.ts.svc.cluster.local")));
+            }
+            let addresses = json!(service.status.and_then(|status| status.load_balancer?.ingress));
+            if name == "lb" {
+                assert_eq!(
+                    (&addresses[0]["hostname"], &addresses[1]["ip"]),
+                    (&json!(format!("default-lb.{DOMAIN}")), &json!("100.64.0.5"))
+                );
+            } else {
+                assert_eq!(addresses, Value::Null, "{name}");
+            }
+        }
+        for name in ["lb", "fqdn"] {
+            quiet(&stage, &running, name).await;
+        }
+        assert_eq!(stage.hosted.devices().len(), 5);
+        for name in ["lb", "exposed", "named", "ip", "fqdn"] {
+            let pod = format!("{}-0", set(&stage, name).await.name_any());
+            stage.delete(&stage.users(), name).await;
+            stage.gone(&stage.here::<StatefulSet>(), pod.trim_end_matches("-0")).await;
+            assert!(stage.hosted.devices().contains(&format!("n{name}")), "its Pod may still serve");
+            stage.pod_goes(&pod).await;
+            stage.gone(&stage.users(), name).await;
+            assert_eq!(objects(&stage, name).await, [""; 0], "{name}");
+        }
+        assert_eq!(stage.hosted.devices().len(), 0);
+    });
+}
+
+#[test]
+fn changed_target_name_and_annotation_keep_the_device() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        put(&stage, "s", json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external("placeholder.invalid")).await;
+        let workload = join(&stage, "s").await;
+        ready(&stage, "s").await;
+        let annotate = async |annotations: Value| {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+            stage.users().patch("s", &PatchParams::default(), &patch).await.expect("changed");
+        };
+        annotate(json!({"tailscale.com/tailnet-ip": "100.64.0.10", "tailscale.com/hostname": "db"})).await;
+        let target = async || env(&set(&stage, "s").await, "TS_TAILNET_TARGET_IP");
+        eventually_async("the new target", DEADLINE, target, |target| target.as_deref() == Some("100.64.0.10")).await;
+        let config = async || {
+            let secret = stage.here::<Secret>().get(&format!("{workload}-0-config")).await.expect("a Secret");
+            String::from_utf8_lossy(&secret.data.expect("data")["cap-106.hujson"].0).into_owned()
+        };
+        eventually_async("the new name", DEADLINE, config, |text| text.contains(r#""Hostname":"db""#)).await;
+        assert_eq!(stage.hosted.devices().len(), 1);
+        ready(&stage, "s").await;
+
+        annotate(json!({"tailscale.com/tailnet-ip": "100.64.0.0/24"})).await;
+        let invalid = async || stage.condition("s", READY).await;
+        let says = |found: &String| found.starts_with("False ProxyInvalid") && found.contains("tailscale.com/tailnet-ip");
+        eventually_async("it is invalid", DEADLINE, invalid, says).await;
+        let reported = async || stage.events("s").await;
+        eventually_async("an Event", DEADLINE, reported, |events| events.iter().any(|event| event.starts_with("ProxyInvalid"))).await;
+        assert_eq!(env(&set(&stage, "s").await, "TS_TAILNET_TARGET_IP").as_deref(), Some("100.64.0.10"), "served as before");
+
+        annotate(json!({"tailscale.com/tailnet-ip": null, "tailscale.com/hostname": null})).await;
+        stage.gone(&stage.here::<StatefulSet>(), &workload).await;
+        stage.pod_goes(&format!("{workload}-0")).await;
+        let released = async || {
+            let service = stage.users().get("s").await.expect("a Service");
+            (service.finalizers().len(), service.spec.and_then(|spec| spec.external_name).unwrap_or_default())
+        };
+        eventually_async("released", DEADLINE, released, |found| *found == (0, "placeholder.invalid".to_owned())).await;
+        assert_eq!(objects(&stage, "s").await, [""; 0]);
+        assert_eq!((stage.hosted.devices().len(), stage.condition("s", READY).await), (0, String::new()));
+    });
+}
+
+/// Creates the Tailscale operator's objects for an exposed Service.
+async fn theirs(stage: &Stage, service: &str, uid: &str) {
+    let parameters = PostParams { field_manager: Some("operator".to_owned()), ..PostParams::default() };
+    let labels = json!(labels(service));
+    let mut pod_labels = labels.clone();
+    pod_labels["app"] = json!(uid);
+    let metadata = |name: &str| json!({"name": name, "namespace": "ts", "labels": labels});
+    let headless = json!({"metadata": metadata("ts-s-x7k2p"),
+        "spec": {"clusterIP": "None", "ipFamilyPolicy": "PreferDualStack", "selector": {"app": uid}}});
+    stage.here::<Service>().create(&parameters, &serde_json::from_value(headless).expect("a Service")).await.expect("created");
+    let secret = json!({"metadata": metadata("ts-s-x7k2p-0"), "stringData": {
+        "cap-95.hujson": "{}", "cap-107.hujson": r#"{"Version":"alpha0","Hostname":"default-s"}"#, "device_id": "ns", "_machinekey": "theirs"}});
+    stage.here::<Secret>().create(&parameters, &serde_json::from_value(secret).expect("a Secret")).await.expect("created");
+    let container = json!({"name": "tailscale", "image": "tailscale/tailscale:v1.102.5", "securityContext": {"privileged": true},
+        "env": [{"name": "TS_USERSPACE", "value": "false"}, {"name": "TS_DEST_IP", "value": "10.96.0.1"}]});
+    let set = json!({"metadata": metadata("ts-s-x7k2p"), "spec": {"replicas": 1, "serviceName": "ts-s-x7k2p",
+        "selector": {"matchLabels": {"app": uid}},
+        "template": {"metadata": {"labels": pod_labels}, "spec": {"serviceAccountName": "proxies", "containers": [container]}}}});
+    stage.here::<StatefulSet>().create(&parameters, &serde_json::from_value(set).expect("a set")).await.expect("created");
+}
+
+#[test]
+fn proxy_of_the_tailscale_operator_keeps_name_device_and_state() {
+    stage(async |stage| {
+        put(&stage, "s", json!({"tailscale.com/expose": "true"}), web()).await;
+        let uid = stage.users().get("s").await.expect("a Service").uid().expect("a UID");
+        theirs(&stage, "s", &uid).await;
+        stage.hosted.add_device("ns", "default-s");
+        let running = stage.reconciler("one", 9100);
+        assert_eq!(join(&stage, "s").await, "ts-s-x7k2p");
+        ready(&stage, "s").await;
+        let set = set(&stage, "s").await;
+        let pod = json!(set.spec)["template"]["spec"].clone();
+        assert_eq!((&pod["serviceAccountName"], &pod["containers"][0]["image"]), (&json!("ts-s-x7k2p"), &json!("tailyard:test")));
+        assert_eq!(pod["containers"][0]["securityContext"]["privileged"], false);
+        assert_eq!(stage.cluster.secret("ts-s-x7k2p-0").await.0.get("_machinekey").map(String::as_str), Some("theirs"));
+        assert_eq!((stage.hosted.devices().len(), stage.hosted.key_requests().len()), (1, 0));
+        let config = async || {
+            stage.here::<Secret>().get("ts-s-x7k2p-0-config").await.expect("a Secret").annotations().contains_key("tailyard.io/device")
+        };
+        eventually_async("the device is recorded", DEADLINE, config, |recorded| *recorded).await;
+        quiet(&stage, &running, "s").await;
+        stage.delete(&stage.users(), "s").await;
+        stage.gone(&stage.here::<StatefulSet>(), "ts-s-x7k2p").await;
+        stage.pod_goes("ts-s-x7k2p-0").await;
+        stage.gone(&stage.users(), "s").await;
+        assert_eq!((objects(&stage, "s").await, stage.hosted.devices().len()), (Vec::new(), 0));
+    });
+}
+
+#[test]
+fn disabled_standalone_proxies_are_not_touched() {
+    stage(async |stage| {
+        put(&stage, "s", json!({"tailscale.com/expose": "true"}), web()).await;
+        let uid = stage.users().get("s").await.expect("a Service").uid().expect("a UID");
+        theirs(&stage, "s", &uid).await;
+        let running = stage.reconciler_with("one", 9100, &["--standalone", "off"]);
+        running.leads(true).await;
+        super::services::ready(&stage, "g").await;
+        stage.quiet(&running).await;
+        assert_eq!(stage.condition("s", READY).await, "");
+        assert!(stage.cluster.writes().iter().all(|write| !write.contains("ts-s-x7k2p")), "{:?}", stage.cluster.writes());
+    });
+}

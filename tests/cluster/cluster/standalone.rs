@@ -1,0 +1,84 @@
+//! Services without a group: each has a proxy of its own, on headscale.
+
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{PORT, Stage};
+use crate::cluster::whole;
+use kit::cluster::DEADLINE;
+use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::images::TOOLS;
+use kit::machine::Machine;
+use kit::wait::eventually;
+
+/// Response of the Pod.
+const ANSWER: &str = "hello";
+/// Timeout of one attempt.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A tailnet client reaches a Service of type `LoadBalancer`, a Pod a tailnet node by its name; an unknown name is reported, and nothing is
+/// left after the deletion.
+pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let guest = cluster.tailnet.machine("solo-guest");
+    let _tailscaled = guest.tailscaled();
+    cluster.tailnet.join(&guest, &[]);
+    let begin = Instant::now();
+    cluster.apply(&[backend(), balanced(), egress()]);
+    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/far"]);
+    println!("manifest to ready: {:?}", begin.elapsed());
+    let address = cluster.kubectl(&["get", "service/solo", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
+    let address: IpAddr = address.parse().expect("an address");
+    eventually("an answer to the tailnet client", DEADLINE, || answer(&guest, address));
+    println!("manifest to the first byte: {:?}", begin.elapsed());
+    eventually("an answer of the target", DEADLINE, || (whole::ask(cluster, "far")? == "spare").then_some(()));
+
+    let target = |fqdn: &str| {
+        cluster.kubectl(&["annotate", "--overwrite", "service/far", &format!("tailscale.com/tailnet-fqdn={fqdn}")]);
+    };
+    target("nothing.tail.lab");
+    let condition = || {
+        let path = r#"jsonpath={.status.conditions[?(@.type=="TailscaleProxyReady")]}"#;
+        cluster.kubectl(&["get", "service/far", "-o", path])
+    };
+    eventually("the unknown name is reported", DEADLINE, || condition().contains("The target is not served: ").then_some(()));
+    target("db.tail.lab");
+    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/far"]);
+    eventually("an answer of the other target", DEADLINE, || (whole::ask(cluster, "far")? == "db").then_some(()));
+    assert!(cluster.tailnet.knows("default-solo") && cluster.tailnet.knows("default-far"));
+
+    cluster.kubectl(&["delete", "service/solo", "service/far", "pod/solo", "--timeout=120s"]);
+    for name in ["solo", "far"] {
+        chart::wait_gone(cluster, name);
+        assert!(!cluster.tailnet.knows(&format!("default-{name}")), "its device is deleted before its finalizer");
+    }
+    let configs = cluster.kubectl(&["get", "secrets", "-n", NAMESPACE, "-l", "tailyard.io/parent-service", "-o", "name"]);
+    assert_eq!(configs, "");
+}
+
+fn answer(guest: &Machine, address: IpAddr) -> Option<()> {
+    let mut text = String::new();
+    guest.node.connect(SocketAddr::from((address, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
+    (text.trim() == ANSWER).then_some(())
+}
+
+fn backend() -> Value {
+    let container = json!({"name": "solo", "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "solo", "namespace": "default", "labels": {"app": "solo"}},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})
+}
+
+fn balanced() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "solo", "namespace": "default"},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "allocateLoadBalancerNodePorts": false,
+            "selector": {"app": "solo"}, "ports": [{"port": PORT}]}})
+}
+
+fn egress() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "far", "namespace": "default", "annotations": {"tailscale.com/tailnet-fqdn": "spare.tail.lab"}},
+        "spec": {"type": "ExternalName", "externalName": "placeholder"}})
+}
