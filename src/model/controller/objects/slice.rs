@@ -292,6 +292,11 @@ impl StaleSlice<'_> {
         self.existing.is_none().then(|| (version.unwrap_or_default(), created.unwrap_or_default()))
     }
 
+    /// Version of an outdated one.
+    pub fn version(&self) -> Option<u64> {
+        self.existing.map(|slice| slice.version)
+    }
+
     /// The write; `None` if the child has other ports or another selector than the reconciler gives it.
     pub fn write(&self, group: &str, pods: &[PodEndpoint<'_>]) -> Option<SliceWrite> {
         let Self { owner: owner @ SliceOwner { object, child, publishes_unready, .. }, family, existing } = *self;

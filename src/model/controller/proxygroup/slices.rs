@@ -4,6 +4,7 @@
 //! writes what Kubernetes' controller would write, once for each change of a Pod. A slice that is newer than every change stays, whatever
 //! its content, so that the two never undo each other's writes.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use super::readiness::elapsed;
 use super::work::{GroupPass, going};
 use crate::api::names;
-use crate::model::controller::objects::{Kind, MANAGED_BY, ObjectRef, Owner, PodEndpoint, SERVICE_NAME, SliceOwner, StaleSlice};
+use crate::model::controller::objects::{Kind, MANAGED_BY, ObjectRef, Owner, PodEndpoint, SERVICE_NAME, SliceOwner};
 
 /// Up to this number of children Kubernetes' controller is as fast: it may send 30 requests at once.
 const FEW_CHILDREN: usize = 16;
@@ -20,6 +21,9 @@ const MISSING_SLICE_WAIT: Duration = Duration::from_secs(2);
 /// The same of the oldest children, as many as [`FEW_CHILDREN`]: Kubernetes' controller is about to write their slices, and has to delete
 /// a second one.
 const OLDEST_SLICE_WAIT: Duration = Duration::from_secs(10);
+
+/// Slices written by one pass: Pods change meanwhile, and the next pass writes their new state.
+const MAX_WRITES: usize = 256;
 
 /// Whether the Tailscale operator wrote a slice itself.
 pub fn is_manual(slice: &Value) -> bool {
@@ -41,7 +45,7 @@ pub(super) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
         let slices = observed.slices.get(object.name.as_str()).map(Vec::as_slice).unwrap_or_default();
         stale.extend(SliceOwner::new(object, child).stale(slices, &pods));
     }
-    stale.sort_by_key(StaleSlice::missing);
+    stale.sort_by_key(|slice| (slice.missing(), Reverse(slice.version())));
     let mut missing = 0;
     stale.retain(|slice| {
         let Some((_, created)) = slice.missing() else { return true };
@@ -58,8 +62,11 @@ pub(super) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
             pod.learn_zone(observed.slices.values().flatten().map(AsRef::as_ref));
         }
     }
-    // Newest first: Kubernetes' controller begins with the oldest.
-    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).collect();
+    // Of missing ones the newest first: Kubernetes' controller begins with the oldest. Of the others the one written longest ago.
+    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).take(MAX_WRITES).collect();
+    if work.pass.slices.len() == MAX_WRITES {
+        work.again(Duration::ZERO);
+    }
 }
 
 /// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
