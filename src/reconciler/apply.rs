@@ -86,8 +86,8 @@ impl ActError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyResult {
     Done,
-    /// An existing object that the cache lacked was in the way; the cache has it now.
-    Conflict,
+    /// The next pass is due at once: an object that the cache lacked was in the way, the control plane has changed, or slices remain.
+    Incomplete,
 }
 
 /// Applies plans.
@@ -122,10 +122,10 @@ impl Applier {
         }
         let (versions, setbacks) = (Versions::default(), PartialErrors::default());
         self.services(&pass.services, &versions, When::Before, &setbacks).await?;
-        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Conflict {
-            return Ok(ApplyResult::Conflict);
+        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Incomplete {
+            return Ok(ApplyResult::Incomplete);
         }
-        self.slices(pass.slices).await?;
+        let more_slices = self.slices(pass.slices).await?;
         self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
             at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;
@@ -138,7 +138,10 @@ impl Applier {
         self.group_status(observed, &update).await?;
         let (failures, ended) = setbacks.end();
         self.write_events(observed, pass.events.into_iter().chain(failures).collect()).await;
-        denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { ApplyResult::Conflict } else { ApplyResult::Done })
+        denied
+            .map_or(Ok(()), |denied| Err(denied.into()))
+            .and(ended)
+            .map(|()| if news || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
     /// Reports an API rejection in the condition of the group or standalone Service, unless reported already.
@@ -198,7 +201,7 @@ impl Applier {
             // Without it replicas use ClusterIPs.
             let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
             let done = self.apply_one(group, manifest).await;
-            surprised.fetch_or(matches!(done, Ok(ApplyResult::Conflict)), Ordering::Relaxed);
+            surprised.fetch_or(matches!(done, Ok(ApplyResult::Incomplete)), Ordering::Relaxed);
             match apart {
                 Some(subject) => setbacks.aside(subject, done.map(drop)),
                 None => done.map(drop),
@@ -207,7 +210,7 @@ impl Applier {
         for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
             at_once(run.into_iter().map(|manifest| one(manifest).boxed()).collect()).await?;
         }
-        Ok(if surprised.into_inner() { ApplyResult::Conflict } else { ApplyResult::Done })
+        Ok(if surprised.into_inner() { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
     async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<ApplyResult, KubeError> {
@@ -227,13 +230,13 @@ impl Applier {
         let object = object.clone();
         let value = match written {
             Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
-                return Ok(ApplyResult::Conflict);
+                return Ok(ApplyResult::Incomplete);
             }
             // An existing object without our labels is in no watch.
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && stored.is_none() => {
                 let Some(found) = self.writes.look(&object).await? else { return Err(error) };
                 self.stores.cache().found(group, object, found, Instant::now());
-                return Ok(ApplyResult::Conflict);
+                return Ok(ApplyResult::Incomplete);
             }
             done => done?,
         };

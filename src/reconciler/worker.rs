@@ -24,8 +24,8 @@ use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memor
 use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
-/// Requeue delay after a write found an object that the cache lacked.
-const CONFLICT_REQUEUE: Duration = Duration::from_millis(10);
+/// Requeue delay after an incomplete pass.
+const INCOMPLETE_REQUEUE: Duration = Duration::from_millis(10);
 /// Interval of checks whether a foreign object still has the name of one of ours.
 const IN_THE_WAY: Duration = Duration::from_secs(31);
 /// Requeue delay while this process does not lead: by then the next leader is known.
@@ -160,7 +160,7 @@ impl Worker {
         let again = pass.again;
         match self.actor.apply_plan(&observed, pass).await {
             Ok(ApplyResult::Done) => {}
-            Ok(ApplyResult::Conflict) => return Ok(WorkOutcome::RequeueAfter(CONFLICT_REQUEUE)),
+            Ok(ApplyResult::Incomplete) => return Ok(WorkOutcome::RequeueAfter(INCOMPLETE_REQUEUE)),
             Err(error) => {
                 // The API server would reject a retry as well: report it.
                 if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden)) {

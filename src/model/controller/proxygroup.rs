@@ -42,7 +42,7 @@ pub use observed::{
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
-pub use slices::is_manual;
+pub use slices::{MAX_SLICE_WRITES, is_manual};
 pub use standalone::rejected;
 
 /// Plans the changes for a group.

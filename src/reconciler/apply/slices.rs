@@ -9,25 +9,29 @@ use futures_util::FutureExt;
 use super::{Applier, at_once};
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart};
 use crate::model::controller::objects::{Kind, SliceWrite};
+use crate::model::controller::proxygroup::MAX_SLICE_WRITES;
 use crate::reconciler::cache::WatchRole;
 
 impl Applier {
-    pub(super) async fn slices(&self, writes: Vec<SliceWrite>) -> Result<(), KubeError> {
-        let rejected = Mutex::new(None);
+    /// Writes slices; returns whether another pass is due for more.
+    pub(super) async fn slices(&self, writes: Vec<SliceWrite>) -> Result<bool, KubeError> {
+        let is_full = writes.len() == MAX_SLICE_WRITES;
+        let rejected = Mutex::new(Vec::new());
         let one = async |write: SliceWrite| match self.slice(write).await {
             // The controller was faster.
             Err(error) if matches!(error.refusal(), Some(ApiRefusal::Conflict | ApiRefusal::NotFound)) => Ok(()),
             Err(error) if error.refused() => {
-                rejected.lock().unwrap_or_else(PoisonError::into_inner).replace(error);
+                rejected.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 Ok(())
             }
             done => done,
         };
-        let done = at_once(writes.into_iter().map(|write| one(write).boxed()).collect()).await;
-        if let Some(error) = rejected.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        at_once(writes.into_iter().map(|write| one(write).boxed()).collect()).await?;
+        let rejected = rejected.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = rejected.first() {
             tracing::warn!(reason = error.reason(), "cannot write EndpointSlices: {error}; left to kube-controller-manager");
         }
-        done
+        Ok(is_full && rejected.len() < MAX_SLICE_WRITES)
     }
 
     /// Whether the controller has written the slice since it was planned: a second one would be deleted again.

@@ -22,8 +22,8 @@ const MISSING_SLICE_WAIT: Duration = Duration::from_secs(2);
 /// a second one.
 const OLDEST_SLICE_WAIT: Duration = Duration::from_secs(10);
 
-/// Slices written by one pass: Pods change meanwhile, and the next pass writes their new state.
-const MAX_WRITES: usize = 256;
+/// Maximum slices written by one pass: Pods change meanwhile, and the next pass writes their new state.
+pub const MAX_SLICE_WRITES: usize = 256;
 
 /// Whether the Tailscale operator wrote a slice itself.
 pub fn is_manual(slice: &Value) -> bool {
@@ -63,10 +63,7 @@ pub(super) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
         }
     }
     // Of missing ones the newest first: Kubernetes' controller begins with the oldest. Of the others the one written longest ago.
-    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).take(MAX_WRITES).collect();
-    if work.pass.slices.len() == MAX_WRITES {
-        work.again(Duration::ZERO);
-    }
+    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).take(MAX_SLICE_WRITES).collect();
 }
 
 /// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
