@@ -113,7 +113,10 @@ async fn holder(stage: &Stage) -> Option<String> {
 #[test]
 fn hung_replica_is_made_unready_by_one_reconciler_and_returns() {
     stage(async |stage| {
-        let (first, second) = (stage.reconciler("first", 9101), stage.reconciler("second", 9102));
+        let first = stage.reconciler("first", 9101);
+        // The leader reports the return: it must not be the one without failover.
+        first.leads(true).await;
+        let second = stage.reconciler("second", 9102);
         let off = stage.reconciler_with("off", 9103, &["--failover", "off"]);
         let [hung, _other] = replicas(&stage).await;
         for running in [&first, &second] {
