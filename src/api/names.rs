@@ -55,6 +55,10 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// Key of a replica's config in the config Secret. Its number is the minimum capability version that can read it.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Labels of metrics objects, which are copied to each sample: kind, name and namespace of the parent.
+pub const PROXY_TYPE: &str = "ts_proxy_type";
+pub const PROXY_PARENT: &str = "ts_proxy_parent_name";
+pub const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 /// Value of [`PARENT_TYPE`]: an Ingress.
 pub const PARENT_INGRESS: &str = "ingress";
 /// Value of [`SECRET_TYPE`]: a certificate; the Secret's name is its DNS name.

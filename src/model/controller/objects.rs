@@ -205,11 +205,11 @@ pub fn applied(object: &Value) -> Option<&str> {
 /// Service have its key in place of a group.
 pub fn group_of(labels: &BTreeMap<String, String>) -> Option<String> {
     let label = |key: &str| labels.get(key).map(String::as_str);
-    let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
+    let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(names::PROXY_TYPE)) {
         (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
         (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
         (Some(names::PARENT_INGRESS), _, _) if label(names::SECRET_TYPE) == Some(names::CERTS) => label(names::PROXY_GROUP),
-        (_, _, Some(names::PARENT_GROUP)) => label(metrics::PROXY_PARENT),
+        (_, _, Some(names::PARENT_GROUP)) => label(names::PROXY_PARENT),
         _ => return standalone::key_of(label),
     };
     group.map(str::to_owned)

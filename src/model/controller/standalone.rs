@@ -20,8 +20,7 @@ use crate::model::controller::ingress_spec::{annotation, service_label, truth};
 const LONGEST_PART: usize = 43;
 /// Length of the suffix of a workload's name.
 const SUFFIX: usize = 5;
-/// Label of metrics objects: kind of the parent, and a suffix of those of standalone Services.
-const METRICS_TYPE: &str = "ts_proxy_type";
+/// Suffix of [`names::PROXY_TYPE`] of standalone Services.
 const METRICS_OF_SERVICE: &str = "_service";
 
 /// Key of a standalone Service in the work queue, in place of a group's name: `namespace/name`. No group's name has a slash.
@@ -41,8 +40,8 @@ pub fn key_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
         // Children of egress Services of groups have the same labels.
         return label(names::PROXY_GROUP).is_none().then(|| of(names::PARENT_NAMESPACE, names::PARENT)).flatten();
     }
-    if label(METRICS_TYPE).is_some_and(|kind| kind.ends_with(METRICS_OF_SERVICE)) {
-        return of("ts_proxy_parent_namespace", "ts_proxy_parent_name");
+    if label(names::PROXY_TYPE).is_some_and(|kind| kind.ends_with(METRICS_OF_SERVICE)) {
+        return of(names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
     }
     of(names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT)
 }

@@ -212,7 +212,7 @@ pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE).as_deref() == Some(names::PARENT_GROUP));
     let owner = metadata["ownerReferences"].as_array().into_iter().flatten();
     let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
-    let scraped = label("ts_proxy_parent_name").filter(|_| label("ts_proxy_type").as_deref() == Some(names::PARENT_GROUP));
+    let scraped = label(names::PROXY_PARENT).filter(|_| label(names::PROXY_TYPE).as_deref() == Some(names::PARENT_GROUP));
     let service = standalone::key_of(|key| metadata["labels"].get(key).and_then(Value::as_str));
     own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).chain(service).collect()
 }

@@ -211,9 +211,8 @@ impl ClusterCache {
             object.kind == Kind::StatefulSet || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
         };
         let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
-        let has_device = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| state.device_id.is_some());
         let replicas = members.into_iter().flat_map(|members| &members.replicas);
-        let devices = replicas.filter(|(_, replica)| has_device(replica)).map(|(pod, _)| pod.as_str()).collect();
+        let devices = replicas.filter(|(_, replica)| replica.has_device()).map(|(pod, _)| pod.as_str()).collect();
         let uid = || self.standalone_service(key).and_then(|service| service.metadata.uid.as_deref()).unwrap_or_default();
         standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid()), |name| (*name).to_owned())
     }

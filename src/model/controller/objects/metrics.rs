@@ -9,11 +9,8 @@ use serde_json::json;
 use super::{Kind, Manifest, ObjectRef, Owner, RenderContext, digest};
 use crate::api::names;
 
-/// Job label, and labels that are copied to each sample.
+/// Job label.
 const JOB: &str = "ts_prom_job";
-pub(super) const PROXY_TYPE: &str = "ts_proxy_type";
-pub(super) const PROXY_PARENT: &str = "ts_proxy_parent_name";
-const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 
 /// The Service, and the `ServiceMonitor` if requested and its kind exists; empty without metrics.
 pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
@@ -51,7 +48,7 @@ pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
                 "spec": {
                     "endpoints": [{"port": "metrics"}],
                     "jobLabel": JOB,
-                    "targetLabels": [PROXY_TYPE, PROXY_PARENT, PROXY_PARENT_NAMESPACE],
+                    "targetLabels": [names::PROXY_TYPE, names::PROXY_PARENT, names::PROXY_PARENT_NAMESPACE],
                     "selector": {"matchLabels": labels},
                 },
             }),
@@ -74,16 +71,16 @@ fn labels(shape: &RenderContext<'_>) -> BTreeMap<String, String> {
     let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.group))];
     match &owner.service {
         None => labels.extend([
-            (PROXY_TYPE, names::PARENT_GROUP.to_owned()),
-            (PROXY_PARENT, label_value(&owner.group)),
+            (names::PROXY_TYPE, names::PARENT_GROUP.to_owned()),
+            (names::PROXY_PARENT, label_value(&owner.group)),
             (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
         ]),
         Some((namespace, name)) => {
             let kind = if shape.single.is_egress() { "egress_service" } else { "ingress_service" };
             labels.extend([
-                (PROXY_TYPE, kind.to_owned()),
-                (PROXY_PARENT, label_value(name)),
-                (PROXY_PARENT_NAMESPACE, label_value(namespace)),
+                (names::PROXY_TYPE, kind.to_owned()),
+                (names::PROXY_PARENT, label_value(name)),
+                (names::PROXY_PARENT_NAMESPACE, label_value(namespace)),
                 (JOB, label_value(&format!("ts_{kind}_{namespace}_{name}"))),
             ]);
         }

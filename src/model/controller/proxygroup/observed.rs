@@ -209,6 +209,13 @@ pub struct ObservedReplica {
     pub config: Option<Arc<ReplicaConfig>>,
 }
 
+impl ObservedReplica {
+    /// Whether its state Secret names a device.
+    pub fn has_device(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.device_id.is_some())
+    }
+}
+
 /// State that a replica reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaState {

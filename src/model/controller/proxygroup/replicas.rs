@@ -60,8 +60,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = shape.stock() || replica.pod.is_some();
-    let has_device = state.is_some_and(|state| state.device_id.is_some());
-    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: has_device, due };
+    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: replica.has_device(), due };
     let id = config.and_then(|existing| existing.key_id.as_ref());
     let decision = decide(&login);
     if let KeyDecision::Keep | KeyDecision::Drop = decision {

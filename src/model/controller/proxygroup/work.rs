@@ -161,6 +161,6 @@ fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
             Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.group),
             // A certificate belongs to its name, whichever group serves it.
             Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
-            _ => label("ts_proxy_type") == Some(names::PARENT_GROUP) && label("ts_proxy_parent_name") == Some(&owner.group),
+            _ => label(names::PROXY_TYPE) == Some(names::PARENT_GROUP) && label(names::PROXY_PARENT) == Some(&owner.group),
         }
 }

@@ -18,7 +18,7 @@ use crate::model::controller::proxygroup::replicas::other_tags;
 use crate::model::controller::proxygroup::services::{external_name, host, is_child, own_name, restored};
 use crate::model::controller::proxygroup::status;
 use crate::model::controller::proxygroup::work::GroupPass;
-use crate::model::controller::proxygroup::{Class, ExternalNameUpdate, ObjectUpdate, Subject, TailnetState};
+use crate::model::controller::proxygroup::{Class, ExternalNameUpdate, ObjectUpdate, ObservedReplica, Subject, TailnetState};
 use crate::model::controller::standalone::is_balanced;
 use crate::model::plan::world::Single;
 
@@ -175,8 +175,7 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
         return ProxyCondition::unready(reason::PROXY_FAILED, format!("The target is not served: {why}"));
     }
     let replica = work.observed.replicas.get(&0);
-    let waits = match replica.map(|replica| (replica.pod.is_some(), replica.state.as_ref().is_some_and(|state| state.device_id.is_some())))
-    {
+    let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
         Some((true, true)) => "its Pod is not ready, or is being replaced",
         Some((true, false)) => "its Pod has not logged in to the tailnet",
         _ => "its Pod does not exist",
@@ -187,8 +186,7 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
 fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
     let Single::DestIp(cluster_ip) = shape.single else { return None };
-    let is_known =
-        work.observed.replicas.get(&0).is_some_and(|replica| replica.state.as_ref().is_some_and(|state| state.device_id.is_some()));
+    let is_known = work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);
     let wanted = match reached {
         Some((device, name)) => {
             let same_family = |ip: &&String| ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_ipv4() == cluster_ip.is_ipv4());
