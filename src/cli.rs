@@ -46,7 +46,7 @@ enum Command {
     Reconciler(Box<flags::Given<reconciler::ReconcilerCommand>>),
     /// Show groups, replicas and Services of a cluster
     Status(status::StatusArgs),
-    /// Find out what is wrong with a cluster or a machine, and how to mend it
+    /// Find out what is wrong with a cluster or a machine, and how to repair it
     Doctor(doctor::DoctorArgs),
     /// Print, offline and without root, what a config turns into
     Plan(plan::PlanArgs),

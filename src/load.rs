@@ -26,7 +26,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use self::protocol::Talk;
+use self::protocol::TargetProtocol;
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, LoadSchedule, TargetIdentity};
 
@@ -37,7 +37,7 @@ const DATAGRAM: usize = 512;
 
 #[derive(Debug, Clone)]
 pub struct Load {
-    pub talk: Talk,
+    pub protocol: TargetProtocol,
     pub schedule: LoadSchedule,
     /// Duration; no attempt starts later.
     pub lasts: Duration,
@@ -51,7 +51,7 @@ pub struct Load {
 impl Load {
     /// A load on identity targets, with a timeout of ten seconds and at most 4,096 attempts in flight.
     pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
-        Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
+        Self { protocol: TargetProtocol::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
@@ -98,7 +98,7 @@ impl Load {
         let in_time = start.elapsed().saturating_sub(due) < self.timeout;
         if in_time && open.len() < self.max_in_flight {
             // Poll once, so that the first packet is sent now: on a busy machine the choice may be outdated by the task's first poll.
-            let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.timeout));
+            let mut made = Box::pin(make(self.protocol.clone(), attempt, number, start, due, self.timeout));
             match (&mut made).now_or_never() {
                 Some(report) => record(&report),
                 None => drop(open.spawn(made)),
@@ -135,18 +135,25 @@ fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::Unboun
     is_due
 }
 
-pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> AttemptReport {
+pub async fn make(
+    protocol: TargetProtocol,
+    attempt: Attempt,
+    nonce: u64,
+    start: Instant,
+    due: Duration,
+    timeout: Duration,
+) -> AttemptReport {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
     let exchange = async {
         match attempt.proto {
-            Proto::Tcp => ask_tcp(&talk, attempt, nonce, || connected = Some(start.elapsed())).await,
+            Proto::Tcp => ask_tcp(&protocol, attempt, nonce, || connected = Some(start.elapsed())).await,
             Proto::Udp => {
                 let count = || {
                     connected.get_or_insert_with(|| start.elapsed());
                     sent += 1;
                 };
-                ask_udp(&talk, attempt, nonce, count).await
+                ask_udp(&protocol, attempt, nonce, count).await
             }
         }
     };
@@ -154,22 +161,32 @@ pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due:
     AttemptReport { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
 }
 
-async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<TargetIdentity, AttemptFailure> {
+async fn ask_tcp(
+    protocol: &TargetProtocol,
+    attempt: Attempt,
+    nonce: u64,
+    connected: impl FnOnce(),
+) -> Result<TargetIdentity, AttemptFailure> {
     let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
     connected();
-    talk.first(&mut stream, nonce, attempt.lane.service).await
+    protocol.first(&mut stream, nonce, attempt.lane.service).await
 }
 
 /// Resends until answered: UDP clients must resend lost datagrams.
-async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<TargetIdentity, AttemptFailure> {
+async fn ask_udp(
+    protocol: &TargetProtocol,
+    attempt: Attempt,
+    nonce: u64,
+    mut sent: impl FnMut(),
+) -> Result<TargetIdentity, AttemptFailure> {
     let socket = udp_from(next_port(), attempt).await.map_err(|error| failure_of(&error))?;
-    let (question, mut answer) = (talk.question(nonce), [0; DATAGRAM]);
+    let (request, mut answer) = (protocol.request(nonce), [0; DATAGRAM]);
     loop {
-        socket.send(&question).await.map_err(|error| failure_of(&error))?;
+        socket.send(&request).await.map_err(|error| failure_of(&error))?;
         sent();
         if let Ok(received) = tokio::time::timeout(RESEND, socket.recv(&mut answer)).await {
             let length = received.map_err(|error| failure_of(&error))?;
-            return talk.read(nonce, answer.get(..length).unwrap_or_default());
+            return protocol.read(nonce, answer.get(..length).unwrap_or_default());
         }
     }
 }
@@ -194,11 +211,11 @@ pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
 }
 
 /// Identity of a server that does not identify itself.
-const ANYBODY: TargetIdentity = TargetIdentity { target: 0, port: 0 };
+const ANY_TARGET: TargetIdentity = TargetIdentity { target: 0, port: 0 };
 
 /// Identity for an answer that begins with the expected text.
 fn greeted(expected: &[u8], answer: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
-    answer.starts_with(expected).then_some(ANYBODY).ok_or(AttemptFailure::WrongTarget)
+    answer.starts_with(expected).then_some(ANY_TARGET).ok_or(AttemptFailure::WrongTarget)
 }
 
 /// Failure for an I/O error; [`AttemptFailure::NotSent`] if it is not about the network.

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use kit::dns::Dns;
 use tailyard::demo::services::FIRST_TARGET_PORT;
 use tailyard::demo::target::DemoTarget;
-use tailyard::load::protocol::Talk;
+use tailyard::load::protocol::TargetProtocol;
 use tailyard::load::{Load, make};
 use tailyard::model::base::net::Proto;
 use tailyard::model::diagnostics::load::{Attempt, AttemptReport, Lane, LoadSchedule};
@@ -144,7 +144,7 @@ fn answered(stage: &Stage, system: System) -> Result<Attempt> {
         if let Some(ip) = address_of_pod() {
             let to = SocketAddr::new(ip, FIRST_TARGET_PORT);
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
-            let requests = || make(Talk::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
+            let requests = || make(TargetProtocol::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
             if stage.behind.node.ns.block_on(requests)?.outcome.is_ok_and(|by| by.target == 0) {
                 return Ok(attempt);
             }

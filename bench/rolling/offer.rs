@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tailyard::edge::conntrack::Conntrack;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
-use tailyard::load::protocol::Talk;
+use tailyard::load::protocol::TargetProtocol;
 use tailyard::model::base::net::Proto;
 use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, Lane, LoadSchedule};
 use tailyard::model::flows::flow::FlowFilter;
@@ -32,9 +32,9 @@ pub(crate) struct LoadRoute {
 impl LoadRoute {
     /// Opens connections at this rate until the event is over; fails if one reaches another target.
     pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, LoadOutcome)> {
-        let talk = Talk::Greeting(self.greeting.as_bytes().into());
+        let protocol = TargetProtocol::Greeting(self.greeting.as_bytes().into());
         let schedule = LoadSchedule::new(NonZeroU32::new(rate).context("not zero")?);
-        let load = Load { talk, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
+        let load = Load { protocol, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
         // The load also ends if the event panics.

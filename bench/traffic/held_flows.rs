@@ -6,7 +6,7 @@ use anyhow::Result;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
 use tailyard::load::flows::{FlowUpdate, Rhythm, hold};
-use tailyard::load::protocol::Talk;
+use tailyard::load::protocol::TargetProtocol;
 use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, TargetIdentity};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -66,7 +66,7 @@ impl HeldFlow {
             }
         };
         let remaining = lasts.saturating_sub(start.elapsed());
-        let ended = timeout(remaining, hold(attempt, &Talk::Identity, Rhythm::always(EVERY), start, note)).await;
+        let ended = timeout(remaining, hold(attempt, &TargetProtocol::Identity, Rhythm::always(EVERY), start, note)).await;
         Self { attempt, answers, reset: matches!(ended, Ok(Err(AttemptFailure::Reset))) }
     }
 }

@@ -81,11 +81,11 @@ impl Route {
     }
 }
 
-/// One question and its answer over a connection of its own.
+/// One request and its answer over a connection of its own.
 fn converse(to: SocketAddr, nonce: u64) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(to)?;
     let mut answer = [0; identity_protocol::ANSWER];
-    stream.write_all(&identity_protocol::question(nonce))?;
+    stream.write_all(&identity_protocol::request(nonce))?;
     stream.read_exact(&mut answer)?;
     identity_protocol::read(nonce, &answer).map(drop).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }

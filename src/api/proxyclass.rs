@@ -219,7 +219,7 @@ pub struct StaticEndpoints {
     pub node_port: NodePorts,
 }
 
-/// Ports of the nodes that lead to replicas.
+/// Ports of the nodes that are routed to replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePorts {

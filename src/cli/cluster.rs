@@ -25,7 +25,7 @@ impl ClusterArgs {
     }
 }
 
-/// Runs a command that asks others.
+/// Runs a command that sends requests.
 pub(super) fn block_on<T>(work: impl Future<Output = T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime")?;
     Ok(runtime.block_on(work))

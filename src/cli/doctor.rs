@@ -1,4 +1,4 @@
-//! `tailyard doctor`: what is wrong with a cluster or a machine, and how to mend it.
+//! `tailyard doctor`: what is wrong with a cluster or a machine, and how to repair it.
 
 use std::io::Write;
 use std::path::PathBuf;

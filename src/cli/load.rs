@@ -17,7 +17,7 @@ use super::length;
 use crate::edge::tls::Checked;
 use crate::load::Load;
 use crate::load::https::Https;
-use crate::load::protocol::Talk;
+use crate::load::protocol::TargetProtocol;
 use crate::load::report::{Line, LoadSummary};
 use crate::load::resolver::HostPort;
 use crate::load::run::{LoadOptions, run as offer};
@@ -83,7 +83,7 @@ impl LoadArgs {
     fn options(&self) -> Result<LoadOptions> {
         let rate = NonZeroU32::new(self.rate).context("no rate")?;
         let load = Load {
-            talk: self.talk()?,
+            protocol: self.protocol()?,
             timeout: self.timeout,
             max_in_flight: usize::try_from(self.max_in_flight)?,
             ..Load::new(LoadSchedule::new(rate), self.duration)
@@ -97,15 +97,15 @@ impl LoadArgs {
         Ok(LoadOptions { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, interval: self.interval })
     }
 
-    fn talk(&self) -> Result<Talk> {
+    fn protocol(&self) -> Result<TargetProtocol> {
         let expected = self.expect.as_bytes().into();
         if !self.https {
-            return Ok(Talk::Greeting(expected));
+            return Ok(TargetProtocol::Greeting(expected));
         }
         let authorities = fs::read(&self.ca).with_context(|| format!("cannot read {}", self.ca.display()))?;
         let checked = Checked::new(&authorities).with_context(|| self.ca.display().to_string())?;
         let names = self.to.iter().map(|aim| aim.host().to_owned()).collect();
-        Ok(Talk::Https(Https { checked, names, expected }))
+        Ok(TargetProtocol::Https(Https { checked, names, expected }))
     }
 }
 

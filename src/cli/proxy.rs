@@ -41,7 +41,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
         return init::keep(INIT).map(ExitCode::from).context("the first process of the container");
     }
     if settings.init.is_some() {
-        init::hear().context("signals")?;
+        init::unblock_signals().context("signals")?;
     }
     super::begin(settings.log.json, &settings.log.filter)?;
     if let Some(Init { restarts: 1.., why }) = &settings.init {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::replicas::is_ready;
 use super::scoreboard::{ReplicaPhase, Scoreboard, SharedScoreboard, look};
 use crate::load::flows::{FlowUpdate, Rhythm, hold};
-use crate::load::protocol::Talk;
+use crate::load::protocol::TargetProtocol;
 use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
@@ -65,7 +65,7 @@ fn by_ready_replica(board: &Scoreboard, flow: HeldFlow) -> Option<Attempt> {
 async fn hold_one(board: &SharedScoreboard, attempt: Attempt, start: Instant) -> Result<(), AttemptFailure> {
     let mut first: Option<TargetIdentity> = None;
     let (mut opened, mut behind) = (false, None);
-    let outcome = hold(attempt, &Talk::Identity, Rhythm::always(BEAT), start, |beat| {
+    let outcome = hold(attempt, &TargetProtocol::Identity, Rhythm::always(BEAT), start, |beat| {
         let mut board = look(board);
         match beat {
             FlowUpdate::Open { .. } => {

@@ -80,14 +80,14 @@ pub struct Script<'t> {
 impl Script<'_> {
     /// Runs the script until `end`, an offset from the start.
     pub async fn play(&mut self, end: Duration) -> Result<(), ScriptError> {
-        let mut blows = BLOWS.into_iter().map(|(hundredths, blow)| (end * hundredths / 100, blow)).peekable();
+        let mut blows = BLOWS.into_iter().map(|(hundredths, fault)| (end * hundredths / 100, fault)).peekable();
         let mut steps = ROUND.into_iter().cycle();
         while self.now() < end {
             let next = self.now() + PACE;
             self.watch_over().await?;
             catch_up(&self.board).await;
-            while let Some((_, blow)) = blows.next_if(|(at, blow)| *at <= self.now() && self.can(*blow)) {
-                self.strike(blow)?;
+            while let Some((_, fault)) = blows.next_if(|(at, fault)| *at <= self.now() && self.can(*fault)) {
+                self.inject(fault)?;
             }
             if let Some(step) = steps.next() {
                 self.change(step).await?;
@@ -153,8 +153,8 @@ impl Script<'_> {
     }
 
     /// Whether the other replicas can replace this one, and it can receive the signal.
-    pub fn can(&self, blow: FaultInjection) -> bool {
-        match blow {
+    pub fn can(&self, fault: FaultInjection) -> bool {
+        match fault {
             FaultInjection::Kill(number) => look(&self.board).can_spare(number),
             // A second SIGTERM would shorten a drain that has begun.
             FaultInjection::Leave(number) => {
@@ -165,11 +165,11 @@ impl Script<'_> {
         }
     }
 
-    pub fn strike(&mut self, blow: FaultInjection) -> Result<(), ScriptError> {
-        let (FaultInjection::Kill(number) | FaultInjection::Revive(number) | FaultInjection::Leave(number)) = blow;
+    pub fn inject(&mut self, fault: FaultInjection) -> Result<(), ScriptError> {
+        let (FaultInjection::Kill(number) | FaultInjection::Revive(number) | FaultInjection::Leave(number)) = fault;
         let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
         let mut board = look(&self.board);
-        match blow {
+        match fault {
             FaultInjection::Kill(_) => {
                 board.open_window(number);
                 replica.signal(Signal::SIGKILL);

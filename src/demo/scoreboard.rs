@@ -252,7 +252,7 @@ impl Scoreboard {
     /// The report, with a wrong answer turned into a failure.
     pub fn checked_report(&self, report: &AttemptReport) -> AttemptReport {
         let right =
-            |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
+            |answer: &TargetIdentity| self.ledger.check(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
         let outcome = report.outcome.and_then(|answer| if right(&answer) { Ok(answer) } else { Err(AttemptFailure::WrongTarget) });
         AttemptReport { outcome, ..*report }
     }
@@ -260,7 +260,7 @@ impl Scoreboard {
     /// Fault of a UDP flow's answer, if any. A replica that was killed between a change and the end of its flows ends them after its
     /// restart.
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
-        match self.ledger.judge(lane, began, ended, by) {
+        match self.ledger.check(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
                 Some(format!("the target of before, {} ms after the change", lag.as_millis()))
             }
@@ -277,7 +277,7 @@ impl Scoreboard {
 
     /// Lag of a UDP flow's answer behind a change that was observed in force; `None` if there is none.
     pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<Duration> {
-        match self.ledger.judge(lane, began, ended, by) {
+        match self.ledger.check(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } => Some(lag),
             AnswerVerdict::Right | AnswerVerdict::Wrong => None,
         }

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 
 use super::scoreboard::{ReplicaRow, Scoreboard, ScoreboardChange, SharedScoreboard, look};
 use crate::load::make;
-use crate::load::protocol::Talk;
+use crate::load::protocol::TargetProtocol;
 use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
@@ -81,7 +81,7 @@ async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> 
 async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<TargetIdentity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
-        let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), TIMEOUT).await;
+        let report = make(TargetProtocol::Identity, attempt, nonce, start, start.elapsed(), TIMEOUT).await;
         match look(board).checked_report(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),

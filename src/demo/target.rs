@@ -79,28 +79,28 @@ async fn serve_tcp(listener: TcpListener, identity: TargetIdentity) {
     let mut connections = JoinSet::new();
     loop {
         if let Ok((stream, _)) = listener.accept().await {
-            connections.spawn(converse(stream, identity));
+            connections.spawn(answer(stream, identity));
         }
         while connections.try_join_next().is_some() {}
     }
 }
 
 /// Answers requests until the client ends the connection.
-async fn converse(mut stream: TcpStream, identity: TargetIdentity) -> io::Result<()> {
+async fn answer(mut stream: TcpStream, identity: TargetIdentity) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut question = [0; identity_protocol::QUESTION];
+    let mut request = [0; identity_protocol::REQUEST];
     loop {
-        stream.read_exact(&mut question).await?;
-        stream.write_all(&identity_protocol::answer(question, identity)).await?;
+        stream.read_exact(&mut request).await?;
+        stream.write_all(&identity_protocol::answer(request, identity)).await?;
     }
 }
 
 async fn serve_udp(socket: UdpSocket, identity: TargetIdentity) {
-    let mut question = [0; identity_protocol::QUESTION];
+    let mut request = [0; identity_protocol::REQUEST];
     loop {
         // An error here is about an earlier answer that its client rejected.
-        if let Ok((identity_protocol::QUESTION, client)) = socket.recv_from(&mut question).await {
-            let _ = socket.send_to(&identity_protocol::answer(question, identity), client).await;
+        if let Ok((identity_protocol::REQUEST, client)) = socket.recv_from(&mut request).await {
+            let _ = socket.send_to(&identity_protocol::answer(request, identity), client).await;
         }
     }
 }

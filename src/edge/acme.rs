@@ -114,7 +114,7 @@ impl Acme {
     /// Fetches the suggested renewal window of a certificate and the time until the next request; `None` if the server has none.
     pub async fn suggestion(&self, certificate: &str) -> Result<Option<(RenewalWindow, Duration)>, AcmeError> {
         let Some(id) = identifier(certificate) else { return Ok(None) };
-        match call("ask when to renew", self.account.renewal_info(&id)).await {
+        match call("read the renewal window", self.account.renewal_info(&id)).await {
             Ok((info, again)) => {
                 let time = |at: i64| Timestamp::from_second(at).unwrap_or(Timestamp::MAX);
                 let window = info.suggested_window;
@@ -127,15 +127,15 @@ impl Acme {
 
     async fn new_order(&self, name: &str, replaces: Option<&str>) -> Result<Order, AcmeError> {
         let identifiers = [Identifier::Dns(name.to_owned())];
-        let ask = async |replaces: Option<&str>| {
+        let order = async |replaces: Option<&str>| {
             let mut wanted = NewOrder::new(&identifiers);
             if let Some(id) = replaces.and_then(identifier) {
                 wanted = wanted.replaces(id);
             }
             call("order", async { with_nonce!(self.account.new_order(&wanted)) }).await
         };
-        match ask(replaces).await {
-            Err(AcmeError::Unsupported) => ask(None).await,
+        match order(replaces).await {
+            Err(AcmeError::Unsupported) => order(None).await,
             made => made,
         }
     }

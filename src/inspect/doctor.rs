@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, KubeError};
-use crate::model::diagnostics::doctor::{Check, Finding, cluster as judge, node as judge_node, text, worst};
+use crate::model::diagnostics::doctor::{Check, Finding, cluster as cluster_checks, node as node_checks, text, worst};
 use crate::model::diagnostics::overview::Gap;
 
 mod cluster;
@@ -28,7 +28,7 @@ pub struct DoctorOptions {
 pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, out: &mut dyn Write) -> Result<Finding, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {
-            Ok(version) => judge::checks(&Box::pin(cluster::facts(&cluster, version, options.control_ca.as_deref())).await),
+            Ok(version) => cluster_checks::checks(&Box::pin(cluster::facts(&cluster, version, options.control_ca.as_deref())).await),
             Err(error) => vec![unreachable(&error)],
         },
         // A node need not have a kubeconfig.
@@ -36,7 +36,7 @@ pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, o
         Err(error) => vec![unreachable(&error)],
     };
     if options.node {
-        checks.extend(judge_node::checks(&node::facts().await));
+        checks.extend(node_checks::checks(&node::facts().await));
     }
     if options.json {
         serde_json::to_writer_pretty(&mut *out, &checks)?;

@@ -115,14 +115,14 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     {
         return Err(InspectError::NoGroup(group.clone()));
     }
-    ask(cluster, &mut view, options.group.as_deref()).await;
+    request_status(cluster, &mut view, options.group.as_deref()).await;
     Ok(Overview::of(&view, options.group.as_deref()))
 }
 
 /// Requests the status of the replicas.
-async fn ask(cluster: &Cluster, view: &mut ClusterView, group: Option<&str>) {
+async fn request_status(cluster: &Cluster, view: &mut ClusterView, group: Option<&str>) {
     let of_group = |pod: &str| group.is_none_or(|group| pod.rsplit_once('-').is_some_and(|(of, _)| of == group));
-    let pods = view.askable().into_iter().filter(|(pod, _)| of_group(pod));
+    let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| of_group(pod));
     let replies = stream::iter(pods).map(|(pod, port)| async move {
         let answer = timeout(PAGE, cluster.replica_status(&pod, port)).await;
         let live: LiveStatus = match answer {

@@ -6,7 +6,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
-use super::protocol::Talk;
+use super::protocol::TargetProtocol;
 use super::{DATAGRAM, failure_of, udp_from};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, TargetIdentity};
@@ -52,10 +52,16 @@ impl Rhythm {
 
 /// Opens a flow and sends requests at this interval until the flow breaks or its last request is answered. Dropping the future closes the
 /// flow in order.
-pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, note: impl FnMut(FlowUpdate)) -> Result<(), AttemptFailure> {
+pub async fn hold(
+    flow: Attempt,
+    protocol: &TargetProtocol,
+    rhythm: Rhythm,
+    start: Instant,
+    note: impl FnMut(FlowUpdate),
+) -> Result<(), AttemptFailure> {
     match flow.proto {
-        Proto::Tcp => hold_tcp(flow, talk, rhythm, start, note).await,
-        Proto::Udp => hold_udp(flow, talk, rhythm, start, note).await,
+        Proto::Tcp => hold_tcp(flow, protocol, rhythm, start, note).await,
+        Proto::Udp => hold_udp(flow, protocol, rhythm, start, note).await,
     }
 }
 
@@ -69,7 +75,7 @@ fn answer_timeout(proto: Proto) -> Duration {
 
 async fn hold_tcp(
     flow: Attempt,
-    talk: &Talk,
+    protocol: &TargetProtocol,
     mut rhythm: Rhythm,
     start: Instant,
     mut note: impl FnMut(FlowUpdate),
@@ -77,7 +83,7 @@ async fn hold_tcp(
     let opening = async {
         let mut stream = TcpStream::connect(flow.to).await.map_err(|error| failure_of(&error))?;
         stream.set_nodelay(true).map_err(|error| failure_of(&error))?;
-        let said = talk.open(&mut stream).await?;
+        let said = protocol.open(&mut stream).await?;
         Ok((stream, said))
     };
     let (mut stream, said) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| AttemptFailure::Timeout)??;
@@ -100,7 +106,7 @@ async fn hold_tcp(
             }
         };
         let began = start.elapsed();
-        let by = timeout(answer_timeout(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| AttemptFailure::Timeout)??;
+        let by = timeout(answer_timeout(flow.proto), protocol.again(&mut stream, nonce)).await.map_err(|_| AttemptFailure::Timeout)??;
         note(FlowUpdate::Answered { by, began, ended: start.elapsed() });
         if last {
             return Ok(());
@@ -111,7 +117,7 @@ async fn hold_tcp(
 
 async fn hold_udp(
     flow: Attempt,
-    talk: &Talk,
+    protocol: &TargetProtocol,
     mut rhythm: Rhythm,
     start: Instant,
     mut note: impl FnMut(FlowUpdate),
@@ -127,7 +133,7 @@ async fn hold_udp(
         let (began, by) = loop {
             nonce += 1;
             let began = start.elapsed();
-            match timeout(answer_timeout(flow.proto), ask(&socket, talk, nonce)).await {
+            match timeout(answer_timeout(flow.proto), exchange(&socket, protocol, nonce)).await {
                 Ok(by) => break (began, by.map_err(|error| failure_of(&error))?),
                 Err(_) if tries == TRIES => return Err(AttemptFailure::Timeout),
                 Err(_) => note(FlowUpdate::Lost),
@@ -159,12 +165,12 @@ async fn is_last(last: &mut watch::Receiver<bool>) {
 }
 
 /// Sends one request; ignores late answers to earlier ones.
-async fn ask(socket: &UdpSocket, talk: &Talk, nonce: u64) -> std::io::Result<TargetIdentity> {
-    socket.send(&talk.question(nonce)).await?;
+async fn exchange(socket: &UdpSocket, protocol: &TargetProtocol, nonce: u64) -> std::io::Result<TargetIdentity> {
+    socket.send(&protocol.request(nonce)).await?;
     let mut answer = [0; DATAGRAM];
     loop {
         let length = socket.recv(&mut answer).await?;
-        if let Ok(identity) = talk.read(nonce, answer.get(..length).unwrap_or_default()) {
+        if let Ok(identity) = protocol.read(nonce, answer.get(..length).unwrap_or_default()) {
             return Ok(identity);
         }
     }

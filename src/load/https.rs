@@ -40,7 +40,7 @@ impl Https {
             .map_err(|_| AttemptFailure::NotSent)?;
         let exchange = Box::pin(async {
             let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
-            self.judge(answer).await
+            self.check(answer).await
         });
         // Both must be polled: one sends the request and reads the response, the other transfers the bytes.
         match select(exchange, Box::pin(connection)).await {
@@ -50,7 +50,7 @@ impl Https {
     }
 
     /// Reads enough of the body to compare it with the expected prefix.
-    async fn judge(&self, answer: Response<Incoming>) -> Result<TargetIdentity, AttemptFailure> {
+    async fn check(&self, answer: Response<Incoming>) -> Result<TargetIdentity, AttemptFailure> {
         let right = answer.status().is_success();
         let (mut body, mut said) = (answer.into_body(), Vec::new());
         while said.len() < self.expected.len() {

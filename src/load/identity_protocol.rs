@@ -6,16 +6,16 @@
 use crate::model::diagnostics::load::TargetIdentity;
 
 /// Length of a request in bytes.
-pub const QUESTION: usize = 8;
+pub const REQUEST: usize = 8;
 /// Length of an answer in bytes.
 pub const ANSWER: usize = 12;
 
-pub fn question(nonce: u64) -> [u8; QUESTION] {
+pub fn request(nonce: u64) -> [u8; REQUEST] {
     nonce.to_be_bytes()
 }
 
-pub fn answer(question: [u8; QUESTION], identity: TargetIdentity) -> [u8; ANSWER] {
-    let [n0, n1, n2, n3, n4, n5, n6, n7] = question;
+pub fn answer(request: [u8; REQUEST], identity: TargetIdentity) -> [u8; ANSWER] {
+    let [n0, n1, n2, n3, n4, n5, n6, n7] = request;
     let ([t0, t1], [p0, p1]) = (identity.target.to_be_bytes(), identity.port.to_be_bytes());
     [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1]
 }
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn answer_matches_only_its_question() {
         let identity = TargetIdentity { target: 2, port: 7003 };
-        let answered = answer(question(0x0123_4567_89ab_cdef), identity);
+        let answered = answer(request(0x0123_4567_89ab_cdef), identity);
         assert_eq!(read(0x0123_4567_89ab_cdef, &answered), Some(identity));
         assert_eq!(read(1, &answered), None);
         assert_eq!(read(0x0123_4567_89ab_cdef, &answered[..11]), None);

@@ -9,14 +9,14 @@ use tokio::net::TcpStream;
 
 use super::https::Https;
 use super::identity_protocol;
-use super::{ANYBODY, failure_of, greeted};
+use super::{ANY_TARGET, failure_of, greeted};
 use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
 /// Maximum length of a server's first line, in bytes.
 const LINE: usize = 512;
 
 #[derive(Debug, Clone)]
-pub enum Talk {
+pub enum TargetProtocol {
     /// Identity targets, which answer each request with their identity ([`identity_protocol`](super::identity_protocol)).
     Identity,
     /// Any server. Over TCP it sends first, over UDP it answers a datagram; either must begin with these bytes. If they are empty, an
@@ -26,11 +26,11 @@ pub enum Talk {
     Https(Https),
 }
 
-impl Talk {
+impl TargetProtocol {
     /// Request over UDP.
-    pub fn question(&self, nonce: u64) -> Vec<u8> {
+    pub fn request(&self, nonce: u64) -> Vec<u8> {
         match self {
-            Self::Identity => identity_protocol::question(nonce).to_vec(),
+            Self::Identity => identity_protocol::request(nonce).to_vec(),
             Self::Greeting(_) | Self::Https(_) => line(nonce),
         }
     }
@@ -71,16 +71,16 @@ impl Talk {
 
     /// One request and its answer on an established connection.
     pub async fn again(&self, stream: &mut TcpStream, nonce: u64) -> Result<TargetIdentity, AttemptFailure> {
-        let question = self.question(nonce);
-        let mut answer = vec![0; if matches!(self, Self::Identity) { identity_protocol::ANSWER } else { question.len() }];
+        let request = self.request(nonce);
+        let mut answer = vec![0; if matches!(self, Self::Identity) { identity_protocol::ANSWER } else { request.len() }];
         let exchange = async {
-            stream.write_all(&question).await?;
+            stream.write_all(&request).await?;
             stream.read_exact(&mut answer).await
         };
         exchange.await.map_err(|error| failure_of(&error))?;
         match self {
             Self::Identity => identity_protocol::read(nonce, &answer).ok_or(AttemptFailure::Garbled),
-            Self::Greeting(_) | Self::Https(_) => (answer == question).then_some(ANYBODY).ok_or(AttemptFailure::Garbled),
+            Self::Greeting(_) | Self::Https(_) => (answer == request).then_some(ANY_TARGET).ok_or(AttemptFailure::Garbled),
         }
     }
 }
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn answer_without_the_expected_greeting_is_wrong_target() {
-        let talk = Talk::Greeting(b"db ".as_slice().into());
-        assert_eq!(talk.read(1, b"db 10.0.0.1:1"), Ok(ANYBODY));
-        assert_eq!(talk.read(1, b"cache 10.0.0.1:1"), Err(AttemptFailure::WrongTarget));
-        assert_eq!(talk.read(1, b"d"), Err(AttemptFailure::WrongTarget));
-        assert_eq!(Talk::Greeting([].into()).read(1, b"whatever"), Ok(ANYBODY));
-        assert_eq!(Talk::Identity.read(1, b"db 10.0.0.1:1"), Err(AttemptFailure::Garbled));
+        let protocol = TargetProtocol::Greeting(b"db ".as_slice().into());
+        assert_eq!(protocol.read(1, b"db 10.0.0.1:1"), Ok(ANY_TARGET));
+        assert_eq!(protocol.read(1, b"cache 10.0.0.1:1"), Err(AttemptFailure::WrongTarget));
+        assert_eq!(protocol.read(1, b"d"), Err(AttemptFailure::WrongTarget));
+        assert_eq!(TargetProtocol::Greeting([].into()).read(1, b"whatever"), Ok(ANY_TARGET));
+        assert_eq!(TargetProtocol::Identity.read(1, b"db 10.0.0.1:1"), Err(AttemptFailure::Garbled));
     }
 }

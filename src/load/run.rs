@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use super::Load;
 use super::board::{Board, FlowEvent};
 use super::flows::{FlowUpdate, Rhythm, hold};
-use super::protocol::Talk;
+use super::protocol::TargetProtocol;
 use super::report::{Line, LoadEvent, LoadSummary};
 use super::resolver::{FoundAddresses, HostPort, NameError, find};
 use crate::model::base::net::Proto;
@@ -115,7 +115,7 @@ fn hold_all(
         let idle = flow >= options.active;
         let rhythm = Rhythm { every: (!idle).then_some(options.interval), last: last.clone() };
         let connection = HeldConnection { flow, idle, start, events: events.clone() };
-        flows.spawn(connection.keep(Arc::clone(found), options.load.talk.clone(), rhythm));
+        flows.spawn(connection.keep(Arc::clone(found), options.load.protocol.clone(), rhythm));
     }
     flows
 }
@@ -129,7 +129,7 @@ struct HeldConnection {
 
 impl HeldConnection {
     /// Keeps the connection open until its last request is answered; reports and reopens a broken one.
-    async fn keep(self, found: Arc<FoundAddresses>, talk: Talk, rhythm: Rhythm) {
+    async fn keep(self, found: Arc<FoundAddresses>, protocol: TargetProtocol, rhythm: Rhythm) {
         for turn in u64::from(self.flow).. {
             let Some(to) = found.address(turn) else { return };
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
@@ -142,7 +142,7 @@ impl HeldConnection {
                 FlowUpdate::Answered { .. } => self.report(attempt, None),
                 FlowUpdate::Lost => {}
             };
-            match hold(attempt, &talk, rhythm.clone(), self.start, note).await {
+            match hold(attempt, &protocol, rhythm.clone(), self.start, note).await {
                 Ok(()) => return self.report(attempt, Some(LoadEvent::Kept)),
                 Err(failure) if open => self.report(attempt, Some(LoadEvent::Ended(failure))),
                 Err(failure) => self.report(attempt, Some(LoadEvent::NotOpened(failure))),

@@ -185,7 +185,7 @@ impl CertWork {
                     let leads = *leads.borrow_and_update();
                     self.step(OrderEvent::Leads(leads));
                 }
-                Some((secret, event)) = secrets.recv() => self.saw(&secret, event),
+                Some((secret, event)) = secrets.recv() => self.update_secret(&secret, event),
                 Some(done) = self.running.join_next() => self.done(done),
                 () = sleep_until(wake) => self.step(OrderEvent::Tick),
             }
@@ -223,7 +223,7 @@ impl CertWork {
         SecretWatch(tokio::spawn(work).abort_handle())
     }
 
-    fn saw(&mut self, secret: &str, event: ObjectEvent<VersionedSecret>) {
+    fn update_secret(&mut self, secret: &str, event: ObjectEvent<VersionedSecret>) {
         let records = match event {
             ObjectEvent::Current(noted) => self.store.put(secret, noted, Timestamp::now()),
             ObjectEvent::Gone => self.store.gone(secret),

@@ -157,7 +157,7 @@ impl Stores {
             if role == WatchRole::Class && self.cache().wants_nodes() {
                 self.wants_nodes.send_if_modified(|wants| !std::mem::replace(wants, true));
             }
-            self.ask(keys);
+            self.enqueue(keys);
         }
     }
 
@@ -174,13 +174,13 @@ impl Stores {
     /// Stores the response to a write.
     pub fn assume(&self, role: WatchRole, value: Value) {
         let keys = self.cache().put(role, value);
-        self.ask(keys);
+        self.enqueue(keys);
     }
 
     /// Removes an object that was deleted by us.
     pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
         let keys = self.cache().deleted(object, uid);
-        self.ask(keys);
+        self.enqueue(keys);
     }
 
     pub fn queue(&self) -> &Queue<WorkKey> {
@@ -214,7 +214,7 @@ impl Stores {
         }
     }
 
-    fn ask(&self, keys: BTreeSet<WorkKey>) {
+    fn enqueue(&self, keys: BTreeSet<WorkKey>) {
         for key in keys {
             let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
             self.queue.add_after(key, pace.unwrap_or(DEBOUNCE));

@@ -106,7 +106,7 @@ impl Worker {
     }
 
     /// Logs once that a group's type is not served. Another operator may own the group, so its status is not written.
-    fn say_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
+    fn log_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
         let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
         match group.filter(|group| !self.settings.types.contains(&group.spec.type_)) {
             Some(group) if said.insert(name.to_owned()) => {
@@ -138,7 +138,7 @@ impl Worker {
             let mut cache = self.stores.cache();
             let contested = cache.forget_foreign(name, Instant::now());
             let group = cache.group(name);
-            self.say_unserved(name, group.as_deref());
+            self.log_unserved(name, group.as_deref());
             if group.as_ref().is_some_and(|group| cache.awaits_nodes(group)) {
                 // The list of nodes enqueues the group again.
                 return Ok(WorkOutcome::Done);

@@ -52,7 +52,7 @@ pub async fn run(program: impl AsRef<OsStr>, arguments: &[&str], input: &str, li
 }
 
 /// Standard error of a program, at most 2000 characters; for messages.
-pub fn complaint(output: &Output) -> String {
+pub fn error_output(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim_end().chars().take(WORDS).collect()
 }
 
@@ -76,9 +76,9 @@ mod tests {
     #[tokio::test]
     async fn failed_command_returns_its_truncated_stderr() {
         let output = sh("echo no >&2; exit 3", &"x".repeat(1 << 20), LONG).await.expect("run");
-        assert_eq!((output.status.code(), complaint(&output).as_str()), (Some(3), "no"));
+        assert_eq!((output.status.code(), error_output(&output).as_str()), (Some(3), "no"));
         let output = sh("head -c 5000 /dev/zero | tr '\\0' y >&2; exit 3", "", LONG).await.expect("run");
-        assert_eq!(complaint(&output).len(), WORDS);
+        assert_eq!(error_output(&output).len(), WORDS);
     }
 
     #[tokio::test]

@@ -64,7 +64,7 @@ pub fn keep(variable: &str) -> io::Result<u8> {
 }
 
 /// Unblocks the signals that [`keep`] has blocked for the program.
-pub fn hear() -> io::Result<()> {
+pub fn unblock_signals() -> io::Result<()> {
     Ok(SigSet::all().thread_unblock()?)
 }
 

@@ -10,7 +10,7 @@ use crate::docs::tests_in;
 use crate::source::{Source, files, identifiers, tree};
 
 /// Words that no document and no text of the program may have, with replacements.
-const BANNED: [(&str, &str); 64] = [
+const BANNED: [(&str, &str); 65] = [
     ("anew", "again"),
     ("anybody", "name the program or client"),
     ("ask whom", "name the target"),
@@ -51,6 +51,7 @@ const BANNED: [(&str, &str); 64] = [
     ("lets in", "accepts"),
     ("made anew", "recreated"),
     ("made known", "imported, or reported"),
+    ("mend", "repair"),
     ("mended", "repaired"),
     ("mends", "repairs"),
     ("nobody", "name the program or client"),
@@ -133,6 +134,12 @@ fn prose(document: &str) -> Vec<(usize, String)> {
     lines
 }
 
+/// Lines that are comments, without their code.
+fn comments(text: &str, mark: &str) -> Vec<(usize, String)> {
+    let comment = |line: &str| line.trim_start().strip_prefix(mark).map(|line| line.split('`').step_by(2).collect::<Vec<_>>().join(" "));
+    (1..).zip(text.lines()).filter_map(|(number, line)| Some((number, comment(line)?))).collect()
+}
+
 #[test]
 fn documents_use_the_fields_terms() {
     let mut documents = [files(&root().join("docs"), "md"), files(&root().join("bench/words"), "md")].concat();
@@ -156,6 +163,21 @@ fn texts_of_the_program_use_the_fields_terms() {
         let texts = source.texts.iter().filter(|text| text.contains(' '));
         faults
             .extend(texts.flat_map(|text| banned(text).into_iter().map(|fault| format!("{name}: {fault}, in {text}")).collect::<Vec<_>>()));
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn comments_use_the_fields_terms() {
+    let read = |path: PathBuf| (path.display().to_string(), fs::read_to_string(&path).expect("text"));
+    let below = |folder: &str, ending| files(&root().join(folder), ending).into_iter().map(read);
+    let manifests = ["charts", "config"].into_iter().flat_map(|folder| below(folder, "yaml")).map(|file| ("#", file));
+    let programs = code().into_iter().chain(below("tests/servers", "go")).map(|file| ("//", file));
+    let mut faults = Vec::new();
+    for (mark, (name, text)) in manifests.chain(programs) {
+        for (number, line) in comments(&text, mark) {
+            faults.extend(banned(&line).iter().map(|fault| format!("{name}:{number}: {fault}")));
+        }
     }
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::model::base::net::Family;
 use crate::model::firewall::iptables::Jump;
-use crate::runtime::command::{self, CommandError, complaint};
+use crate::runtime::command::{self, CommandError, error_output};
 
 /// Timeout of a run, including the wait for the xtables lock of iptables-legacy.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -120,5 +120,5 @@ fn succeeded(program: String, what: &'static str, output: &Output) -> Result<Str
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(IptablesError::Refused { program, what, status: output.status, stderr: complaint(output) })
+    Err(IptablesError::Refused { program, what, status: output.status, stderr: error_output(output) })
 }

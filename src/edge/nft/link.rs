@@ -136,7 +136,7 @@ impl NftSocket {
 
     /// Reads the generation: the number of transactions in this network namespace.
     pub(super) fn generation(&mut self) -> Result<u32, NftError> {
-        let fault = |source| NftError::Kernel { what: "tell its generation of rules", source };
+        let fault = |source| NftError::Kernel { what: "report its generation of rules", source };
         let mut found = None;
         let read = |answer: &Answer<'_>| {
             if let Some(Message::Generation { id, .. }) = decoded(answer) {

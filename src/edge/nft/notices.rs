@@ -31,7 +31,7 @@ impl NotificationStream {
             socket.socket_mut().add_membership(NOTICES)?;
             Ok(socket)
         };
-        open().map(|socket| Self { socket, own }).map_err(|source| NftError::Kernel { what: "tell of changes to nftables", source })
+        open().map(|socket| Self { socket, own }).map_err(|source| NftError::Kernel { what: "subscribe to changes of nftables", source })
     }
 
     /// Waits for a change of nftables by another process. The batches of the [`super::Nft`] that created the stream are ignored, its runs
@@ -43,7 +43,7 @@ impl NotificationStream {
             let mut buffer = Vec::with_capacity(RECEIVE_SIZE);
             match self.socket.recv(&mut buffer).await {
                 Err(fault) if answers_lost(&fault) => return Ok(()),
-                Err(source) => return Err(NftError::Kernel { what: "tell of changes to nftables", source }),
+                Err(source) => return Err(NftError::Kernel { what: "subscribe to changes of nftables", source }),
                 Ok(()) => {
                     let foreign = |message: Answer<'_>| {
                         let decoded = decode(message.message_type(), message.port_number(), message.payload());

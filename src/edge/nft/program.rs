@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{NftError, TIMEOUT};
-use crate::runtime::command::{self, CommandError, complaint};
+use crate::runtime::command::{self, CommandError, error_output};
 
 /// Runs nft with this standard input; its error output is kept for messages and not parsed.
 pub(super) async fn run(program: &Path, arguments: &[&str], what: &'static str, input: String) -> Result<(), NftError> {
@@ -11,5 +11,5 @@ pub(super) async fn run(program: &Path, arguments: &[&str], what: &'static str, 
         CommandError::Run(source) => NftError::Missing { program: program.to_owned(), source },
         CommandError::Timeout(_) => NftError::Timeout { program: program.to_owned() },
     })?;
-    if output.status.success() { Ok(()) } else { Err(NftError::Refused { what, status: output.status, stderr: complaint(&output) }) }
+    if output.status.success() { Ok(()) } else { Err(NftError::Refused { what, status: output.status, stderr: error_output(&output) }) }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::names;
-use crate::model::controller::ingress_spec::{annotation, dns_label, truth};
+use crate::model::controller::ingress_spec::{annotation, dns_label, is_true};
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::Labels;
 
@@ -252,7 +252,7 @@ fn direction(service: &Service) -> Option<DefaultGroup> {
     if has_target(service) {
         return Some(DefaultGroup::Egress);
     }
-    let exposed = || annotation(service.metadata.annotations.as_ref(), names::EXPOSE).is_some_and(truth);
+    let exposed = || annotation(service.metadata.annotations.as_ref(), names::EXPOSE).is_some_and(is_true);
     (standalone::is_balanced(service) || exposed()).then_some(DefaultGroup::Ingress)
 }
 

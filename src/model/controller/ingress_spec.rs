@@ -188,7 +188,7 @@ pub fn annotation<'a>(annotations: Option<&'a Annotations>, key: &str) -> Option
 }
 
 /// Whether an annotation is true, in the spellings that the Tailscale operator accepts.
-pub fn truth(text: &str) -> bool {
+pub fn is_true(text: &str) -> bool {
     matches!(text, "true" | "True" | "TRUE" | "t" | "T" | "1")
 }
 

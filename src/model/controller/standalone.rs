@@ -14,7 +14,7 @@ use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec};
 use crate::model::base::conditions;
 use crate::model::base::hash::sha256;
-use crate::model::controller::ingress_spec::{annotation, service_label, truth};
+use crate::model::controller::ingress_spec::{annotation, is_true, service_label};
 
 /// Longest part of a Service's name in the name of its workload: a Pod has a label of that name and eleven bytes.
 const LONGEST_PART: usize = 43;
@@ -50,7 +50,7 @@ pub fn key_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
 pub fn directions(service: &Service) -> (bool, bool) {
     let annotations = service.metadata.annotations.as_ref();
     let set = |name: &&str| annotation(annotations, name).is_some();
-    let ingress = is_balanced(service) || annotation(annotations, names::EXPOSE).is_some_and(truth);
+    let ingress = is_balanced(service) || annotation(annotations, names::EXPOSE).is_some_and(is_true);
     (ingress, [names::TAILNET_FQDN, names::TAILNET_IP, names::FORMER_TAILNET_IP].iter().any(set))
 }
 

@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(find(&bytes, 2).and_then(|inside| find(inside, 3)), Some(&[7][..]), "the flag of a nested one is not of its type");
     }
 
-    /// The attributes written anew.
+    /// The attributes, written again.
     fn rewritten(bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         Attributes(bytes).for_each(|(kind, payload)| put(&mut out, kind, payload));

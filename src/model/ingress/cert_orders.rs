@@ -171,7 +171,7 @@ impl Issuer {
                 self.wanted.iter().cloned().collect()
             }
             OrderEvent::Seen(name, record) => {
-                self.saw(&name, record, now.at);
+                self.update_record(&name, record, now.at);
                 vec![name]
             }
             OrderEvent::Claimed(name, written) => self.claimed(name, written, now.at, actions),
@@ -187,7 +187,7 @@ impl Issuer {
         }
     }
 
-    fn saw(&mut self, name: &str, record: Option<NameRecord>, at: Duration) {
+    fn update_record(&mut self, name: &str, record: Option<NameRecord>, at: Duration) {
         let one = self.names.entry(name.to_owned()).or_default();
         if one.record == record {
             return;
@@ -205,7 +205,7 @@ impl Issuer {
         let until = sent + self.terms.order;
         match written {
             WriteResult::Done(record) => {
-                self.saw(&name, Some(record), at);
+                self.update_record(&name, Some(record), at);
                 let replaces = self.certificate(&name).map(|certificate| certificate.id.clone());
                 self.set(&name, OrderPhase::Ordering(until));
                 self.timer(&name, until);
@@ -241,7 +241,7 @@ impl Issuer {
         match written {
             WriteResult::Done(record) => {
                 self.set(&name, OrderPhase::Nothing);
-                self.saw(&name, Some(record), at);
+                self.update_record(&name, Some(record), at);
                 vec![name]
             }
             WriteResult::Conflict => {

@@ -54,7 +54,7 @@ pub(super) async fn hook(sources: Arc<SnapshotSources>) -> AdminResponse {
     loop {
         leaving.counted(sources.flows().await, start.elapsed());
         let probed: Vec<(Arc<str>, Vec<HealthProbe>)> = stream::iter(leaving.to_ask())
-            .map(|service| ask(&sources, &leaving, service, &endpoints))
+            .map(|service| probe(&sources, &leaving, service, &endpoints))
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
@@ -83,7 +83,7 @@ fn endpoints(sources: &SnapshotSources) -> Option<BTreeMap<Arc<str>, String>> {
 }
 
 /// One round of a service: the operator's number of requests, or until this Pod responds.
-async fn ask(
+async fn probe(
     sources: &SnapshotSources,
     leaving: &DrainingServices,
     service: Arc<str>,

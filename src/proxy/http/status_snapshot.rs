@@ -177,7 +177,7 @@ impl SnapshotSources {
             }),
             netmap: netmap.is_some(),
             addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
-            interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
+            interface: self.link.as_ref().and_then(|link| link_fault(&self.interface, &link.borrow())),
             paths: self.paths(),
             services: self.services(),
             funnel_errors: self.funnel_errors().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
@@ -362,7 +362,7 @@ fn usermetrics(tailnet: &TailnetPart) -> Fetch<String> {
 }
 
 /// Fault of an interface, if any.
-fn ailing(name: &InterfaceName, link: &LinkState) -> Option<String> {
+fn link_fault(name: &InterfaceName, link: &LinkState) -> Option<String> {
     match (link.present, link.up) {
         (false, _) => Some(format!("there is no interface {name}")),
         (true, false) => Some(format!("interface {name} is down")),

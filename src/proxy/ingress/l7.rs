@@ -277,7 +277,7 @@ async fn run(
         let failed = listeners.follow(&sites, &shared).await;
         shared.pools.retain(&sites.values().flat_map(|site| site.backends().cloned()).collect());
         let in_place = listeners.in_place(&shared);
-        tell(&placed.borrow(), &in_place);
+        log_missing_certificates(&placed.borrow(), &in_place);
         put(&placed, Arc::new(in_place));
         let changed = loop {
             tokio::select! {
@@ -307,7 +307,7 @@ fn load(certificates: &Certificates, sites: &Vhosts, pairs: &BTreeMap<String, Pa
 }
 
 /// Logs changes of the names without certificate.
-fn tell(before: &BTreeMap<String, SiteStatus>, after: &BTreeMap<String, SiteStatus>) {
+fn log_missing_certificates(before: &BTreeMap<String, SiteStatus>, after: &BTreeMap<String, SiteStatus>) {
     for (service, now) in after.iter().filter(|(_, now)| now.certified) {
         let before_missing = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
         for name in now.missing.iter().filter(|name| before_missing.is_none_or(|current| !current.contains(*name))) {

@@ -124,7 +124,7 @@ impl ClusterCache {
         for group in owners(object) {
             self.change(&group, |members| members.follow(role, id, object, came));
         }
-        if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.asks(id, object) {
+        if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
         }
         match object {

@@ -61,7 +61,7 @@ impl ClusterCache {
     /// Groups that a change concerns because of published names.
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
-        if let Some(PublishRequest { wants: true, label, .. }) = self.asks(id, object) {
+        if let Some(PublishRequest { wants: true, label, .. }) = self.publish_request(id, object) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.group_of(other)));
         }
         if role == WatchRole::Service {

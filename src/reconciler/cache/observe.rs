@@ -185,7 +185,7 @@ impl ClusterCache {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
-        for label in self.asked_labels(group) {
+        for label in self.requested_labels(group) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
             let same = same.filter_map(|(id, stored)| Some((id, stored.object.owned()?)));

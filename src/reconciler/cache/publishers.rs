@@ -44,7 +44,7 @@ pub(super) struct PublishRequest {
 
 impl ClusterCache {
     /// The request of an Ingress or Service, which may be none; `None` for other objects.
-    pub(super) fn asks(&self, id: &Id, object: &CachedObject) -> Option<PublishRequest> {
+    pub(super) fn publish_request(&self, id: &Id, object: &CachedObject) -> Option<PublishRequest> {
         let (source, assignment, label) = match object {
             CachedObject::Ingress(ingress) => (PublishSource::Ingress, self.assignment.ingress(ingress), ingress_label(ingress)),
             CachedObject::Service(service) => (PublishSource::Service, self.assignment.published(service), service_label(service)),
@@ -59,7 +59,7 @@ impl ClusterCache {
 
     /// Groups that an object concerns by its current or earlier request. The empty name means no group.
     pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
-        let Some((request, metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
+        let Some((request, metadata)) = self.publish_request(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
         let PublishRequest { claimant, group, faulty, .. } = request;
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
         let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
@@ -112,7 +112,7 @@ impl ClusterCache {
     }
 
     /// Labels that Ingresses request from a group.
-    pub(super) fn asked_labels(&self, group: &str) -> impl Iterator<Item = String> {
+    pub(super) fn requested_labels(&self, group: &str) -> impl Iterator<Item = String> {
         let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| &members.ingresses);
         ingresses.map(|(_, ingress)| ingress_label(ingress))
     }
@@ -149,11 +149,11 @@ impl ClusterCache {
 
     pub(super) fn group_of(&self, claimant: &Publisher) -> Option<String> {
         let (id, object) = self.claimant(claimant)?;
-        self.asks(&id, object)?.group
+        self.publish_request(&id, object)?.group
     }
 
     pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<String> {
-        self.asks(id, self.one(role(source), id)?)?.group
+        self.publish_request(id, self.one(role(source), id)?)?.group
     }
 
     /// Fault of our `IngressClass`, if any.

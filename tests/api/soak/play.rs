@@ -96,9 +96,9 @@ impl<'s, 't> Play<'s, 't> {
 
     fn can(&self, trouble: Trouble) -> bool {
         match trouble {
-            Trouble::Replica(blow @ FaultInjection::Revive(_)) => self.script.can(blow),
-            Trouble::Replica(blow @ (FaultInjection::Kill(number) | FaultInjection::Leave(number))) => {
-                self.is_sure(number) && self.script.can(blow)
+            Trouble::Replica(fault @ FaultInjection::Revive(_)) => self.script.can(fault),
+            Trouble::Replica(fault @ (FaultInjection::Kill(number) | FaultInjection::Leave(number))) => {
+                self.is_sure(number) && self.script.can(fault)
             }
             Trouble::DaemonKilled(number) | Trouble::DaemonHangs(number, _) => {
                 let is_there = self.script.replicas.get(number).is_some_and(|replica| replica.pid().is_some());
@@ -125,7 +125,7 @@ impl<'s, 't> Play<'s, 't> {
     async fn befall(&mut self, trouble: Trouble) -> Result<(), ScriptError> {
         println!("{:8.2} s: {trouble:?}", self.script.now().as_secs_f64());
         match trouble {
-            Trouble::Replica(blow) => self.script.strike(blow)?,
+            Trouble::Replica(fault) => self.script.inject(fault)?,
             Trouble::BadConfig => {
                 self.script.volume.write_bytes(b"{\"half a con").map_err(ScriptError::Config)?;
                 tokio::time::sleep(SPOILT).await;

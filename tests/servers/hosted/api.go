@@ -248,7 +248,7 @@ func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
 	a.tailnet.UpdateNode(node)
 }
 
-// renew is called when a node asks for its map. One that logged in with another key than the one that ended has that key's
+// renew is called when a node requests its map. One that logged in with another key than the one that ended has that key's
 // time, which testcontrol copies, and is alive. testcontrol keeps the node of the old key beside it, with the same identity and
 // addresses, and lists both to peers in any order: the old one loses them here, as peers would send to it otherwise.
 func (a *api) renew(r *tailcfg.MapRequest) (done func()) {

@@ -110,7 +110,7 @@ func (a *api) addNode(id, hostname string) {
 	})
 }
 
-// scripted records requests and lets go wrong what tests have scripted; it passes all others on.
+// scripted records requests, fails those that tests have scripted, and passes all others on.
 func (a *api) scripted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		call := r.Method + " " + r.URL.Path

@@ -3,10 +3,10 @@
 //
 // The tailnet is tstest/integration/testcontrol of the tailscale module, with a DERP and a STUN server of the same module
 // beside it. The API is written from its published contract, version 2 (https://tailscale.com/api): OAuth tokens, keys,
-// devices, services. What it does not do, and the real one does: whoever asks to join does, whatever his key; a device that
-// was deleted is known no more, but it is not thrown out, and is what it was if it logs in with another key; whoever advertises a service
-// is approved for it unless the API refused it, and the service has one such node as primary, the same for every peer; no policy;
-// nothing outlives the process.
+// devices, services. Differences from the real one: a node joins with any key; a
+// deleted device disappears from the API, but stays connected, and returns with its identity if it logs in with another key; a node that
+// advertises a service is approved for it unless the API refused it, and one such node is primary of the service, the same for every
+// peer; there is no policy; nothing outlives the process.
 //
 // With -listen it serves the API alone, over plain HTTP, for tests without real nodes. In both modes tests inspect and change its state,
 // and script faults, by endpoints under /lab/, which are no part of the API: see lab.go.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use super::backend::backend;
-use super::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, UserCertificate, annotation, common, ingress_label, text, truth};
+use super::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, UserCertificate, annotation, common, ingress_label, is_true, text};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::ingress::cert_orders::Validity;
@@ -46,11 +46,11 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     let mut listeners = BTreeMap::from([(HTTPS, Listener::Https)]);
     if annotation(annotations, names::HTTP_ENDPOINT) == Some("enabled") {
         listeners.insert(HTTP, Listener::Http);
-    } else if annotation(annotations, names::HTTP_REDIRECT).is_some_and(truth) {
+    } else if annotation(annotations, names::HTTP_REDIRECT).is_some_and(is_true) {
         listeners.insert(HTTP, Listener::Redirect);
     }
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
-    let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
+    let funnel = annotation(annotations, names::FUNNEL).is_some_and(is_true);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
     Ok(PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings })
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use super::{L4Service, PublishSpec, PublishTarget, annotation, common, service_label, truth};
+use super::{L4Service, PublishSpec, PublishTarget, annotation, common, is_true, service_label};
 use crate::api::names;
 use crate::api::vip::ANY_PORT;
 
@@ -62,7 +62,7 @@ fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
 
 /// TCP ports that get a PROXY protocol header.
 fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
-    let Some(setting) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|requested| !untruth(requested))
+    let Some(setting) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|requested| !is_false(requested))
     else {
         return BTreeSet::new();
     };
@@ -70,7 +70,7 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     let is_tcp = |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
     let ports: Vec<&ServicePort> = spec.and_then(|spec| spec.ports.as_ref()).into_iter().flatten().filter(is_tcp).collect();
     let number = |port: &ServicePort| u16::try_from(port.port).ok();
-    if truth(setting) {
+    if is_true(setting) {
         if ports.is_empty() {
             wrong.push(format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
         }
@@ -90,6 +90,6 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
 }
 
 /// Whether an annotation is false.
-fn untruth(text: &str) -> bool {
+fn is_false(text: &str) -> bool {
     matches!(text, "false" | "False" | "FALSE" | "f" | "F")
 }

@@ -45,7 +45,7 @@ impl IngressConfigMap {
             (routes::KEY, text(&self.routes)),
             (routes::ORIGINS, text(&self.origins)),
         ];
-        let events = (!self.reported_events.is_empty()).then(|| (routes::TOLD, text(&self.reported_events)));
+        let events = (!self.reported_events.is_empty()).then(|| (routes::REPORTED_EVENTS, text(&self.reported_events)));
         let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
         data.into_iter().chain(events).chain(orders)
     }
@@ -73,7 +73,7 @@ impl IngressConfigMap {
             mappings: part(config_map, ingress::KEY),
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
-            reported_events: part(config_map, routes::TOLD),
+            reported_events: part(config_map, routes::REPORTED_EVENTS),
             orders: part(config_map, routes::ORDERS),
         }
     }

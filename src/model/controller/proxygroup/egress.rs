@@ -111,7 +111,7 @@ fn update_statuses(
     standing: readiness::ReplicaAcks,
 ) {
     let pending = claims.iter().filter(|claim| claim.served.is_none()).count();
-    let context = services::ReportContext { written, same: work.memory.stands(&standing), standing: &standing };
+    let context = services::ReportContext { written, same: work.memory.matches(&standing), standing: &standing };
     let mut served = Vec::with_capacity(claims.len());
     for (claim, outcome) in claims.into_iter().zip(outcomes) {
         let acks = services::update_status(work, &claim, &outcome, &context);

@@ -120,7 +120,7 @@ impl Memory {
     }
 
     /// Whether the acknowledgements are unchanged.
-    pub(super) fn stands(&self, standing: &ReplicaAcks) -> bool {
+    pub(super) fn matches(&self, standing: &ReplicaAcks) -> bool {
         self.standing.as_ref().is_some_and(|before| before.same(standing))
     }
 

@@ -92,7 +92,7 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     if whole {
         pods(work, &shape);
     }
-    replicas::departures(work, &shape.owner, wanted);
+    replicas::remove_replicas(work, &shape.owner, wanted);
     denials(work, "");
     status::status(work, group, wanted);
 }
@@ -155,7 +155,7 @@ pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     without(work, &owner, Some("is being deleted: name another group."));
     work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
     let unpublished = ingress::end(work, &owner);
-    if replicas::departures(work, &owner, 0) && unpublished {
+    if replicas::remove_replicas(work, &owner, 0) && unpublished {
         for object in metrics_refs(&owner) {
             work.delete(&owner, &object);
         }

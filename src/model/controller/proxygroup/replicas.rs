@@ -192,7 +192,7 @@ fn document(
 }
 
 /// Removes replicas from ordinal `from` on. Returns whether all are gone.
-pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
+pub(super) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
     let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
     let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
     let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
@@ -201,7 +201,7 @@ pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> 
         if runs(work, replica) || u64::from(*ordinal) < lowered {
             all_gone = false;
         } else {
-            all_gone &= departure(work, owner, *ordinal, replica);
+            all_gone &= remove_replica(work, owner, *ordinal, replica);
         }
     }
     all_gone
@@ -221,7 +221,7 @@ fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
 }
 
 /// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
-fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
+fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
     let mine = |object: &ObjectRef| work.owned(object).filter(|existing| whose(owner, existing) == Ownership::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();

@@ -154,8 +154,8 @@ fn served(
 ) -> bool {
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
-    let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
+    let mut conditions = ConditionWriter::new(work, service);
+    conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let points = external_name(service) == host;
     let settled = *settled && acks.written;
     // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
@@ -170,7 +170,7 @@ fn served(
         return false;
     }
     if (points || switch) && settled {
-        telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::True, &reason, format!("The Service stands for {host}."));
+        conditions.set(EGRESS_SVC_CONFIGURED, ConditionStatus::True, &reason, format!("The Service resolves to {host}."));
     }
     let AckSummary { ready, wanted, .. } = acks;
     let counts = || format!("{ready} out of {wanted} replicas are ready to route traffic");
@@ -184,43 +184,43 @@ fn served(
         _ if ready < wanted => (ConditionStatus::True, reason::PARTIALLY_READY, counts()),
         _ => (ConditionStatus::True, reason::READY, counts()),
     };
-    telling.set(EGRESS_SVC_READY, status, reason, message);
+    conditions.set(EGRESS_SVC_READY, status, reason, message);
     let external_name = switch.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host) });
-    !telling.update(work, true, external_name) && points
+    !conditions.update(work, true, external_name) && points
 }
 
 fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
-    let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
+    let mut conditions = ConditionWriter::new(work, service);
+    conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let reason = format!("ConfigurationFailed:{}", record(service, &work.observed.name));
-    if telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
+    if conditions.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
         work.warn(subject(key), reason::CONFIGURATION_FAILED, message.to_owned());
     }
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
-    telling.update(work, finalized(service, claim), None);
+    conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
+    conditions.update(work, finalized(service, claim), None);
 }
 
 fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
-    let mut telling = ConditionWriter::new(work, service);
-    if telling.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
+    let mut conditions = ConditionWriter::new(work, service);
+    if conditions.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
         work.warn(subject(key), "INVALIDSERVICE", message.clone());
     }
-    telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
-    telling.update(work, finalized(service, claim), None);
+    conditions.remove(EGRESS_SVC_CONFIGURED);
+    conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
+    conditions.update(work, finalized(service, claim), None);
 }
 
 /// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
 pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, service: &Service, message: &str) {
-    let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
-    telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
+    let mut conditions = ConditionWriter::new(work, service);
+    conditions.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
+    conditions.remove(EGRESS_SVC_CONFIGURED);
+    conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
     let child = claim.served.as_ref().map(|served| &*served.child.name).or(claim.record.as_ref().map(|record| record.name));
     let dead = work.observed.group.is_none() && child.is_some_and(|child| external_name(service) == host(work, child));
     let restored = if dead { restored(work, service) } else { None };
-    telling.update(work, finalized(service, claim), restored);
+    conditions.update(work, finalized(service, claim), restored);
 }
 
 /// Releases a Service once its child is deleted.
@@ -228,18 +228,18 @@ pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &Serv
     if claim.object.is_some() {
         return;
     }
-    let mut telling = ConditionWriter::new(work, service);
+    let mut conditions = ConditionWriter::new(work, service);
     let mut restored_name = None;
     if service.metadata.deletion_timestamp.is_none() {
         for kind in [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY] {
-            telling.remove(kind);
+            conditions.remove(kind);
         }
         restored_name = restored(work, service);
         if restored_name.as_ref().is_none_or(|update| update.name.is_none()) {
-            dead_name(work, service, telling.changed);
+            dead_name(work, service, conditions.changed);
         }
     }
-    telling.update(work, false, restored_name);
+    conditions.update(work, false, restored_name);
 }
 
 pub(super) fn external_name(service: &Service) -> &str {

@@ -129,7 +129,7 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, service: Option<&Arc<Service
         return;
     }
     work.delete(owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
-    if !replicas::departures(work, owner, 0) {
+    if !replicas::remove_replicas(work, owner, 0) {
         if let TailnetState::Unavailable(why) = &observed.tailnet {
             work.fault(reason::PROXY_FAILED, why.clone());
         }

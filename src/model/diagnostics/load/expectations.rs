@@ -75,7 +75,7 @@ impl Expectations {
     }
 
     /// Verdict on an answer to an attempt with these start and end times.
-    pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: TargetIdentity) -> AnswerVerdict {
+    pub fn check(&self, lane: Lane, began: Duration, ended: Duration, answer: TargetIdentity) -> AnswerVerdict {
         let eras = self.lanes.get(&lane).map_or(&[][..], Vec::as_slice);
         let mut verdict = AnswerVerdict::Wrong;
         // Time at which an era's successor was in force; the latest era has none.

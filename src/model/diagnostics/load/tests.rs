@@ -26,18 +26,18 @@ fn old_and_new_target_are_right_until_the_change_settles() {
     ledger.write(LANE, Some(A), ms(0));
     ledger.settle(LANE, ms(1));
     ledger.write(LANE, Some(B), ms(100));
-    let judge = |ledger: &Expectations, began, answer| ledger.judge(LANE, ms(began), ms(began + 1), answer);
+    let check = |ledger: &Expectations, began, answer| ledger.check(LANE, ms(began), ms(began + 1), answer);
     assert!(!ledger.is_settled(LANE));
-    assert_eq!(judge(&ledger, 50, A), AnswerVerdict::Right);
-    assert_eq!(judge(&ledger, 50, B), AnswerVerdict::Wrong, "not before it was written");
-    assert_eq!(judge(&ledger, 150, A), AnswerVerdict::Right);
-    assert_eq!(judge(&ledger, 150, B), AnswerVerdict::Right);
+    assert_eq!(check(&ledger, 50, A), AnswerVerdict::Right);
+    assert_eq!(check(&ledger, 50, B), AnswerVerdict::Wrong, "not before it was written");
+    assert_eq!(check(&ledger, 150, A), AnswerVerdict::Right);
+    assert_eq!(check(&ledger, 150, B), AnswerVerdict::Right);
     ledger.settle(LANE, ms(110));
-    assert_eq!(judge(&ledger, 109, A), AnswerVerdict::Right, "begun before");
-    assert_eq!(judge(&ledger, 150, A), AnswerVerdict::Stale { by: ms(40) });
-    assert_eq!(judge(&ledger, 150, B), AnswerVerdict::Right);
-    assert_eq!(judge(&ledger, 150, C), AnswerVerdict::Wrong);
-    assert_eq!(ledger.judge(Lane { service: 4, replica: 1 }, ms(0), ms(1), A), AnswerVerdict::Wrong, "an unknown lane");
+    assert_eq!(check(&ledger, 109, A), AnswerVerdict::Right, "begun before");
+    assert_eq!(check(&ledger, 150, A), AnswerVerdict::Stale { by: ms(40) });
+    assert_eq!(check(&ledger, 150, B), AnswerVerdict::Right);
+    assert_eq!(check(&ledger, 150, C), AnswerVerdict::Wrong);
+    assert_eq!(ledger.check(Lane { service: 4, replica: 1 }, ms(0), ms(1), A), AnswerVerdict::Wrong, "an unknown lane");
 }
 
 #[test]
@@ -47,9 +47,9 @@ fn reverted_change_makes_the_old_target_right_again() {
         ledger.write(LANE, target, ms(at));
         ledger.settle(LANE, ms(at + 5));
     }
-    assert_eq!(ledger.judge(LANE, ms(250), ms(251), A), AnswerVerdict::Right);
-    assert_eq!(ledger.judge(LANE, ms(150), ms(151), A), AnswerVerdict::Stale { by: ms(45) });
-    assert_eq!(ledger.judge(LANE, ms(320), ms(321), A), AnswerVerdict::Stale { by: ms(15) }, "a removed service has no valid answer");
+    assert_eq!(ledger.check(LANE, ms(250), ms(251), A), AnswerVerdict::Right);
+    assert_eq!(ledger.check(LANE, ms(150), ms(151), A), AnswerVerdict::Stale { by: ms(45) });
+    assert_eq!(ledger.check(LANE, ms(320), ms(321), A), AnswerVerdict::Stale { by: ms(15) }, "a removed service has no valid answer");
     assert_eq!(ledger.target(LANE), None);
 }
 
@@ -61,9 +61,9 @@ fn readiness_settles_only_older_changes() {
     }
     ledger.settle_until(LANE, ms(150), ms(210));
     assert!(!ledger.is_settled(LANE), "the last change is too young");
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), A), AnswerVerdict::Stale { by: ms(10) });
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), B), AnswerVerdict::Right);
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), C), AnswerVerdict::Right);
+    assert_eq!(ledger.check(LANE, ms(220), ms(221), A), AnswerVerdict::Stale { by: ms(10) });
+    assert_eq!(ledger.check(LANE, ms(220), ms(221), B), AnswerVerdict::Right);
+    assert_eq!(ledger.check(LANE, ms(220), ms(221), C), AnswerVerdict::Right);
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl ClusterView {
     }
 
     /// Pods with a status endpoint, and its port. The Tailscale operator's image has none.
-    pub fn askable(&self) -> Vec<(String, u16)> {
+    pub fn with_status_endpoint(&self) -> Vec<(String, u16)> {
         let running =
             |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some() && status.phase.as_deref() == Some("Running"));
         let own = |pod: &Pod| !stock(pod);

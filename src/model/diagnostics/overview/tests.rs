@@ -219,6 +219,6 @@ fn watch_prints_changed_and_removed_rows() {
 
 #[test]
 fn only_running_pods_with_our_image_are_queried() {
-    assert_eq!(well().askable(), [("eg-0".to_owned(), 9002), ("eg-1".to_owned(), 9002)]);
-    assert_eq!(troubled().askable(), [("eg-0".to_owned(), 9002)], "one has no node, one is the stock image");
+    assert_eq!(well().with_status_endpoint(), [("eg-0".to_owned(), 9002), ("eg-1".to_owned(), 9002)]);
+    assert_eq!(troubled().with_status_endpoint(), [("eg-0".to_owned(), 9002)], "one has no node, one is the stock image");
 }

@@ -271,7 +271,7 @@ fn cluster(ruleset: &Ruleset, family: Family) -> Vec<String> {
 
 fn port(key: PortKey, targets: &[SocketAddr]) -> Vec<String> {
     // The text form of an IPv6 socket address has the brackets that iptables requires.
-    spread(&format!("-p {0} -m {0} --dport {1}", key.proto, key.port), targets)
+    balance_rules(&format!("-p {0} -m {0} --dport {1}", key.proto, key.port), targets)
 }
 
 fn host(ip: IpAddr, targets: &[IpAddr], family: Family) -> Vec<String> {
@@ -279,11 +279,11 @@ fn host(ip: IpAddr, targets: &[IpAddr], family: Family) -> Vec<String> {
         return Vec::new();
     }
     let of_family: Vec<IpAddr> = targets.iter().copied().filter(|to| Family::of(*to) == family).take(SLOTS).collect();
-    spread(&format!("-d {ip}/{}", if ip.is_ipv4() { 32 } else { 128 }), &of_family)
+    balance_rules(&format!("-d {ip}/{}", if ip.is_ipv4() { 32 } else { 128 }), &of_family)
 }
 
 /// Rules that distribute matching packets equally to the targets; without target they are rejected.
-fn spread<T: fmt::Display>(test: &str, targets: &[T]) -> Vec<String> {
+fn balance_rules<T: fmt::Display>(test: &str, targets: &[T]) -> Vec<String> {
     let remaining = (1..=targets.len()).rev();
     let rule = |(to, rest): (&T, usize)| {
         let others = u32::try_from(rest).unwrap_or(u32::MAX);

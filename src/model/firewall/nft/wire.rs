@@ -278,7 +278,7 @@ fn text(name: &str) -> Vec<u8> {
     [name.as_bytes(), b"\0"].concat()
 }
 
-/// Asks for the outcome of the message that starts here.
+/// Requests the outcome of the message that starts here.
 fn acknowledge(out: &mut [u8], start: usize) {
     if let Some([low, high]) = out.get_mut(start + 6..start + 8) {
         [*low, *high] = (u16::from_ne_bytes([*low, *high]) | ACK).to_ne_bytes();

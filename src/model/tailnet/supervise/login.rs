@@ -46,7 +46,7 @@ pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
         let flag = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'))?;
         let (flag, value) = flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value.to_owned())));
         match flag {
-            "accept-routes" => prefs.route_all = Some(value.map_or(Some(true), |value| truth(&value))?),
+            "accept-routes" => prefs.route_all = Some(value.map_or(Some(true), |value| boolean(&value))?),
             "login-server" => prefs.control_url = Some(value.or_else(|| args.next().cloned())?),
             "hostname" => prefs.hostname = Some(value.or_else(|| args.next().cloned())?),
             "advertise-tags" => prefs.advertise_tags = Some(list(&value.or_else(|| args.next().cloned())?)),
@@ -87,7 +87,7 @@ fn list(text: &str) -> Vec<String> {
 }
 
 /// Parses a boolean of Go's flags.
-fn truth(text: &str) -> Option<bool> {
+fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),

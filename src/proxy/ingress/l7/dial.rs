@@ -76,16 +76,16 @@ pub(super) async fn dial(
         // A failure only adds latency.
         let _ = stream.set_nodelay(true);
         if protocol != BackendProtocol::Https {
-            return shake(address, stream, protocol == BackendProtocol::H2c && !upgradable, room).await;
+            return handshake(address, stream, protocol == BackendProtocol::H2c && !upgradable, room).await;
         }
         let opened = tls.connect(name, stream, !upgradable).await;
         let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;
-        shake(address, stream, http2, room).await
+        handshake(address, stream, http2, room).await
     };
     timeout(CONNECT, open).await.unwrap_or(Err(DialError::Deadline(address)))
 }
 
-async fn shake<S>(address: SocketAddr, stream: S, is_http2: bool, room: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError>
+async fn handshake<S>(address: SocketAddr, stream: S, is_http2: bool, room: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -79,7 +79,7 @@ impl Supervisor {
             }
             DaemonAction::Write(write) => {
                 let writes = self.inputs.writes.clone();
-                self.work.spawn(async move { ask_to_write(&writes, write).await });
+                self.work.spawn(async move { request_write(&writes, write).await });
             }
             DaemonAction::GiveUp(text) => {
                 error!("{text}");
@@ -323,7 +323,7 @@ async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
 }
 
 /// Requests a write until it is done; without a writer there is nothing to wait for.
-async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<DaemonEvent> {
+async fn request_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<DaemonEvent> {
     let mut retry = Backoff::DAEMON;
     loop {
         let (done, written) = oneshot::channel();

@@ -149,7 +149,7 @@ impl Stream<'_> {
         }
         self.publish();
         let mut compare = Instant::now() + COMPARE;
-        let mut pulse = pulse(&self.reader.api);
+        let mut heartbeat = heartbeat(&self.reader.api);
         loop {
             tokio::select! {
                 message = bus.next() => {
@@ -165,13 +165,13 @@ impl Stream<'_> {
                         compare = Instant::now() + RETRY_INTERVAL;
                     }
                 }
-                lives = &mut pulse => match lives {
-                    Ok(()) => pulse = self::pulse(&self.reader.api),
+                lives = &mut heartbeat => match lives {
+                    Ok(()) => heartbeat = self::heartbeat(&self.reader.api),
                     Err(fault) => return StreamEnd::Lost(Some(fault)),
                 },
                 () = sleep_until(compare) => {
                     compare = Instant::now() + COMPARE;
-                    self.ask();
+                    self.request_status();
                 }
             }
             self.publish();
@@ -188,7 +188,7 @@ impl Stream<'_> {
                 Err(fault) if fault.stream_goes_on() => {
                     warn!(%fault, "a message of the bus was not understood; asking for the whole status");
                     self.reader.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
-                    self.ask();
+                    self.request_status();
                 }
                 Err(fault) => return Err(StreamEnd::Lost(Some(fault))),
             }
@@ -203,7 +203,7 @@ impl Stream<'_> {
     fn take(&mut self, message: Notify) -> Result<(), StreamEnd> {
         let effect = self.fold.fold(message);
         if effect.ask_status {
-            self.ask();
+            self.request_status();
         }
         match effect.lost {
             Some(text) => {
@@ -216,7 +216,7 @@ impl Stream<'_> {
     }
 
     /// Requests the complete status beside the stream; one request at a time, and one more if something changed meanwhile.
-    fn ask(&mut self) {
+    fn request_status(&mut self) {
         let api = self.reader.api.clone();
         if self.pending.is_some() {
             self.stale = true;
@@ -240,7 +240,7 @@ impl Stream<'_> {
             }
         }
         if std::mem::take(&mut self.stale) {
-            self.ask();
+            self.request_status();
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Stream<'_> {
 }
 
 /// Liveness check after [`PULSE`].
-fn pulse(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
+fn heartbeat(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
     let api = api.clone();
     async move {
         sleep(PULSE).await;

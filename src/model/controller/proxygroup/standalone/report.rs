@@ -155,8 +155,8 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     }
     if let Some(name) = reached {
         let mut message = match &shape.single {
-            Single::TailnetIp(target) => format!("The Service stands for {target} by {host}."),
-            Single::TailnetFqdn(target) => format!("The Service stands for {target} by {host}."),
+            Single::TailnetIp(target) => format!("The Service routes to {target} by {host}."),
+            Single::TailnetFqdn(target) => format!("The Service routes to {target} by {host}."),
             _ => format!("The Service is reached in the tailnet as {name}."),
         };
         let others = !other_tags(work, shape.spec, 1).is_empty();

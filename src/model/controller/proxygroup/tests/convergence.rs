@@ -49,7 +49,7 @@ fn acts_by_default() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Number of a group that stands for no annotation.
+/// Number that means: no annotation.
 const UNNAMED: u8 = u8::MAX;
 
 impl Act {

@@ -56,7 +56,7 @@ struct Rules {
     opted_out: bool,
 }
 
-/// Number of a group that stands for no annotation.
+/// Number that means: no annotation.
 const UNNAMED: u8 = 3;
 
 /// Annotations that name a group.
