@@ -103,7 +103,7 @@ fn idle_flows_are_reset_in_time_with_a_large_conntrack_table() {
     let target = SocketAddr::new(lab.targets[0].tailnet[&Family::V4], 80);
     let (SocketAddr::V4(service), SocketAddr::V4(target)) = (pod, target) else { panic!("IPv4") };
     let entry = |tcp| move |number| Entry { client: some_client(number), service, target: Some(target), tcp };
-    let (over, datagrams) = ((0..30_000).map(entry(Some(TIME_WAIT))), (0..30_000).map(entry(None)));
+    let (over, datagrams) = ((0..10_000).map(entry(Some(TIME_WAIT))), (0..10_000).map(entry(None)));
     proxy.ns.run(|| track(over.chain(datagrams))).expect("the namespace").expect("tracked");
     replica.signal(Signal::SIGTERM);
     for flow in &mut flows {
