@@ -34,8 +34,6 @@ impl ForwardingPart {
     /// Waits until all forwarded flows have ended, except those to addresses in `gone`, at most for `grace`.
     pub async fn drain(&self, grace: Duration, gone: &BTreeSet<IpAddr>) {
         let began = Instant::now();
-        // The resets begin after another write. A slow one would use up their time.
-        let grace = grace.saturating_sub((self.programmed.borrow().took * 2).min(grace / 2));
         let services = self.planned.borrow().as_ref().map_or(0, |planned| planned.plan.egress.len());
         let mut drain = Drain::new(grace, quiet_time(services));
         if ended(&mut drain, |to| !gone.contains(&to)).await {

@@ -42,7 +42,7 @@ fn prestop_hook_call_without_sigterm_does_not_shorten_the_drain() {
     let lab = Lab::build(&Shape::default());
     let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
     let _server = lab.targets[0].serve(80);
-    let start = Start { env: with_hook(), ..grace("9s") };
+    let start = Start { env: with_hook(), ..grace("12s") };
     let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &start);
     replica.wait_ready();
     let mut flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
