@@ -14,6 +14,8 @@ use crate::model::diagnostics::overview::{ClusterView, Gap, StatusPart};
 
 /// Label selector of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// Label selector of the Pods of groups and standalone proxies.
+const PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
 /// Label selector of users' Services: without the label of child Services.
 const OF_USERS: &str = "!tailscale.com/managed";
 /// Label selector of state Secrets. Config Secrets hold auth keys and are never read.
@@ -35,7 +37,7 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
     let follow = |part: StatusPart| match part {
         StatusPart::Groups => Follow { resource: Resource::PROXY_GROUP, namespace: None, labels: None, names_only: false },
         StatusPart::Pods | StatusPart::Pages => {
-            Follow { resource: Resource::POD, namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false }
+            Follow { resource: Resource::POD, namespace: namespace(), labels: Some(PROXIES), names_only: false }
         }
         StatusPart::States => Follow { resource: Resource::SECRET, namespace: namespace(), labels: Some(STATES), names_only: false },
         StatusPart::Configs => {

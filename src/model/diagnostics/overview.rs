@@ -17,12 +17,14 @@ mod live;
 mod replicas;
 mod services;
 mod snapshot;
+mod standalone;
 mod text;
 
 pub use live::changes;
 pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
+pub use standalone::StandaloneOverview;
 pub use text::{Width, text};
 
 /// Default number of replicas of a group.
@@ -37,6 +39,8 @@ pub struct Overview {
     pub replicas: Vec<ReplicaOverview>,
     /// Users' Services that belong to a group, by namespace and name.
     pub services: Vec<ServiceOverview>,
+    /// Proxies of Services and Ingresses without group, by kind, namespace and name; none if one group is selected.
+    pub standalone: Vec<StandaloneOverview>,
     /// Unreadable parts.
     pub gaps: Vec<Unread>,
 }
@@ -100,6 +104,7 @@ impl Overview {
             groups: groups.iter().map(|group| self::group(view, group)).collect(),
             replicas: groups.iter().flat_map(|group| replicas::replicas(view, group, configs.get(name(group)))).collect(),
             services: services::services(view, &configs, only),
+            standalone: if only.is_none() { standalone::standalone(view) } else { Vec::new() },
             gaps: gaps.collect(),
         }
     }

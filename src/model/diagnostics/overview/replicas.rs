@@ -118,7 +118,7 @@ fn holding(view: &ClusterView, pod: Option<&Pod>, state: Option<&ReplicaState>, 
 }
 
 /// Pod state in kubectl's terms.
-fn phase(pod: &Pod) -> String {
+pub(super) fn phase(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
     }
@@ -135,7 +135,7 @@ fn phase(pod: &Pod) -> String {
 }
 
 /// Last error: from the replica's own status, else from the kubelet or the scheduler.
-fn last_error(
+pub(super) fn last_error(
     pod: Option<&Pod>,
     state: Option<&ReplicaState>,
     live: Option<&Result<crate::api::replica::ReplicaStatus, Gap>>,

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
+use super::standalone::is_standalone;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
@@ -58,7 +59,7 @@ pub struct ClusterView {
     /// Contents of state Secrets, by replica.
     pub states: BTreeMap<String, ReplicaState>,
     pub configs: BTreeMap<String, Value>,
-    /// Services that belong to a group.
+    /// Services that belong to a group or have a proxy of their own.
     pub services: Vec<Service>,
     /// Replicas' own status, by Pod.
     pub live: BTreeMap<String, LiveStatus>,
@@ -143,7 +144,8 @@ impl ClusterView {
                 StatusPart::Configs => drop(self.configs.insert(name, object.clone())),
                 StatusPart::Services => {
                     let service = Service::deserialize(object);
-                    self.services.extend(service.ok().filter(|service| !concerns(service, &AssignmentRules::default()).is_empty()));
+                    let shown = |service: &Service| !concerns(service, &AssignmentRules::default()).is_empty() || is_standalone(service);
+                    self.services.extend(service.ok().filter(shown));
                 }
                 StatusPart::Pages => {}
             }

@@ -69,7 +69,21 @@ fn group(replicas: u32, conditions: &[Value]) -> Value {
         "status": {"conditions": conditions, "devices": [{"hostname": "eg-0", "tailnetIPs": ["100.64.0.40"]}]}})
 }
 
-/// Two healthy replicas; a Service that belongs to no group is omitted.
+/// Pod of a standalone proxy.
+fn proxy(kind: &str, name: &str, ready: bool) -> Value {
+    let mut proxy = pod(0, "localhost/tailyard:0.1.0", ready);
+    proxy["metadata"] = json!({"name": format!("ts-{name}-a3b85-0"), "namespace": "ts",
+        "labels": {names::PARENT_TYPE: kind, names::PARENT: name, names::PARENT_NAMESPACE: "shop"}});
+    proxy
+}
+
+/// Service with a standalone proxy.
+fn standalone(name: &str, annotations: &Value, status: &Value) -> Value {
+    json!({"metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale"}, "status": status})
+}
+
+/// Two healthy replicas, and two standalone proxies; a Service without proxy is omitted.
 fn well() -> ClusterView {
     let image = "localhost/tailyard:0.1.0";
     let ready = condition("TailscaleEgressSvcReady", "True", "ReadyToRouteTraffic", "");
@@ -77,11 +91,18 @@ fn well() -> ClusterView {
         service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), std::slice::from_ref(&ready)),
         service("web", "eg", (names::TAILNET_IP, "100.64.0.9"), std::slice::from_ref(&ready)),
         json!({"metadata": {"name": "other", "namespace": "default"}, "spec": {}}),
+        standalone("defaulted", &json!({}), &json!({})),
+        standalone(
+            "shop",
+            &json!({}),
+            &json!({"loadBalancer": {"ingress": [{"hostname": "shop-shop.tail1234.ts.net"}, {"ip": "100.64.0.50"}]},
+                "conditions": [condition("TailscaleProxyReady", "True", "ProxyCreated", "")]}),
+        ),
     ];
     let states = [state(0, &resolved_config(), &json!({})), state(1, &resolved_config(), &json!({}))];
     let mut view = view(
         &[group(2, &[condition("ProxyGroupReady", "True", "ProxyGroupReady", "2/2 ProxyGroup pods running")])],
-        &[pod(0, image, true), pod(1, image, true)],
+        &[pod(0, image, true), pod(1, image, true), proxy("svc", "shop", true), proxy("ingress", "site", true)],
         &states,
         &services,
     );
@@ -111,10 +132,16 @@ fn troubled() -> ClusterView {
             group(3, &[condition("ProxyGroupReady", "False", "ProxyGroupCreating", message)]),
             json!({"metadata": {"name": "new"}, "spec": {"type": "egress", "replicas": 0}}),
         ],
-        &[pod(0, "localhost/tailyard:0.1.0", true), pending, stock],
+        &[pod(0, "localhost/tailyard:0.1.0", true), pending, stock, proxy("svc", "shop", false)],
         &[state(0, &some, &rejected)],
         &[
             service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), &[]),
+            standalone("shop", &json!({names::TAILNET_IP: "100.64.0.51"}), &json!({})),
+            standalone(
+                "refused",
+                &json!({}),
+                &json!({"conditions": [condition("TailscaleProxyReady", "False", "ProxyInvalid", "tags: not allowed.")]}),
+            ),
             service(
                 "web",
                 "eg",
@@ -174,7 +201,7 @@ fn status_output_matches_golden_files() {
 #[test]
 fn status_of_one_group_hides_the_others() {
     let overview = Overview::of(&troubled(), Some("new"));
-    assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len()), (1, 0, 0));
+    assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len(), overview.standalone.len()), (1, 0, 0, 0));
     assert_eq!(overview.groups[0].conditions[0].reason, "NoReconciler");
 }
 
@@ -207,7 +234,7 @@ fn watch_prints_changed_and_removed_rows() {
     let (before, after) = (Overview::of(&well(), None), Overview::of(&troubled(), None));
     assert_eq!(changes(&before, &before, Width::Narrow), [""; 0]);
     let all = changes(&Overview::default(), &before, Width::Narrow);
-    assert_eq!(all.len(), 1 + 2 + 2, "{all:?}");
+    assert_eq!(all.len(), 1 + 2 + 2 + 2, "{all:?}");
     let mut busier = before.clone();
     busier.replicas[0].flows = Some(99);
     assert_eq!(changes(&before, &busier, Width::Narrow), [""; 0], "a count of flows never stands still");
@@ -219,6 +246,7 @@ fn watch_prints_changed_and_removed_rows() {
 
 #[test]
 fn only_running_pods_with_our_image_are_queried() {
-    assert_eq!(well().with_status_endpoint(), [("eg-0".to_owned(), 9002), ("eg-1".to_owned(), 9002)]);
-    assert_eq!(troubled().with_status_endpoint(), [("eg-0".to_owned(), 9002)], "one has no node, one is the stock image");
+    let names = |view: ClusterView| view.with_status_endpoint().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(well()), ["eg-0", "eg-1", "ts-shop-a3b85-0", "ts-site-a3b85-0"]);
+    assert_eq!(names(troubled()), ["eg-0", "ts-shop-a3b85-0"], "one has no node, one is the stock image");
 }

@@ -1,6 +1,8 @@
-//! Text form of an overview: three tables, followed by the parts that could not be read.
+//! Text form of an overview: its tables, followed by the parts that could not be read.
 
-use super::{Group, Holding, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StatusPart, UnhealthyCondition};
+use super::{
+    Group, Holding, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StandaloneOverview, StatusPart, UnhealthyCondition,
+};
 use crate::model::base::text_table::table;
 
 /// Level of detail.
@@ -20,6 +22,7 @@ const REPLICAS: [&str; 8] = ["REPLICA", "STATE", "NODE", "ADDRESS", "PEERS", "CO
 const REPLICAS_WIDE: [&str; 11] =
     ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST ERROR"];
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
+const STANDALONE: [&str; 6] = ["STANDALONE PROXY OF", "POD", "STATE", "NODE", "TAILNET NAME", "LAST ERROR"];
 
 /// Formats the whole overview.
 pub fn text(overview: &Overview, width: Width) -> String {
@@ -39,6 +42,9 @@ pub fn text(overview: &Overview, width: Width) -> String {
         _ => table,
     });
     let mut parts: Vec<String> = shown.collect();
+    if !overview.standalone.is_empty() {
+        parts.push(table(&STANDALONE, &overview.standalone.iter().map(standalone_row).collect::<Vec<_>>()));
+    }
     if !overview.gaps.is_empty() {
         let gaps: Vec<_> = overview.gaps.iter().map(|gap| format!("{UNKNOWN} {}", gap.message)).collect();
         parts.push(gaps.join("\n") + "\n");
@@ -92,4 +98,12 @@ pub(super) fn service_row(service: &ServiceOverview) -> Vec<String> {
     let error = service.error.clone().unwrap_or_default();
     let name = format!("{}/{}", service.namespace, service.name);
     vec![name, service.group.clone(), service.target.clone(), format!("{ready}/{}", service.desired), error]
+}
+
+pub(super) fn standalone_row(proxy: &StandaloneOverview) -> Vec<String> {
+    let or = |text: &Option<String>| text.clone().unwrap_or_default();
+    let state = proxy.state.clone().unwrap_or_else(|| UNKNOWN.to_owned());
+    let state = if proxy.ready { "Ready".to_owned() } else { state };
+    let parent = format!("{} {}/{}", proxy.kind, proxy.namespace, proxy.name);
+    vec![parent, or(&proxy.pod), state, or(&proxy.node), or(&proxy.tailnet), or(&proxy.last_error)]
 }
