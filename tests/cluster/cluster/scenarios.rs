@@ -6,6 +6,8 @@ use std::env;
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use super::PORT;
 use crate::cluster::{documents, published, standalone, whole};
 use kit::cluster::Cluster;
@@ -74,7 +76,10 @@ impl Stage {
         let guide = Guide::of(&cluster);
         documents::start(&guide, &cluster);
         println!("the quickstart's group: {:?}", begin.elapsed());
-        cluster.apply(&[client(), whole::group("eg"), whole::service("db", "eg", "db.tail.lab")]);
+        cluster.apply(&[client()]);
+        // The scenarios need UDP, too.
+        let udp = json!([{"op": "add", "path": "/spec/ports/-", "value": {"name": "udp", "port": PORT, "protocol": "UDP"}}]);
+        cluster.kubectl(&["patch", "service/db", "--type=json", "-p", &udp.to_string()]);
         whole::settled(&cluster);
         println!("group: {:?}", begin.elapsed());
         cluster.wait(&["--for=condition=Ready", "pod/client"]);
