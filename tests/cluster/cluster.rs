@@ -2,6 +2,7 @@
 //!
 //! Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
+mod documents;
 mod group;
 mod published;
 mod scenarios;
@@ -12,7 +13,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Instant;
 
-use kit::cluster::chart;
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE, turn};
 use kit::wait::eventually;
@@ -73,11 +73,8 @@ fn annotated_service_stays_connected_under_faults() {
     let cluster = &stage.cluster;
     whole::uninstall(cluster);
     whole::delete_without_reconciler(cluster);
-    chart::install(cluster, &[]);
-    cluster.wait(&["--for=delete", "proxygroup/eg", "service/db"]);
-    whole::wait_gone(cluster, "eg");
-    whole::uninstall(cluster);
-    // Helm waits for the Deployment, not for its Pods.
+    documents::follow_the_others(&stage.guide, cluster);
+    // Helm does not wait for the Pods.
     let remaining = || whole::everything_of_ours(cluster);
     eventually("nothing of ours is left", DEADLINE, || Some(remaining()).filter(Vec::is_empty));
 }

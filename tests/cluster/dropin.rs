@@ -5,18 +5,20 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
-mod site;
+mod sites;
 mod standalone;
+mod standalone_site;
 
 use std::time::Instant;
 
 use acts::{Acts, May};
-use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, turn};
+use kit::guide::{GROUP, SITES, UPGRADE};
 use kit::operators::Stage;
 use kit::wait::eventually;
-use site::Site;
+use sites::Sites;
+use standalone_site::StandaloneSite;
 
 /// Failures that our code cannot prevent, in seconds. Their operator sets neither a probe nor a readiness gate: the second replica is
 /// removed as soon as the first one's new process runs, and neither is an endpoint until the first has published its services. Their proxy
@@ -56,40 +58,61 @@ fn our_image_runs_under_the_tailscale_operator() {
 }
 
 #[test]
-fn standalone_proxies_are_handed_over_and_back() {
+fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let _turn = turn();
     let stage = Stage::set();
     let (guest, _tailscaled) = stage.cluster.tailnet.node("guest");
     stage.install_theirs();
     stage.set_class(None, "first");
+    let sites = Sites::publish(&stage);
     standalone::create(&stage);
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
-    let site = Site::create(&stage);
-    let (devices, names) = (standalone::devices(&stage), standalone::names(&stage));
-    let same = || assert_eq!((standalone::devices(&stage), standalone::names(&stage)), (devices.clone(), names.clone()));
+    sites.reached();
+    let site = StandaloneSite::create(&stage, &sites);
+    assert_eq!(sites.pebble.issued(), 2, "by their proxies");
+    let devices = || (standalone::devices(&stage), standalone::names(&stage), sites.devices(), sites.services());
+    let before = devices();
+    assert!(before.3.len() == 2 && before.3.iter().all(|(.., owners)| *owners == 1), "{before:?}");
+    let same = || assert_eq!(devices(), before, "devices, names, and Tailscale Services with one owner each");
 
     stage.take_over();
     // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
     standalone::run_image(&stage, "solo", STOCK, "ts-");
+    sites.run_image(STOCK);
+    sites.reached();
+    // A standalone proxy of theirs renews its certificate at each start.
+    site.is_served_by(&stage, STOCK, "ts-");
+    let issued = sites.pebble.issued();
     same();
-    stage.set_proxy_image(TAILYARD);
+    stage.use_our_image();
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
     }
+    sites.run_image(TAILYARD);
+    sites.reached();
     site.is_served_by(&stage, TAILYARD, "ts-");
     same();
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
+    assert_eq!(sites.pebble.issued(), issued, "our image serves what theirs ordered");
 
-    stage.stop("tailyard-reconciler");
-    stage.cluster.kubectl(&["scale", "-n", NAMESPACE, "deployment/operator", "--replicas=1"]);
+    let manifest = sites.manifest();
+    stage.guide.run(UPGRADE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
+    assert_eq!(sites.services(), [], "the Tailscale Services are ours alone, and go with their objects");
+    stage.guide.run(UPGRADE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
     }
     site.is_served_by(&stage, STOCK, "proxies");
-    same();
+    sites.run_image(STOCK);
+    stage.guide.run(UPGRADE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
     standalone::reached(&stage, &guest);
+    stage.guide.run(UPGRADE, "$ kubectl delete secret", &[]);
+    sites.reached();
+    let after = devices();
+    assert_eq!((after.0, after.1, after.2), (before.0, before.1, before.2), "the devices are the same");
+    stage.guide.finish(SITES);
 }
 
 #[test]
@@ -110,7 +133,7 @@ fn group_is_handed_over_and_back() {
     assert_eq!(stage.image(), STOCK);
     stage.another_group_comes_and_goes();
     acts.replace("a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
-    acts.replace("from the stock image to ours under our reconciler", May::LoseNothing, || stage.set_proxy_image(TAILYARD));
+    acts.replace("from the stock image to ours under our reconciler", May::LoseNothing, || stage.use_our_image());
     assert_eq!(stage.image(), TAILYARD);
     stage.through_both_replicas();
 
@@ -120,4 +143,5 @@ fn group_is_handed_over_and_back() {
     same();
     stage.through_both_replicas();
     acts.end();
+    stage.guide.finish(GROUP);
 }

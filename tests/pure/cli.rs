@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test --test pure cli` rewrites the golden files.
 
 use kit::golden::assert_golden;
+use kit::guide::{Guide, PLAN, QUICKSTART};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -83,6 +84,15 @@ fn plan_diff_prints_changes_and_operations() {
     assert!(delta["operations"].as_u64().expect("a count") >= 3, "{delta}");
     let none: Value = serde_json::from_str(&printed(&["--diff", "egress.json", "egress.json", "--netmap", "netmap.json"])).expect("JSON");
     assert_eq!(none["operations"], 0, "no change, no operation");
+}
+
+#[test]
+fn plan_of_the_quickstart_loads() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let guide = Guide::new(Path::new(kit::tailyard()).parent().expect("a directory"), directory.path());
+    let printed = guide.run(QUICKSTART, "$ cat > egress.json", &[]);
+    assert!(printed.contains("default-db"), "{printed}");
+    guide.finish(PLAN);
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kit::guide::{self, Fate};
+
 use crate::source::files;
 
 type Check = fn(&str, &BTreeSet<String>) -> Findings;
@@ -148,15 +150,34 @@ fn field_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     (!value.is_empty()).then_some(value)
 }
 
-#[test]
-fn each_row_and_heading_names_existing_tests() {
+/// All tests of the library and of the test programs.
+fn all_tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut tests = BTreeSet::new();
     add_tests(&root.join("src"), "", &mut tests);
     for program in ["pure", "machine", "api", "cluster", "package"] {
         add_tests(&root.join("tests").join(program), "", &mut tests);
     }
-    let existing = tests.into_iter().map(|test| format!("`{test}`")).chain(scenarios()).collect();
+    tests
+}
+
+#[test]
+fn each_block_of_commands_is_run_by_existing_tests_or_has_a_reason() {
+    assert_eq!(guide::faults(), Vec::<String>::new());
+    let tests = all_tests();
+    for (document, begin, fate) in guide::BLOCKS {
+        match fate {
+            Fate::RunBy(names) => {
+                assert!(!names.is_empty() && names.iter().all(|name| tests.contains(*name)), "{document}: {begin}: {names:?}");
+            }
+            Fate::NotRun(reason) => assert!(reason.len() > 10, "{document}: {begin}"),
+        }
+    }
+}
+
+#[test]
+fn each_row_and_heading_names_existing_tests() {
+    let existing = all_tests().into_iter().map(|test| format!("`{test}`")).chain(scenarios()).collect();
     for (document, check, allowed) in DOCUMENTS {
         let Findings { errors, untested } = check(&read(document), &existing);
         assert!(errors.is_empty(), "{document}:\n{}", errors.join("\n"));

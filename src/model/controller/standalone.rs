@@ -15,7 +15,7 @@ use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType};
 use crate::model::base::conditions;
 use crate::model::base::hash::sha256;
-use crate::model::controller::ingress_spec::{PublishSource, Publisher, annotation, ingress_label, service_label, is_true};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, annotation, ingress_label, is_true, service_label};
 
 /// Longest part of an object's name in the name of its workload: a Pod has a label of that name and eleven bytes.
 const LONGEST_PART: usize = 43;

@@ -143,7 +143,21 @@ fn ingress_is_served_by_a_proxy_of_its_own_and_deleted() {
         eventually_async("an Event", DEADLINE, reported, |all| all.iter().any(|one| one.contains("Service default/missing"))).await;
         assert_eq!(stage.published(&workload, "tailyard-routes.json").await, routes);
 
-        // Another host name renames the device in place.
+        put(&stage, "app", "shop", "web").await;
+        ends(&stage, "app", &workload).await;
+    });
+}
+
+#[test]
+fn changed_host_renames_the_device_in_place() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.class().await;
+        stage.backend("web").await;
+        put(&stage, "app", "shop", "web").await;
+        let workload = join(&stage, "app", "shop").await;
+        certify(&stage, "shop").await;
+        shows(&stage, "app", addresses("shop", &[443, 80])).await;
         put(&stage, "app", "store", "web").await;
         let config = async || {
             let secret = stage.here::<Secret>().get(&format!("{workload}-0-config")).await.expect("a Secret");
@@ -151,13 +165,11 @@ fn ingress_is_served_by_a_proxy_of_its_own_and_deleted() {
         };
         eventually_async("the new name", DEADLINE, config, |text| text.contains(r#""Hostname":"store""#)).await;
         shows(&stage, "app", addresses("shop", &[443, 80])).await;
-        stage.hosted.add_device("napp", "store");
         stage.cluster.patch_secret(&format!("{workload}-0"), &[("device_fqdn", &format!("store.{DOMAIN}."))]).await;
         certify(&stage, "store").await;
         shows(&stage, "app", addresses("store", &[443, 80])).await;
-        stage.gone(&stage.here::<Secret>(), &dns).await;
+        stage.gone(&stage.here::<Secret>(), &format!("shop.{DOMAIN}")).await;
         assert_eq!(stage.hosted.devices().len(), 1);
-        ends(&stage, "app", &workload).await;
     });
 }
 

@@ -6,11 +6,14 @@ use std::env;
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use super::PORT;
-use crate::cluster::{published, standalone, whole};
+use crate::cluster::{documents, published, standalone, whole};
 use kit::cluster::Cluster;
 use kit::cluster::DEADLINE;
 use kit::cluster::pods::client;
+use kit::guide::Guide;
 use kit::machine::{Machine, Process};
 use kit::netns::Server;
 use kit::wait::eventually;
@@ -24,6 +27,7 @@ mod watch;
 /// Cluster with its group and the group's targets.
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
+    pub(crate) guide: Guide,
     _targets: [Target; 2],
 }
 
@@ -69,13 +73,17 @@ impl Stage {
             let (machine, tailscaled) = cluster.tailnet.node(name);
             Target { _server: machine.node.serve(PORT), _machine: machine, _tailscaled: tailscaled }
         });
-        whole::install(&cluster);
-        println!("reconcilers: {:?}", begin.elapsed());
-        cluster.apply(&[client(), whole::group("eg"), whole::service("db", "eg", "db.tail.lab")]);
+        let guide = Guide::of(&cluster);
+        documents::start(&guide, &cluster);
+        println!("the quickstart's group: {:?}", begin.elapsed());
+        cluster.apply(&[client()]);
+        // The scenarios need UDP, too.
+        let udp = json!([{"op": "add", "path": "/spec/ports/-", "value": {"name": "udp", "port": PORT, "protocol": "UDP"}}]);
+        cluster.kubectl(&["patch", "service/db", "--type=json", "-p", &udp.to_string()]);
         whole::settled(&cluster);
         println!("group: {:?}", begin.elapsed());
         cluster.wait(&["--for=condition=Ready", "pod/client"]);
-        let stage = Self { cluster, _targets: targets };
+        let stage = Self { cluster, guide, _targets: targets };
         stage.answered_by("db");
         println!("first answer: {:?}", begin.elapsed());
         stage

@@ -1,7 +1,5 @@
 //! Cluster as a new user sets it up: the chart, then a `ProxyGroup` and an annotated Service.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::PORT;
@@ -24,12 +22,6 @@ pub(crate) fn load<'a>(cluster: &'a Cluster, name: &str, node: Option<&str>, mor
     let to = format!("db.default.svc.cluster.local:{PORT}");
     let rate = if more.contains(&"--rate") { &[][..] } else { &["--rate", RATE] };
     Load::begin(cluster, name, node, &[&[&to, "--expect", "db "], rate, more].concat())
-}
-
-/// Installs the chart with the image under test.
-pub(crate) fn install(cluster: &Cluster) {
-    cluster.load_tailyard(Path::new(kit::tailyard()));
-    chart::install(cluster, &[]);
 }
 
 /// Uninstalls the chart.

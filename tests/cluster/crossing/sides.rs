@@ -1,18 +1,23 @@
-//! Two clusters of one node each on one tailnet: one publishes, the other uses.
+//! Two clusters of one node each on one tailnet: one publishes, the other uses, with the commands of README.md.
 
 use std::path::Path;
 use std::thread;
 
 use serde_json::{Value, json};
 
-use kit::cluster::images::{self, TOOLS};
+use kit::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
+use kit::cluster::images::{self, TAILYARD, TOOLS};
 use kit::cluster::pods::client;
-use kit::cluster::{Cluster, DEADLINE, chart};
+use kit::cluster::{Cluster, DEADLINE};
+use kit::guide::{CROSSING, Guide, QUICKSTART, README};
+use kit::hosted::CLIENT;
 use kit::tailnet::Control;
 use kit::wait::eventually;
 
 /// Port of the published Service.
 pub(crate) const PORT: u16 = 7000;
+/// The user's name of it.
+pub(crate) const NAME: &str = "db.default.svc.cluster.local";
 /// Response of its Pods.
 const ANSWER: &str = "orders";
 
@@ -21,10 +26,12 @@ pub(crate) struct Sides {
     pub(crate) publisher: Cluster,
     /// Cluster with the client Pods.
     pub(crate) user: Cluster,
+    /// The user's shell.
+    guide: Guide,
 }
 
 impl Sides {
-    /// Starts both with the chart and a group on each; no Service exists yet.
+    /// Starts both with the chart, and a group on the publisher; no Service exists yet.
     pub(crate) fn start() -> Self {
         let tailnet = Cluster::tailnet(Control::Hosted);
         let (publisher, user) = thread::scope(|scope| {
@@ -33,34 +40,61 @@ impl Sides {
             (publisher.join().expect("a cluster"), user)
         });
         let image = images::tailyard(tailnet.dir(), &user.bin, Path::new(kit::tailyard()));
-        let sides = Self { publisher, user };
+        let guide = Guide::of(&user);
+        let sides = Self { publisher, user, guide };
         thread::scope(|scope| {
-            scope.spawn(|| set(&sides.publisher, &image, &[group("in", "ingress"), backend()], "deployment/orders"));
-            set(&sides.user, &image, &[group("eg", "egress"), client()], "pod/client");
+            scope.spawn(|| set(&sides.publisher, &image));
+            sides.install(&image);
         });
         sides
     }
 
+    /// Installs the chart on the user's cluster as README.md describes, with the credentials of the quickstart.
+    fn install(&self, image: &Path) {
+        self.user.load(image);
+        self.guide.run(QUICKSTART, "$ kubectl create namespace", &[]);
+        let (id, secret) = (format!("client_id={}", CLIENT.0), format!("client_secret={}", CLIENT.1));
+        let credentials = [("client_id=ID", &id[..]), ("client_secret=SECRET", &secret)];
+        self.guide.run(QUICKSTART, "$ kubectl create secret generic oauth", &credentials);
+        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+        self.guide.run(
+            README,
+            "$ make image",
+            &[
+                // Built for both clusters, and on their nodes.
+                ("make image", ":"),
+                ("registry.example.com/tailyard", &format!("{repository} --set image.tag={tag} --set controlPlane.url={CONTROL}")),
+            ],
+        );
+        self.user.apply(&[client()]);
+        self.user.rolled_out(NAMESPACE, RECONCILER);
+        self.user.wait(&["--for=condition=Ready", "pod/client"]);
+    }
+
+    /// Creates the user's group and Service as README.md describes: the published name as the Service `db`. Both are ready.
+    pub(crate) fn connect(&self) {
+        let sample = "config/samples/egress.yaml";
+        let edited = self.guide.edit(sample, &[("db.tail.lab", &self.user.tailnet.name_of("orders")), ("7000", &PORT.to_string())]);
+        self.guide.run(README, "$ kubectl apply", &[(sample, &edited)]);
+        self.guide.finish(CROSSING);
+    }
+
     /// Waits until a Pod of the publisher answers a Pod of the user.
     pub(crate) fn wait_for_answer(&self) {
-        let name = "orders.default.svc.cluster.local";
-        let ask = || self.user.try_in_pod("client", &["timeout", "10", "nc", name, &PORT.to_string()]);
+        let ask = || self.user.try_in_pod("client", &["timeout", "10", "nc", NAME, &PORT.to_string()]);
         eventually("an answer from the other cluster", DEADLINE, || ask().filter(|answer| answer.trim() == ANSWER));
     }
 }
 
-/// Installs the chart on a cluster and applies these objects, the first of which is a group; waits until all are ready.
-fn set(cluster: &Cluster, image: &Path, objects: &[Value], workload: &str) {
+/// Installs the chart on the publisher with its group and Pods; waits until they are ready.
+fn set(cluster: &Cluster, image: &Path) {
     cluster.load(image);
     chart::install(cluster, &[]);
-    cluster.apply(objects);
-    cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{}", objects[0]["metadata"]["name"].as_str().expect("a name"))]);
-    let condition = if workload.starts_with("pod/") { "Ready" } else { "Available" };
-    cluster.wait(&[&format!("--for=condition={condition}"), workload]);
-}
-
-fn group(name: &str, kind: &str) -> Value {
-    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2}})
+    let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"},
+        "spec": {"type": "ingress", "replicas": 2}});
+    cluster.apply(&[group, backend()]);
+    cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/in"]);
+    cluster.wait(&["--for=condition=Available", "deployment/orders"]);
 }
 
 /// Pods that send the response to every client.
@@ -79,12 +113,4 @@ pub(crate) fn published() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "orders", "namespace": "default", "annotations": annotations},
         "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "ipFamilyPolicy": "PreferDualStack",
             "selector": {"app": "orders"}, "ports": [{"port": PORT}]}})
-}
-
-/// The user's Service: that tailnet name as a Service of the cluster.
-pub(crate) fn egress(sides: &Sides) -> Value {
-    let fqdn = sides.user.tailnet.name_of("orders");
-    let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": fqdn});
-    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "orders", "namespace": "default", "annotations": annotations},
-        "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [{"name": "orders", "port": PORT, "protocol": "TCP"}]}})
 }

@@ -20,6 +20,7 @@ use crate::wait::{eventually, report_boot};
 
 pub mod audit;
 pub mod chart;
+pub mod commands;
 pub mod control;
 pub mod images;
 pub mod load;

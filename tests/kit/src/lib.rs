@@ -28,6 +28,7 @@ pub mod cluster;
 pub mod definitions;
 pub mod dns;
 pub mod golden;
+pub mod guide;
 pub mod hosted;
 pub mod l7;
 pub mod logs;

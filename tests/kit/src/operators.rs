@@ -8,11 +8,12 @@ use std::thread;
 
 use serde_json::json;
 
-use crate::cluster::chart::{self, CONTROL, NAMESPACE};
-use crate::cluster::images::{self, OPERATOR, STOCK};
+use crate::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
+use crate::cluster::images::{self, OPERATOR, STOCK, TAILYARD};
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
 use crate::definitions::their_directory;
+use crate::guide::{Guide, UPGRADE};
 use crate::hosted::CLIENT;
 use crate::machine::{Machine, Process};
 use crate::netns::Server;
@@ -24,14 +25,14 @@ use crate::wait::eventually;
 pub const PORT: u16 = 7000;
 /// The label of Services' children and of all their endpoints.
 const EGRESS: &str = "tailscale.com/svc-type=egress";
-/// The guide whose commands are run unchanged.
-const GUIDE: &str = include_str!("../../../docs/upgrade.md");
 /// How many nodes the cluster has.
 const NODES: u8 = 2;
 
 /// A cluster with all images, a target in the tailnet and a client Pod.
 pub struct Stage {
     pub cluster: Cluster,
+    /// The administrator's shell.
+    pub guide: Guide,
     _target: (Server, Machine, Process),
 }
 
@@ -49,48 +50,41 @@ impl Stage {
         let target = (machine.node.serve(PORT), machine, tailscaled);
         cluster.apply(&[client()]);
         cluster.wait(&["--for=condition=Ready", "pod/client"]);
-        Self { cluster, _target: target }
+        let guide = Guide::of(&cluster);
+        Self { cluster, guide, _target: target }
     }
 
     /// Takes over from the Tailscale operator with the commands of docs/upgrade.md.
     pub fn take_over(&self) {
-        let printed = self.shell(&documented("kubectl get secret"));
+        let printed = self.guide.run(UPGRADE, "$ kubectl get secret", &[]);
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
-        self.shell(&documented("kubectl scale"));
-        self.shell(&documented("kubectl wait"));
-        self.install(STOCK, id);
+        self.guide.run(UPGRADE, "$ kubectl scale -n tailscale deployment/operator", &[]);
+        let (install, (repository, tag)) = ("helm install tailyard charts/tailyard", TAILYARD.rsplit_once(':').expect("a tag"));
+        let local = format!("{install} --set image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");
+        self.guide.run(
+            UPGRADE,
+            "$ helm install",
+            &[
+                // Nothing is pulled, and the hosted control plane is a stand-in.
+                (install, &local),
+                ("tailscale/tailscale:v1.102.5", STOCK),
+                ("NODE_ID", id),
+            ],
+        );
+        self.cluster.rolled_out(NAMESPACE, RECONCILER);
     }
 
-    /// Installs our chart with this image for the proxies where theirs is, as docs/upgrade.md has it.
+    /// Installs our chart beside a Tailscale operator, with this image for the proxies.
     pub fn install_ours(&self, proxy_image: &str) {
-        self.install(proxy_image, "nOperatorCNTRL");
+        let values = ["ingress.createClass=false", "controlPlane.credentials.oauth.existingSecret=operator-oauth"];
+        chart::helm(&self.cluster, "install", &[&values[..], &[&format!("proxyImage={proxy_image}")]].concat(), &["--skip-crds"]);
     }
 
-    fn install(&self, proxy_image: &str, former: &str) {
-        let flags = documented_flags("helm install").into_iter().map(|flag| flag.replace("NODE_ID", former));
-        self.helm("install", flags.collect(), proxy_image);
-    }
-
-    /// Has our reconciler run the proxies with another image.
-    pub fn set_proxy_image(&self, image: &str) {
-        self.helm("upgrade", documented_flags("helm upgrade"), image);
-    }
-
-    /// A later `--set` of the same value wins.
-    fn helm(&self, what: &str, mut flags: Vec<String>, proxy_image: &str) {
-        flags.extend(["--set".to_owned(), format!("proxyImage={proxy_image}")]);
-        chart::helm(&self.cluster, what, &[], &flags.iter().map(String::as_str).collect::<Vec<_>>());
-    }
-
-    /// Runs a script of docs/upgrade.md and returns its output.
-    fn shell(&self, script: &str) -> String {
-        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
-        let mut command = self.cluster.control.machine.command(Path::new("sh"));
-        command.args(["-euc", script]).env("PATH", path).env("KUBECONFIG", &self.cluster.control.kubeconfig);
-        let output = command.env("KUBECACHEDIR", "/run/kubectl").output().expect("nsenter");
-        assert!(output.status.success(), "docs/upgrade.md: {script}\n{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("text")
+    /// Has our reconciler run the proxies with our image, with the command of docs/upgrade.md.
+    pub fn use_our_image(&self) {
+        self.guide.run(UPGRADE, "$ helm upgrade", &[]);
+        self.cluster.rolled_out(NAMESPACE, RECONCILER);
     }
 
     /// Installs the Tailscale operator from its own manifest. Only images, credentials and the control plane URL differ.
@@ -197,14 +191,15 @@ impl Stage {
 
     /// Returns the group to the Tailscale operator as docs/upgrade.md describes.
     pub fn give_back(&self) {
-        let (_, back) = GUIDE.split_once("## Back to the Tailscale operator").expect("a chapter");
-        let script = back.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
-        self.shell(script);
+        self.guide.run(UPGRADE, "ns=tailscale", &[]);
         eventually("no endpoints but theirs", DEADLINE, || {
             let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");
             let others = self.cluster.kubectl(&["get", "endpointslices,endpoints", "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
             others.is_empty().then_some(())
         });
+        let listed = self.guide.run(UPGRADE, "$ kubectl get endpointslices", &[]);
+        let names: Vec<&str> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+        assert!(!names.is_empty() && names.iter().all(|name| name.ends_with("-ipv4") || name.ends_with("-ipv6")), "{listed}");
     }
 
     /// Expires the key of a replica's device: it has to log in again, and its auth key was used up before.
@@ -247,20 +242,6 @@ impl Stage {
     }
 }
 
-/// The take-over command with this prefix, including continuation lines.
-fn documented(begin: &str) -> String {
-    let (_, chapter) = GUIDE.split_once("## Taking over from the Tailscale operator").expect("a chapter");
-    let (_, rest) = chapter.split_once(&format!("\n$ {begin}")).unwrap_or_else(|| panic!("docs/upgrade.md has no {begin}"));
-    let end = ["\n$ ", "\n```"].iter().filter_map(|end| rest.find(end)).min().unwrap_or(rest.len());
-    format!("{begin}{}", &rest[..end])
-}
-
-/// The flags of such a command after its namespace.
-fn documented_flags(begin: &str) -> Vec<String> {
-    let command = documented(begin).replace("\\\n", " ");
-    command.split_whitespace().skip_while(|word| *word != NAMESPACE).skip(1).map(str::to_owned).collect()
-}
-
 /// Prints the state of the cluster if the test fails.
 impl Drop for Stage {
     fn drop(&mut self) {
@@ -291,19 +272,4 @@ fn changed(text: &str, changes: &[(&str, &str)]) -> String {
         assert!(text.contains(from), "their manifest has no {from:?}");
         text.replace(from, to)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn takeover_commands_are_read_from_the_documentation() {
-        assert_eq!(documented("kubectl scale"), "kubectl scale -n tailscale deployment/operator --replicas=0");
-        assert!(documented("kubectl get secret").ends_with(r#"grep '"NodeID"'"#), "{}", documented("kubectl get secret"));
-        let flags = documented_flags("helm install");
-        assert_eq!(flags[..3], ["--skip-crds", "--set", "ingress.createClass=false"]);
-        assert_eq!(flags[flags.len() - 2..], ["--set", "ingress.previousClusterIds={NODE_ID}"]);
-        assert_eq!(documented_flags("helm upgrade"), ["--skip-crds", "--reset-then-reuse-values", "--set", "proxyImage="]);
-    }
 }

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
-use super::standalone::is_standalone;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
 use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::objects::{egress_config, egress_text, image_path, pod_health_port};
 use crate::model::controller::proxygroup::{ReplicaState, concerns};
+use crate::model::controller::standalone::{directions, is_recorded};
 
 /// Default port of a replica's HTTP endpoints.
 const HEALTH: u16 = 9002;
@@ -169,6 +169,13 @@ impl ClusterView {
         let text = object.and_then(egress_text).unwrap_or_else(|| b"{}".to_vec());
         Some(GroupConfig { services: object.map(egress_config).unwrap_or_default(), fingerprint: fingerprint(&text) })
     }
+}
+
+/// Whether a Service has a proxy of its own, or requests one. Assignment to a default group is not known here.
+fn is_standalone(service: &Service) -> bool {
+    let in_group =
+        || service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP)).is_some_and(|name| !name.is_empty());
+    is_recorded(service) || (directions(service) != (false, false) && !in_group())
 }
 
 /// Image of the proxy container.

@@ -12,7 +12,7 @@ use super::replicas::{last_error, phase};
 use super::snapshot::{ClusterView, StatusPart};
 use crate::api::names;
 use crate::model::controller::proxygroup::is_ready;
-use crate::model::controller::standalone::{directions, is_recorded};
+use crate::model::controller::standalone::is_recorded;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -35,13 +35,6 @@ pub struct StandaloneOverview {
 
 /// Kind, namespace and name of the object with the proxy.
 type Key = (&'static str, String, String);
-
-/// Whether a Service has a proxy of its own, or requests one. Assignment to a default group is not known here.
-pub(super) fn is_standalone(service: &Service) -> bool {
-    let in_group =
-        || service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP)).is_some_and(|name| !name.is_empty());
-    is_recorded(service) || (directions(service) != (false, false) && !in_group())
-}
 
 /// Proxies by kind, namespace and name.
 pub(super) fn standalone(view: &ClusterView) -> Vec<StandaloneOverview> {

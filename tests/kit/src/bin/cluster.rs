@@ -10,7 +10,6 @@
 )]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
@@ -18,7 +17,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use kit::cluster::node::{import_args, sweep};
-use kit::cluster::{Cluster, PROGRAMS};
+use kit::cluster::{Cluster, PROGRAMS, commands};
 use kit::root;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
@@ -126,37 +125,13 @@ fn keep(nodes: u8) -> ExitCode {
         bin: cluster.bin.clone(),
         nodes: cluster.nodes.iter().map(|node| (node.name.clone(), node.machine.pid())).collect(),
     };
-    commands(&cluster);
+    commands::write(&cluster, &place());
+    fs::copy(&cluster.control.kubeconfig, place().join("kubeconfig")).expect("written");
+    fs::write(place().join("key"), cluster.tailnet.key()).expect("written");
     record.write();
     signals.wait().expect("a signal");
     drop(cluster);
     ExitCode::SUCCESS
-}
-
-/// Writes the commands for use of the cluster from outside.
-fn commands(cluster: &Cluster) {
-    let (bin, dir) = (cluster.bin.display(), cluster.tailnet.dir().display());
-    let (control, kubeconfig) = (cluster.control.machine.pid(), cluster.control.kubeconfig.display());
-    let write = |name: &str, line: String| {
-        let path = place().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{line}\n")).expect("written");
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
-    };
-    write(
-        "kubectl",
-        format!("export KUBECACHEDIR={dir}/kubectl\nexec nsenter -t {control} -n -- {bin}/kubectl --kubeconfig={kubeconfig} \"$@\""),
-    );
-    let home = format!("export HELM_CACHE_HOME={dir}/helm HELM_CONFIG_HOME={dir}/helm HELM_DATA_HOME={dir}/helm");
-    let build = root().join("tests/servers/build").display().to_string();
-    let helm = format!("bin=$({build} helm)\nexec nsenter -t {control} -n -- \"$bin/helm\" --kubeconfig={kubeconfig} \"$@\"");
-    write("helm", format!("{home}\n{helm}"));
-    let headscale = cluster.tailnet.control_pid();
-    write("headscale", format!("exec nsenter -t {headscale} -m -u -n -p -- {bin}/headscale -c {dir}/headscale.yaml \"$@\""));
-    let nodes: Vec<_> = cluster.nodes.iter().map(|node| format!("{}) pid={} ;;", node.name, node.machine.pid())).collect();
-    let choose = format!("case $1 in {} *) echo 'node n1 COMMAND...' >&2; exit 2 ;; esac; shift", nodes.join(" "));
-    write("node", format!("{choose}\nexec nsenter -t $pid -m -u -n -p -C -- \"$@\""));
-    fs::copy(&cluster.control.kubeconfig, place().join("kubeconfig")).expect("written");
-    fs::write(place().join("key"), cluster.tailnet.key()).expect("written");
 }
 
 fn usage() -> ExitCode {

@@ -87,8 +87,8 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let assigned = assignment.group();
         let ours = assigned.is_none_or(|assigned| assigned == group);
         let standalone = matches!(object, UserObject::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
-        let finalizer = if standalone { names::FINALIZER } else { source.finalizer() };
-        let finalized = finalizers::has(metadata, finalizer);
+        let marker = if standalone { names::FINALIZER } else { source.finalizer() };
+        let finalized = finalizers::has(metadata, marker);
         let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
@@ -101,7 +101,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let stays = assignment.is_undecided() && !recorded.is_empty();
         let reported = group.is_empty() && matches!(assignment, GroupAssignment::Unusable(_));
         let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
-        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer };
+        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
         if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
