@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::api::names;
 use crate::api::routes::Host;
@@ -49,6 +50,8 @@ pub struct Settings {
     pub terms: OrderTerms,
     /// Terms of the cert leader's Lease: time until another replica orders.
     pub lead: LeaseTerms,
+    /// State Secret, where the Tailscale operator's proxy of one Ingress has its certificate.
+    pub state: Option<String>,
     /// File of certificates in use for the next container of this Pod; `None` if no file outlives a container.
     pub copy: Option<PathBuf>,
 }
@@ -72,6 +75,7 @@ impl Settings {
             account: AccountAt { secret, field },
             terms: OrderTerms::ACME,
             lead: LeaseTerms { duration: issuing.away, ..LeaseTerms::CERT_LEADER },
+            state: state.cloned(),
             copy: dir.map(|dir| dir.join("certificates.json")),
         })
     }
@@ -131,7 +135,12 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
         pairs,
         state,
     };
-    crate::proxy::spawn(tasks, "certificates", work.run(inputs.wanted, inputs.netmap, leading.clone(), secrets));
+    let state = settings.state.clone();
+    let work = work.adopt(state).then({
+        let leading = leading.clone();
+        move |work| work.run(inputs.wanted, inputs.netmap, leading, secrets)
+    });
+    crate::proxy::spawn(tasks, "certificates", work);
     CertOutputs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 
@@ -155,6 +164,9 @@ struct CertWork {
     state: watch::Sender<Arc<CertStoreState>>,
 }
 
+/// Maximum wait for the state Secret.
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// A task that is aborted on drop.
 struct SecretWatch(AbortHandle);
 
@@ -165,6 +177,17 @@ impl Drop for SecretWatch {
 }
 
 impl CertWork {
+    /// Reads certificates that tailscaled stored in the state Secret: a proxy that is taken over orders none. A new Pod waits for that at
+    /// most [`ADOPTION_TIMEOUT`].
+    async fn adopt(mut self, state: Option<String>) -> Self {
+        if let Some(state) = state.filter(|_| !self.store.has_backup())
+            && let Ok(Ok(Some(secret))) = timeout(ADOPTION_TIMEOUT, self.cluster.secret(&state)).await
+        {
+            self.store.add_backup(copy::from_values(&secret));
+        }
+        self
+    }
+
     async fn run(
         mut self,
         mut wanted: watch::Receiver<Arc<BTreeMap<String, Host>>>,

@@ -9,6 +9,7 @@ mod front;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::DeleteParams;
 use tailyard::api::issuance::OrderNote;
 use tailyard::api::names::{ACCOUNT_FINGERPRINT, ACCOUNTS, ISSUANCE};
 use tailyard::model::base::backoff::Backoff;
@@ -16,8 +17,10 @@ use tailyard::model::base::leader::LeaseTerms;
 use tailyard::model::ingress::cert_store::{CertStoreState, NameState};
 
 use front::Front;
+use kit::apiserver::DEADLINE;
 use kit::certs::{FIELD, Stage, make_secret, stage, stage_with};
 use kit::pebble::Manner;
+use kit::wait::eventually_async;
 
 const WEB: &str = "web.tail-lab.ts.net";
 const API: &str = "api.tail-lab.ts.net";
@@ -63,6 +66,26 @@ fn fifty_names_are_ordered_once_by_one_replica_and_read_by_the_other() {
         let keys: Vec<&str> = values.keys().map(String::as_str).collect();
         assert_eq!(keys, [ACCOUNT_FINGERPRINT, "tls.crt", "tls.key"]);
         assert_eq!(values[ACCOUNT_FINGERPRINT].0.len(), 32);
+    });
+}
+
+#[test]
+fn certificate_in_the_state_secret_is_used_and_stored() {
+    stage(&[WEB], async |stage| {
+        let first = stage.replica(0).await;
+        let pair = first.pair(WEB).await;
+        drop(first);
+        // So tailscaled leaves the certificate of a standalone Ingress.
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("PEM");
+        let (chain, key) = (text(&pair.chain), text(&pair.key));
+        stage.cluster.make_secret("g-0", &[(&format!("{WEB}.crt"), &chain), (&format!("{WEB}.key"), &key)]).await;
+        stage.cluster.secrets().delete(WEB, &DeleteParams::default()).await.expect("deleted");
+        make_secret(&stage.cluster, WEB).await;
+        let next = stage.replica(0).await;
+        assert_eq!(next.pair(WEB).await, pair);
+        let stored = async || stage.cluster.secret(WEB).await.0["tls.crt"].clone();
+        eventually_async("it is stored", DEADLINE, stored, |stored| *stored == chain).await;
+        assert_eq!(stage.pebble.issued(), 1);
     });
 }
 

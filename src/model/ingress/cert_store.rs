@@ -93,8 +93,19 @@ impl CertStore {
     /// Starts with the certificates of an earlier container of this Pod. They are served until the Secrets are read; they are not reported
     /// as their content.
     pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
+        let mut store = Self::default();
+        store.add_backup(copy);
+        store
+    }
+
+    /// Adds certificates that this Pod has besides the Secrets.
+    pub fn add_backup(&mut self, copy: BTreeMap<String, Pair>) {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
-        Self { backup: copy.into_iter().filter_map(usable).collect(), ..Self::default() }
+        self.backup.extend(copy.into_iter().filter_map(usable));
+    }
+
+    pub fn has_backup(&self) -> bool {
+        !self.backup.is_empty()
     }
 
     /// Notices since the last call, oldest first.

@@ -19,7 +19,11 @@ pub(super) fn to_copy(pairs: &BTreeMap<String, Pair>) -> Vec<u8> {
 
 /// Parses a file without verification; empty if malformed.
 pub(super) fn from_copy(text: &[u8]) -> BTreeMap<String, Pair> {
-    let values = from_json(text).unwrap_or_default();
+    from_values(&from_json(text).unwrap_or_default())
+}
+
+/// Certificates among these values, without verification. tailscaled stores its own under the same keys.
+pub(super) fn from_values(values: &BTreeMap<String, Bytes>) -> BTreeMap<String, Pair> {
     let pair = |(chain_key, chain): (&String, &Bytes)| {
         let name = chain_key.strip_suffix(CHAIN)?;
         let key = values.get(&format!("{name}{KEY}"))?;

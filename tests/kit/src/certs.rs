@@ -105,6 +105,7 @@ impl Stage {
             account: AccountAt { secret: ACCOUNTS.to_owned(), field: FIELD.to_owned() },
             terms: self.terms,
             lead: self.lead,
+            state: Some(format!("g-{ordinal}")),
             copy: None,
         };
         let inputs = Inputs { cluster: self.cluster.pod().await, api, wanted: wanted_seen, netmap: netmap_seen };
