@@ -23,7 +23,9 @@ pub const PARENT_SERVICE: &str = "svc";
 /// Ours, label of the config Secret of a standalone Service's proxy: the Service's name. The Tailscale operator takes every Secret with its
 /// own labels for a state Secret.
 pub const CONFIG_PARENT: &str = "tailyard.io/parent-service";
-/// Ours, label of that Secret: the Service's namespace.
+/// Ours, label of config and certificate Secrets of a standalone Ingress's proxy: the Ingress's name.
+pub const CONFIG_PARENT_INGRESS: &str = "tailyard.io/parent-ingress";
+/// Ours, label of these Secrets: the namespace of the Service or Ingress.
 pub const CONFIG_PARENT_NAMESPACE: &str = "tailyard.io/parent-namespace";
 /// Label of a Secret: `config`, `state` or `certs`.
 pub const SECRET_TYPE: &str = "tailscale.com/secret-type";
@@ -47,7 +49,7 @@ pub const TAILNET_FQDN: &str = "tailscale.com/tailnet-fqdn";
 pub const TAILNET_IP: &str = "tailscale.com/tailnet-ip";
 /// Annotation of a user's Service: [`TAILNET_IP`] by its former name, for standalone proxies.
 pub const FORMER_TAILNET_IP: &str = "tailscale.com/ts-tailnet-target-ip";
-/// Label or annotation of a user's Service: the class of its standalone proxy.
+/// Label or annotation of a user's Service or Ingress: the class of its standalone proxy.
 pub const PROXY_CLASS: &str = "tailscale.com/proxy-class";
 /// Annotation of a user's Service: its name in the tailnet.
 pub const HOSTNAME: &str = "tailscale.com/hostname";

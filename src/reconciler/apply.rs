@@ -144,7 +144,7 @@ impl Applier {
             .map(|()| if news || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
-    /// Reports an API rejection in the condition of the group or standalone Service, unless reported already.
+    /// Reports an API rejection in the condition of the group or standalone Service, or to the standalone Ingress, unless reported already.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
         if observed.is_standalone() {
             let GroupPlan { services, events, .. } = rejected(observed, why);
@@ -272,8 +272,8 @@ impl Applier {
 
     async fn write_events(&self, observed: &Observed, notices: Vec<Notice>) {
         let one = async |notice: Notice| {
-            let service = parse_key(&observed.name).map(|(namespace, name)| service((namespace.to_owned(), name.to_owned())));
-            let subject = service.filter(|_| notice.subject == Subject::Group).unwrap_or_else(|| notice.subject.clone());
+            let parent = parse_key(&observed.name).map(|parent| Subject::from(&parent));
+            let subject = parent.filter(|_| notice.subject == Subject::Group).unwrap_or_else(|| notice.subject.clone());
             let about = match &subject {
                 Subject::Group => {
                     let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
@@ -292,10 +292,6 @@ impl Applier {
         };
         iter(notices).for_each_concurrent(AT_ONCE, one).await;
     }
-}
-
-fn service((namespace, name): Id) -> Subject {
-    Subject::Service { namespace, name }
 }
 
 /// Whether the finalizers include ours.
@@ -332,6 +328,10 @@ fn runs<T, K: PartialEq>(all: Vec<T>, kind: impl Fn(&T) -> K) -> Vec<Vec<T>> {
         }
     }
     runs
+}
+
+fn service((namespace, name): Id) -> Subject {
+    Subject::Service { namespace, name }
 }
 
 #[cfg(test)]

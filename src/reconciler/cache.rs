@@ -38,7 +38,7 @@ pub type Id = (String, String);
 /// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`standalone::key`], the proxy of a standalone Service.
+    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`standalone::key`], a standalone proxy.
     Group(String),
     /// A `ProxyClass`.
     Class(String),
@@ -52,8 +52,7 @@ impl WorkKey {
     /// Kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Group(name) if standalone::parse_key(name).is_some() => "Service",
-            Self::Group(_) => "ProxyGroup",
+            Self::Group(name) => standalone::parse_key(name).map_or("ProxyGroup", |parent| parent.source.kind()),
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
             Self::DefaultControlPlane => "ControlPlane",
@@ -131,7 +130,7 @@ impl ClusterCache {
         }
     }
 
-    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and the Services without a
+    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and the objects without a
     /// group that have proxies of their own.
     #[must_use]
     pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups, standalone: StandaloneScope) -> Self {

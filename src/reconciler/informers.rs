@@ -73,7 +73,7 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     for kind in Kind::ALL {
         let labels = match kind {
             // Only groups have these.
-            Kind::ConfigMap | Kind::PodDisruptionBudget => OF_A_GROUP,
+            Kind::PodDisruptionBudget => OF_A_GROUP,
             // Children and proxies of users' Services, and objects that Kubernetes derives from them; Services for metrics name no parent.
             // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
             _ => MANAGED,

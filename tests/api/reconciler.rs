@@ -16,5 +16,6 @@ mod planes;
 mod publish;
 mod services;
 mod standalone;
+mod standalone_ingress;
 mod takeover;
 mod tenants;

@@ -5,6 +5,7 @@
 //! run here. Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod acts;
+mod site;
 mod standalone;
 
 use std::time::Instant;
@@ -15,6 +16,7 @@ use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, turn};
 use kit::operators::Stage;
 use kit::wait::eventually;
+use site::Site;
 
 /// Failures that our code cannot prevent, in seconds. Their operator sets neither a probe nor a readiness gate: the second replica is
 /// removed as soon as the first one's new process runs, and neither is an endpoint until the first has published its services. Their proxy
@@ -63,6 +65,7 @@ fn standalone_proxies_are_handed_over_and_back() {
     standalone::create(&stage);
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
+    let site = Site::create(&stage);
     let (devices, names) = (standalone::devices(&stage), standalone::names(&stage));
     let same = || assert_eq!((standalone::devices(&stage), standalone::names(&stage)), (devices.clone(), names.clone()));
 
@@ -70,10 +73,13 @@ fn standalone_proxies_are_handed_over_and_back() {
     // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
     standalone::run_image(&stage, "solo", STOCK, "ts-");
     same();
+    let issued = site.issued();
     stage.set_proxy_image(TAILYARD);
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
     }
+    site.is_served_by(&stage, TAILYARD, "ts-");
+    assert_eq!(site.issued(), issued, "its certificate is kept");
     same();
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
@@ -83,6 +89,7 @@ fn standalone_proxies_are_handed_over_and_back() {
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
     }
+    site.is_served_by(&stage, STOCK, "proxies");
     same();
     standalone::reached(&stage, &guest);
 }

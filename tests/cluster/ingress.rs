@@ -4,6 +4,7 @@
 //! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, cgroup v1 and the programs
 //! of `tests/servers/build`.
 
+mod alone;
 mod hands;
 mod outage;
 mod restricted;
@@ -50,6 +51,9 @@ fn ingress_is_reached_over_https_during_rollouts() {
     println!("to the Tailscale operator's image and back: {:?}", begin.elapsed());
 
     restricted::a_site_is_served_without_any_right(&stage);
+    let begin = Instant::now();
+    alone::a_site_has_a_proxy_of_its_own(&stage);
+    println!("an Ingress without a group, served and deleted: {:?}", begin.elapsed());
 
     stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
     assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");

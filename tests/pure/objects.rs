@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::model::controller::group_assignment::{AssignmentRules, StandaloneScope};
-use tailyard::model::controller::identity::DeviceName;
+use tailyard::model::controller::identity::{DeviceId, DeviceName, DeviceRecord};
 use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
-    Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaState, ServiceList, TailnetState, pass,
+    Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaConfig, ReplicaState, ServiceList,
+    TailnetState, pass,
 };
-use tailyard::model::controller::standalone::{as_group, new_name};
+use tailyard::model::controller::standalone::{Parent, as_group, new_name};
 
 /// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {
@@ -113,8 +115,12 @@ fn applied_objects_match_golden_files() {
         ("unprivileged", unprivileged, None),
         ("static-endpoints", json!({"type": "egress"}), Some(endpoints)),
     ];
-    for (name, observed) in
-        cases.into_iter().map(|(name, spec, class)| (name, observed(spec, class))).chain(publishing()).chain(standalone())
+    for (name, observed) in cases
+        .into_iter()
+        .map(|(name, spec, class)| (name, observed(spec, class)))
+        .chain(publishing())
+        .chain(standalone())
+        .chain([standalone_ingress()])
     {
         let mut observed = observed;
         let mut applied = pass(&observed).apply;
@@ -230,12 +236,41 @@ fn standalone() -> [(&'static str, Observed); 5] {
         let service =
             json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
         let service: Service = serde_json::from_value(service).expect("a Service");
-        observed.group = Some(Arc::new(as_group(&service)));
+        observed.group = Some(Arc::new(as_group(Parent::Service(&service))));
         (observed.name, observed.workload) = ("default/web".into(), new_name("web", "1234-UID"));
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
         observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
         (name, observed)
     })
+}
+
+/// The proxy of an Ingress whose device has joined.
+fn standalone_ingress() -> (&'static str, Observed) {
+    let mut observed = observed(json!({"type": "ingress"}), Some(json!({"metrics": {"enable": true}})));
+    let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+    let annotations = json!({"tailscale.com/http-redirect": "true", "tailscale.com/funnel": "true"});
+    let ingress = json!({"metadata": {"name": "app", "namespace": "default", "uid": "1234-UID", "annotations": annotations},
+        "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
+    let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");
+    observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress))));
+    (observed.name, observed.workload) = ("ingress/default/app".into(), new_name("app", "1234-UID"));
+    observed.services = OrdMap::new();
+    let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+    let web = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": {"clusterIP": "10.96.0.20", "ports": ports}});
+    let id = |name: &str| ("default".to_owned(), name.to_owned());
+    observed.publish = PublishInputs {
+        ingresses: OrdMap::unit(id("app"), Arc::new(ingress)),
+        backends: [(id("web"), Arc::new(serde_json::from_value(web).expect("a Service")))].into(),
+        ..PublishInputs::default()
+    };
+    let state = ReplicaState { device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
+    let device = DeviceRecord { id: DeviceId::parse("n1").expect("an ID"), domain: Some("tail1234.ts.net".into()), tags: Vec::new() };
+    let config = ReplicaConfig { device: Some(device), ..ReplicaConfig::default() };
+    let replica = ObservedReplica { state: Some(Arc::new(state)), config: Some(Arc::new(config)), ..ObservedReplica::default() };
+    observed.replicas = BTreeMap::from([(0, replica)]);
+    let rules = AssignmentRules { standalone: StandaloneScope::Everywhere, ..(*observed.assignment).clone() };
+    observed.assignment = Arc::new(rules);
+    ("standalone-ingress", observed)
 }
 
 /// Object of a kind in a golden file.

@@ -37,14 +37,14 @@ pub struct AssignmentRules {
     pub standalone: StandaloneScope,
 }
 
-/// Namespaces whose Services without a group have proxies of their own.
+/// Namespaces whose Services and Ingresses without a group have proxies of their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum StandaloneScope {
     /// None: another operator may serve them.
     #[default]
     Nowhere,
     Everywhere,
-    /// Those that are watched: Services of others are unknown, not absent.
+    /// Those that are watched: objects of others are unknown, not absent.
     Namespaces(Vec<String>),
 }
 
@@ -169,6 +169,18 @@ impl AssignmentRules {
         // A default applies as soon as its namespace is listed.
         let opted_out = || metadata.namespace.as_ref().is_some_and(|name| self.opted_out.contains(name));
         !self.depends_on_namespace(service) || opted_out()
+    }
+
+    /// Whether an Ingress has a proxy of its own: it has our class, and neither an annotation, the class nor a default names a group for it.
+    pub fn is_standalone_ingress(&self, ingress: &Ingress) -> bool {
+        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
+        let class = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
+        let unassigned = || match self.ingress(ingress) {
+            GroupAssignment::NotOurs => true,
+            GroupAssignment::OptedOut => has_annotation(&ingress.metadata) || self.opted_out.contains(namespace),
+            _ => false,
+        };
+        class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
     }
 
     /// Whether the label of its namespace can change the group of a Service.
@@ -391,6 +403,32 @@ mod tests {
         }
         let unset = AssignmentRules { defaults: DefaultGroups::default(), ..rules(ClassParameters::Unset) };
         assert_eq!(unset.ingress(&ingress("a", &none, Some("tailscale"))), NotOurs);
+    }
+
+    #[test]
+    fn ingresses_without_a_group_are_standalone() {
+        let (none, named, empty) = (json!({}), json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        // namespace, annotations, class → with default group, with group of the class, with an unknown class, with neither
+        let table = [
+            ("a", &none, Some("tailscale"), [false, false, false, true]),
+            ("a", &empty, Some("tailscale"), [true, true, true, true]),
+            ("a", &named, Some("tailscale"), [false, false, false, false]),
+            ("a", &empty, Some("nginx"), [false, false, false, false]),
+            ("a", &none, None, [false, false, false, false]),
+            ("out", &none, Some("tailscale"), [true, true, true, true]),
+            // The labels of its namespace are not known: a default may apply.
+            ("new", &none, Some("tailscale"), [false, false, false, true]),
+        ];
+        for (namespace, annotations, class, expected) in table {
+            let ingress = ingress(namespace, annotations, class);
+            let rules = |rules| AssignmentRules { standalone: StandaloneScope::Everywhere, ..rules };
+            let neither = AssignmentRules { defaults: DefaultGroups::default(), ..rules(self::rules(ClassParameters::Unset)) };
+            let parameters = [ClassParameters::Unset, ClassParameters::Group("classy".into()), ClassParameters::Unknown];
+            let all = parameters.map(|parameters| rules(self::rules(parameters))).into_iter().chain([neither]);
+            let found: Vec<bool> = all.map(|rules| rules.is_standalone_ingress(&ingress)).collect();
+            assert_eq!(found, expected, "{namespace} {annotations} {class:?}");
+            assert!(!self::rules(ClassParameters::Unset).is_standalone_ingress(&ingress), "disabled");
+        }
     }
 
     #[test]

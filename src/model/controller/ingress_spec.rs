@@ -111,6 +111,8 @@ pub enum UserCertificate {
 pub struct SpecContext<'a> {
     /// Domain of the tailnet.
     pub suffix: &'a str,
+    /// Whole name of the device whose name it gets, which may differ from label and domain; else it gets that of a Tailscale Service.
+    pub device: Option<&'a str>,
     pub services: &'a dyn Fn(&str, &str) -> Option<&'a Service>,
     pub namespace: &'a str,
     /// Existing Secrets that Ingresses name as certificates.

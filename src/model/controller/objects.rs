@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::api::names;
 use crate::model::base::hash::sha256;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::standalone;
 
 mod adopt;
@@ -51,7 +52,7 @@ pub use statefulset::{pod_health_port, stateful_set};
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";
-/// Label of the Pods of a standalone Service: the Service's UID.
+/// Label of the Pods of a standalone proxy: the UID of its Service or Ingress.
 const APP: &str = "app";
 /// The init container that enables IP forwarding.
 const SYSCTLER: &str = "sysctler";
@@ -113,7 +114,7 @@ pub struct Manifest {
     pub yields: bool,
 }
 
-/// The workload that owns the objects: a group, or the proxy of a standalone Service.
+/// The workload that owns the objects: a group, or the proxy of a standalone Service or Ingress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Name of the workload: the group's.
@@ -121,18 +122,26 @@ pub struct Owner {
     /// UID of the parent.
     pub uid: String,
     pub namespace: String,
-    /// Namespace and name of the standalone Service; `None` for a group.
-    pub service: Option<(String, String)>,
+    /// The standalone Service or Ingress; `None` for a group.
+    pub parent: Option<Publisher>,
+    /// Label of the Pods of a standalone proxy: the UID of the parent for which its `StatefulSet` was created.
+    pub app: String,
 }
 
 impl Owner {
     /// Labels of the workload's objects.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = vec![(names::MANAGED, "true")];
-        match &self.service {
+        match &self.parent {
             None => labels.extend([(names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, self.group.as_str())]),
-            Some((namespace, name)) => labels.extend([
-                (names::PARENT_TYPE, names::PARENT_SERVICE),
+            Some(Publisher { source, namespace, name }) => labels.extend([
+                (
+                    names::PARENT_TYPE,
+                    match source {
+                        PublishSource::Service => names::PARENT_SERVICE,
+                        PublishSource::Ingress => names::PARENT_INGRESS,
+                    },
+                ),
                 (names::PARENT, name.as_str()),
                 (names::PARENT_NAMESPACE, namespace.as_str()),
             ]),
@@ -142,7 +151,7 @@ impl Owner {
 
     /// Labels that select its Pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        if self.service.is_none() { self.labels() } else { [(APP.to_owned(), self.uid.clone())].into() }
+        if self.parent.is_none() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
     }
 
     /// Labels of its Pods.
@@ -150,10 +159,24 @@ impl Owner {
         self.labels().into_iter().chain(self.selector()).collect()
     }
 
-    /// Metadata of one of the workload's objects. Those of a Service have no owner reference: it is in another namespace.
+    /// Labels of a Secret of a standalone proxy besides the state Secret: the Tailscale operator takes every Secret with the labels of the
+    /// parent for a state Secret.
+    pub fn secret_labels(&self, secret_type: &str) -> BTreeMap<String, String> {
+        let parent = self.parent.iter().flat_map(|Publisher { source, namespace, name }| {
+            let key = match source {
+                PublishSource::Service => names::CONFIG_PARENT,
+                PublishSource::Ingress => names::CONFIG_PARENT_INGRESS,
+            };
+            [(key, name.as_str()), (names::CONFIG_PARENT_NAMESPACE, namespace)]
+        });
+        let labels = [(names::MANAGED, "true"), (names::SECRET_TYPE, secret_type)].into_iter().chain(parent);
+        labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Metadata of one of the workload's objects. Those of a standalone proxy have no owner reference: the parent is in another namespace.
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
-        if self.service.is_some() {
+        if self.parent.is_some() {
             let (name, namespace) = (Some(name), Some(self.namespace.clone()));
             return ObjectMeta { name, namespace, labels: Some(labels), ..ObjectMeta::default() };
         }
@@ -202,13 +225,13 @@ pub fn applied(object: &Value) -> Option<&str> {
 }
 
 /// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics. Objects of a standalone
-/// Service have its key in place of a group.
+/// Service or Ingress have its key in place of a group.
 pub fn group_of(labels: &BTreeMap<String, String>) -> Option<String> {
     let label = |key: &str| labels.get(key).map(String::as_str);
     let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(names::PROXY_TYPE)) {
         (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
         (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
-        (Some(names::PARENT_INGRESS), _, _) if label(names::SECRET_TYPE) == Some(names::CERTS) => label(names::PROXY_GROUP),
+        (Some(names::PARENT_INGRESS), _, _) if label(names::PROXY_GROUP).is_some() => label(names::PROXY_GROUP),
         (_, _, Some(names::PARENT_GROUP)) => label(names::PROXY_PARENT),
         _ => return standalone::key_of(label),
     };

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::model::controller::group_assignment::AssignmentRules;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::standalone::{is_recorded, key};
 
 mod actions;
@@ -73,7 +74,8 @@ pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<String> 
     }
     let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
     if rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service)) {
-        groups.insert(key(namespace, name.unwrap_or_default()));
+        let (namespace, name) = (namespace.to_owned(), name.unwrap_or_default().to_owned());
+        groups.insert(key(&Publisher { source: PublishSource::Service, namespace, name }));
     }
     groups
 }

@@ -1,49 +1,83 @@
-//! Services with a proxy of their own: what they request, and the keys, labels and names of their workloads.
+//! Services and Ingresses with a proxy of their own: what they request, and the keys, labels and names of their workloads.
 //!
-//! A Service that requests Tailscale and is assigned to no `ProxyGroup` has a standalone proxy: a workload of one replica. Labels and names
+//! An object that requests Tailscale and is assigned to no `ProxyGroup` has a standalone proxy: a workload of one replica. Labels and names
 //! are those of the Tailscale operator, so that either operator takes over the other's proxies. The operator generates names at random:
-//! existing objects decide, and the name of a new workload is derived from the Service's UID.
+//! existing objects decide, and the name of a new workload is derived from the object's UID.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType};
 use crate::model::base::conditions;
 use crate::model::base::hash::sha256;
-use crate::model::controller::ingress_spec::{annotation, service_label, truth};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, annotation, ingress_label, service_label, truth};
 
-/// Longest part of a Service's name in the name of its workload: a Pod has a label of that name and eleven bytes.
+/// Longest part of an object's name in the name of its workload: a Pod has a label of that name and eleven bytes.
 const LONGEST_PART: usize = 43;
 /// Length of the suffix of a workload's name.
 const SUFFIX: usize = 5;
 /// Suffix of [`names::PROXY_TYPE`] of standalone Services.
 const METRICS_OF_SERVICE: &str = "_service";
+/// [`names::PROXY_TYPE`] of standalone Ingresses.
+pub const METRICS_OF_INGRESS: &str = "ingress_resource";
+/// First part of the key of an Ingress.
+const INGRESS_KEY: &str = "ingress/";
 
-/// Key of a standalone Service in the work queue, in place of a group's name: `namespace/name`. No group's name has a slash.
-pub fn key(namespace: &str, name: &str) -> String {
-    format!("{namespace}/{name}")
+/// An object that may have a standalone proxy.
+#[derive(Debug, Clone, Copy)]
+pub enum Parent<'a> {
+    Service(&'a Service),
+    Ingress(&'a Ingress),
 }
 
-/// Namespace and name of a key; `None` for a group's name.
-pub fn parse_key(key: &str) -> Option<(&str, &str)> {
-    key.split_once('/')
+/// Key of such an object in the work queue, in place of a group's name: `namespace/name` of a Service, `ingress/namespace/name` of an
+/// Ingress. No group's name has a slash.
+pub fn key(Publisher { source, namespace, name }: &Publisher) -> String {
+    match source {
+        PublishSource::Service => format!("{namespace}/{name}"),
+        PublishSource::Ingress => format!("{INGRESS_KEY}{namespace}/{name}"),
+    }
 }
 
-/// Key of the Service that an object belongs to, by its labels.
+/// Object of a key; `None` for a group's name.
+pub fn parse_key(key: &str) -> Option<Publisher> {
+    let (first, rest) = key.split_once('/')?;
+    let (source, (namespace, name)) = match rest.split_once('/') {
+        Some(ingress) => (PublishSource::Ingress, ingress),
+        None => (PublishSource::Service, (first, rest)),
+    };
+    Some(Publisher { source, namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
+/// Key of the Service or Ingress that an object belongs to, by its labels.
 pub fn key_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
-    let of = |namespace: &str, name: &str| Some(key(label(namespace)?, label(name)?));
-    if label(names::PARENT_TYPE) == Some(names::PARENT_SERVICE) {
-        // Children of egress Services of groups have the same labels.
-        return label(names::PROXY_GROUP).is_none().then(|| of(names::PARENT_NAMESPACE, names::PARENT)).flatten();
+    let of = |source, namespace: &str, name: &str| {
+        Some(key(&Publisher { source, namespace: label(namespace)?.to_owned(), name: label(name)?.to_owned() }))
+    };
+    let by_type = match label(names::PARENT_TYPE) {
+        Some(names::PARENT_SERVICE) => Some(PublishSource::Service),
+        Some(names::PARENT_INGRESS) => Some(PublishSource::Ingress),
+        _ => None,
+    };
+    if let Some(source) = by_type {
+        // Children of egress Services of groups, and certificates of groups, have the same labels.
+        return label(names::PROXY_GROUP).is_none().then(|| of(source, names::PARENT_NAMESPACE, names::PARENT)).flatten();
     }
-    if label(names::PROXY_TYPE).is_some_and(|kind| kind.ends_with(METRICS_OF_SERVICE)) {
-        return of(names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
+    let scraped = match label(names::PROXY_TYPE) {
+        Some(METRICS_OF_INGRESS) => Some(PublishSource::Ingress),
+        Some(kind) if kind.ends_with(METRICS_OF_SERVICE) => Some(PublishSource::Service),
+        _ => None,
+    };
+    if let Some(source) = scraped {
+        return of(source, names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
     }
-    of(names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT)
+    let service = of(PublishSource::Service, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT);
+    service.or_else(|| of(PublishSource::Ingress, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT_INGRESS))
 }
 
 /// Whether a Service requests ingress, and whether it requests egress, valid or not.
@@ -67,36 +101,49 @@ pub fn is_recorded(service: &Service) -> bool {
     conditions::get(conditions, PROXY_READY).is_some()
 }
 
-/// Name of the class of a Service's proxy: by label, else annotation, else the default. An empty one is no class.
-pub fn class<'a>(service: &'a Service, default: Option<&'a str>) -> Option<&'a str> {
-    let metadata = &service.metadata;
+/// Name of the class of an object's proxy: by label, else annotation, else the default. An empty one is no class.
+pub fn class<'a>(metadata: &'a ObjectMeta, default: Option<&'a str>) -> Option<&'a str> {
     let named = [&metadata.labels, &metadata.annotations].into_iter().find_map(|all| all.as_ref()?.get(names::PROXY_CLASS));
     named.map_or(default, |name| Some(name.trim())).filter(|name| !name.is_empty())
 }
 
-/// Tags that a Service requests, valid or not; empty for the default tags.
-pub fn tags(service: &Service) -> Vec<String> {
-    let tags = annotation(service.metadata.annotations.as_ref(), names::TAGS).into_iter().flat_map(|tags| tags.split(','));
+/// Tags that an object requests, valid or not; empty for the default tags.
+pub fn tags(metadata: &ObjectMeta) -> Vec<String> {
+    let tags = annotation(metadata.annotations.as_ref(), names::TAGS).into_iter().flat_map(|tags| tags.split(','));
     tags.map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect()
 }
 
-/// A Service as a group of one replica: the provisioner reads name, deletion, tags and host name of a workload from a group.
-pub fn as_group(service: &Service) -> ProxyGroup {
-    let spec = ProxyGroupSpec {
-        replicas: Some(1),
-        tags: tags(service),
-        hostname_prefix: Some(service_label(service)),
-        ..ProxyGroupSpec::default()
+impl<'a> Parent<'a> {
+    pub fn metadata(self) -> &'a ObjectMeta {
+        match self {
+            Self::Service(service) => &service.metadata,
+            Self::Ingress(ingress) => &ingress.metadata,
+        }
+    }
+
+    pub fn publisher(self) -> Publisher {
+        let source = if let Self::Service(_) = self { PublishSource::Service } else { PublishSource::Ingress };
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        Publisher { source, namespace: text(&self.metadata().namespace), name: text(&self.metadata().name) }
+    }
+}
+
+/// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.
+pub fn as_group(parent: Parent<'_>) -> ProxyGroup {
+    let (type_, label) = match parent {
+        Parent::Service(service) => (ProxyGroupType::default(), service_label(service)),
+        Parent::Ingress(ingress) => (ProxyGroupType::Ingress, ingress_label(ingress)),
     };
-    let ObjectMeta { uid, deletion_timestamp, .. } = service.metadata.clone();
-    let (namespace, name) = (service.metadata.namespace.as_deref(), service.metadata.name.as_deref());
-    let name = Some(key(namespace.unwrap_or_default(), name.unwrap_or_default()));
+    let metadata = parent.metadata();
+    let spec = ProxyGroupSpec { type_, replicas: Some(1), tags: tags(metadata), hostname_prefix: Some(label), ..ProxyGroupSpec::default() };
+    let ObjectMeta { uid, deletion_timestamp, .. } = metadata.clone();
+    let name = Some(key(&parent.publisher()));
     ProxyGroup { metadata: ObjectMeta { name, uid, deletion_timestamp, ..ObjectMeta::default() }, spec, status: None }
 }
 
-/// Names of the workloads of a Service, of which there is one unless the Tailscale operator left several.
+/// Names of the workloads of an object, of which there is one unless the Tailscale operator left several.
 ///
-/// `sets`: `StatefulSet`s and headless Services with the Service's labels. `devices`: Pods whose state Secret has a device. The first of
+/// `sets`: `StatefulSet`s and headless Services with the object's labels. `devices`: Pods whose state Secret has a device. The first of
 /// the result is kept: it has a device, or else it is the first by name.
 pub fn workloads<'a>(sets: impl Iterator<Item = &'a str>, devices: &BTreeSet<&'a str>) -> Vec<&'a str> {
     let of_devices = devices.iter().filter_map(|pod| pod.rsplit_once('-')).map(|(set, _)| set);
@@ -105,9 +152,10 @@ pub fn workloads<'a>(sets: impl Iterator<Item = &'a str>, devices: &BTreeSet<&'a
     all
 }
 
-/// Name of a new workload: a prefix of the Service's name, and a suffix of the UID's hash.
+/// Name of a new workload: a prefix of the object's name, without dots, and a suffix of the UID's hash.
 pub fn new_name(name: &str, uid: &str) -> String {
     let part = name.get(..name.len().min(LONGEST_PART)).unwrap_or(name).trim_end_matches(['-', '.']);
+    let part = part.replace('.', "-");
     format!("ts-{part}-{}", &sha256(uid.as_bytes())[..SUFFIX])
 }
 
@@ -142,7 +190,7 @@ mod tests {
 
     #[test]
     fn class_is_named_by_label_then_annotation_then_default() {
-        let class = |metadata: &Value| class(&service(metadata, &json!({})), Some("default")).map(str::to_owned);
+        let class = |metadata: &Value| class(&service(metadata, &json!({})).metadata, Some("default")).map(str::to_owned);
         let named = |name: &str| json!({"tailscale.com/proxy-class": name});
         assert_eq!(class(&json!({})).as_deref(), Some("default"));
         assert_eq!(class(&json!({"annotations": named("a")})).as_deref(), Some("a"));
@@ -175,11 +223,18 @@ mod tests {
         let parent = [(names::PARENT_TYPE, "svc"), (names::PARENT, "web"), (names::PARENT_NAMESPACE, "default")];
         assert_eq!(key(&parent).as_deref(), Some("default/web"));
         assert_eq!(key(&[&parent[..], &[(names::PROXY_GROUP, "pg")]].concat()), None, "a child of a group");
-        assert_eq!(key(&[(names::PARENT_TYPE, "ingress"), parent[1], parent[2]]), None);
+        let ingress = [(names::PARENT_TYPE, "ingress"), parent[1], parent[2]];
+        assert_eq!(key(&ingress).as_deref(), Some("ingress/default/web"));
+        assert_eq!(key(&[&ingress[..], &[(names::PROXY_GROUP, "pg")]].concat()), None, "a certificate of a group");
+        let config = [("tailyard.io/parent-ingress", "web"), ("tailyard.io/parent-namespace", "default")];
+        assert_eq!(key(&config).as_deref(), Some("ingress/default/web"));
         assert_eq!(key(&[(names::CONFIG_PARENT, "web"), (names::CONFIG_PARENT_NAMESPACE, "default")]).as_deref(), Some("default/web"));
         let metrics = [("ts_proxy_type", "egress_service"), ("ts_proxy_parent_name", "web"), ("ts_proxy_parent_namespace", "default")];
         assert_eq!(key(&metrics).as_deref(), Some("default/web"));
-        assert_eq!(parse_key("default/web"), Some(("default", "web")));
+        for of in ["default/web", "ingress/default/web", "ingress/web"] {
+            assert_eq!(parse_key(of).map(|parent| super::key(&parent)).as_deref(), Some(of));
+        }
+        assert_eq!(parse_key("ingress/web").map(|parent| parent.source), Some(PublishSource::Service));
         assert_eq!(parse_key("pg"), None);
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::publishers::{self, PublishRequest};
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{Publisher, backends};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
 use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
 use crate::model::controller::standalone;
@@ -149,7 +149,8 @@ impl ClusterCache {
     fn index_child(&mut self, child: &Value, came: bool) {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
         let Some(parent) = parent(Kind::Service, child) else { return };
-        let group = &group.map_or_else(|| standalone::key(&parent.0, &parent.1), str::to_owned);
+        let own = || Publisher { source: PublishSource::Service, namespace: parent.0.clone(), name: parent.1.clone() };
+        let group = &group.map_or_else(|| standalone::key(&own()), str::to_owned);
         let groups = self.indices.children.entry(parent.clone()).or_default();
         count(groups, group, came);
         if groups.is_empty() {

@@ -35,10 +35,17 @@ impl ClusterCache {
             CachedObject::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
             CachedObject::Namespace(_) => self.groups_that(has_tenants),
             CachedObject::IngressClass(_) if *name == self.assignment.ingress_class => {
-                self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress)
+                let standalone = self.standalone_keys().filter(|key| self.standalone_ingress(key)).cloned();
+                self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter().chain(standalone).collect()
+            }
+            CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress) => {
+                let class = standalone::class(&ingress.metadata, self.default_class.as_deref());
+                keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
+                BTreeSet::new()
             }
             CachedObject::Service(service) => {
-                let class = standalone::class(service, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
+                let class =
+                    standalone::class(&service.metadata, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
                 keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
                 let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service, &self.assignment).into_iter().chain(own).collect()

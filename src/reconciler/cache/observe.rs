@@ -10,18 +10,19 @@ use serde_json::Value;
 
 use super::index::ordinal;
 use super::keys::has_tenants;
-use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
+use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey, publishers};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::identity::DeviceId;
+use crate::model::controller::ingress_spec::Publisher;
 use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
 use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
     Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
 };
-use crate::model::controller::standalone;
+use crate::model::controller::standalone::{self, Parent};
 use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
@@ -37,10 +38,10 @@ impl ClusterCache {
     /// Observes a group.
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
-        let service = self.standalone_service(name);
-        let group = service.map_or_else(|| self.group(name), |service| Some(Arc::new(standalone::as_group(service))));
-        let class = match service {
-            Some(service) => standalone::class(service, self.default_class.as_deref()),
+        let parent = self.standalone_parent(name);
+        let group = parent.map_or_else(|| self.group(name), |parent| Some(Arc::new(standalone::as_group(parent))));
+        let class = match parent {
+            Some(parent) => standalone::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
         };
         let class = class.map_or(Class::None, |name| self.class_state(name));
@@ -122,15 +123,21 @@ impl ClusterCache {
         self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
-    /// Groups and standalone Services that use a class.
+    /// Groups and standalone Services and Ingresses that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
         let default = self.default_class.as_deref();
-        let uses = |service: &Service| self.assignment.is_standalone(service) && standalone::class(service, default) == Some(name);
-        let services = self.standalone_keys().filter(|key| self.standalone_service(key).is_some_and(uses)).cloned();
-        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(services).collect()
+        let uses = |parent: Parent<'_>| {
+            let is_standalone = match parent {
+                Parent::Service(service) => self.assignment.is_standalone(service),
+                Parent::Ingress(ingress) => self.assignment.is_standalone_ingress(ingress),
+            };
+            is_standalone && standalone::class(parent.metadata(), default) == Some(name)
+        };
+        let standalone = self.standalone_keys().filter(|key| self.standalone_parent(key).is_some_and(uses)).cloned();
+        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(standalone).collect()
     }
 
-    /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone Services.
+    /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone proxies.
     pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
         let services = self.standalone_keys().filter(|_| name.is_none()).cloned();
         self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(services).collect()
@@ -202,9 +209,10 @@ impl ClusterCache {
         all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
     }
 
-    /// Name of a group's workload, or of that of a standalone Service.
+    /// Name of a group's workload, or of a standalone proxy.
     pub(super) fn workload(&self, key: &str) -> String {
-        let Some((_, name)) = standalone::parse_key(key) else { return key.to_owned() };
+        let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
+        let name = &*name;
         let members = self.indices.groups.get(key);
         let owned = members.into_iter().flat_map(|members| &members.owned);
         let is_named = |object: &ObjectRef, value: &Value| {
@@ -213,21 +221,27 @@ impl ClusterCache {
         let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
         let replicas = members.into_iter().flat_map(|members| &members.replicas);
         let devices = replicas.filter(|(_, replica)| replica.has_device()).map(|(pod, _)| pod.as_str()).collect();
-        let uid = || self.standalone_service(key).and_then(|service| service.metadata.uid.as_deref()).unwrap_or_default();
+        let uid = || self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
         standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid()), |name| (*name).to_owned())
     }
 
-    /// The Service of a key of a standalone proxy.
-    fn standalone_service(&self, key: &str) -> Option<&Service> {
-        let (namespace, name) = standalone::parse_key(key)?;
-        match self.one(WatchRole::Service, &(namespace.to_owned(), name.to_owned()))? {
-            CachedObject::Service(service) => Some(service),
+    /// The Service or Ingress of a key of a standalone proxy.
+    fn standalone_parent(&self, key: &str) -> Option<Parent<'_>> {
+        let Publisher { source, namespace, name } = standalone::parse_key(key)?;
+        match self.one(publishers::role(source), &(namespace, name))? {
+            CachedObject::Service(service) => Some(Parent::Service(service)),
+            CachedObject::Ingress(ingress) => Some(Parent::Ingress(ingress)),
             _ => None,
         }
     }
 
-    /// Keys of standalone Services, and of those that are being released.
-    fn standalone_keys(&self) -> impl Iterator<Item = &String> {
+    /// Whether a key is that of a standalone Ingress.
+    pub(super) fn standalone_ingress(&self, key: &str) -> bool {
+        matches!(self.standalone_parent(key), Some(Parent::Ingress(_)))
+    }
+
+    /// Keys of standalone Services and Ingresses, and of those that are being released.
+    pub(super) fn standalone_keys(&self) -> impl Iterator<Item = &String> {
         self.indices.groups.keys().filter(|key| standalone::parse_key(key).is_some())
     }
 

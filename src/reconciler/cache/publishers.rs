@@ -16,6 +16,7 @@ use crate::model::controller::ingress_spec::{
 };
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef};
 use crate::model::controller::proxygroup::{NameConflict, PublishInputs, serves};
+use crate::model::controller::standalone;
 
 pub(super) fn of(origin: &Origin) -> Option<Publisher> {
     let source = [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| source.kind() == origin.kind)?;
@@ -33,7 +34,7 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
 #[derive(Debug)]
 pub(super) struct PublishRequest {
     pub(super) claimant: Publisher,
-    /// The assigned group; while that is undecided, the group whose config has the object.
+    /// The assigned group; while that is undecided, the group whose config has the object. Of a standalone Ingress its key.
     pub(super) group: Option<String>,
     /// Whether it requests a name, also while its group is undecided.
     pub(super) wants: bool,
@@ -52,7 +53,12 @@ impl ClusterCache {
         };
         let claimant = Publisher { source, namespace: id.0.clone(), name: id.1.clone() };
         let recorded = || self.indices.recorded.get(&claimant)?.first().cloned();
-        let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(str::to_owned) };
+        let standalone = matches!(object, CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress));
+        let group = match assignment.group() {
+            _ if standalone => Some(standalone::key(&claimant)),
+            None if assignment.is_undecided() => recorded(),
+            assigned => assigned.map(str::to_owned),
+        };
         let (wants, faulty) = (group.is_some() || assignment.is_undecided(), matches!(assignment, GroupAssignment::Unusable(_)));
         Some(PublishRequest { claimant, group, wants, faulty, label })
     }
@@ -63,6 +69,9 @@ impl ClusterCache {
         let PublishRequest { claimant, group, faulty, .. } = request;
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
         let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
+        // The proxy of an Ingress outlives the request.
+        let proxied = claimant.source == PublishSource::Ingress && finalizers::has(metadata, names::FINALIZER);
+        groups.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| standalone::key(&claimant)));
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
         if groups.is_empty() && (finalized || faulty || matches!(object, CachedObject::Service(service) if has_conditions(service))) {
             groups.insert(String::new());

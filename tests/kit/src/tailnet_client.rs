@@ -48,7 +48,7 @@ impl TailnetClient {
     }
 
     fn get_within(&self, scheme: &str, service: &str, connect: &str) -> Result<String, String> {
-        let address = self.address(service).ok_or("no Tailscale Service")?;
+        let address = self.address(service).ok_or("neither a Tailscale Service nor a device")?;
         let name = self.name(service);
         let port = if scheme == "https" { HTTPS } else { 80 };
         let (roots, resolve) = (self.roots.display().to_string(), format!("{name}:{port}:{address}"));
@@ -84,10 +84,14 @@ impl TailnetClient {
         self.tailnet.name_of(service)
     }
 
-    /// The IPv4 address of a Tailscale Service.
+    /// The IPv4 address of a Tailscale Service, or of a device.
     fn address(&self, service: &str) -> Option<String> {
-        let one = self.services().into_iter().find(|one| one["name"] == format!("svc:{service}"))?;
-        Some(one["addrs"][0].as_str()?.to_owned())
+        if let Some(one) = self.services().into_iter().find(|one| one["name"] == format!("svc:{service}")) {
+            return Some(one["addrs"][0].as_str()?.to_owned());
+        }
+        let devices = self.tailnet.api("GET", "/tailnet/-/devices");
+        let one = devices["devices"].as_array()?.iter().find(|device| device["hostname"] == service)?;
+        Some(one["addresses"][0].as_str()?.to_owned())
     }
 
     /// All Tailscale Services, as the API has them.

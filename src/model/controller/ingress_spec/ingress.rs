@@ -27,14 +27,15 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
     let tags = common(annotations, &label, &mut wrong);
-    let dns = format!("{label}.{}", context.suffix);
+    let requested = format!("{label}.{}", context.suffix);
+    let dns = context.device.unwrap_or(&requested).to_owned();
     let SiteNames { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
         notes.push(format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
     }
     let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
     let mut routing = Routing { namespace, context, routes: BTreeMap::new(), notes };
-    routing.read(ingress, &hosts, &dns, &label);
+    routing.read(ingress, &hosts, &dns, [&label, &requested]);
     let Routing { routes, notes, .. } = routing;
     if routes.is_empty() {
         let why = if notes.is_empty() { "give it a rule or a default backend.".to_owned() } else { notes.join(" ") };
@@ -149,12 +150,12 @@ impl SiteNames {
 }
 
 impl Routing<'_, '_> {
-    fn read(&mut self, ingress: &Ingress, hosts: &BTreeMap<String, Host>, dns: &str, label: &str) {
+    fn read(&mut self, ingress: &Ingress, hosts: &BTreeMap<String, Host>, dns: &str, requested: [&str; 2]) {
         let Some(spec) = ingress.spec.as_ref() else { return };
         for rule in spec.rules.iter().flatten() {
             let host = match rule.host.as_deref().unwrap_or_default() {
                 "" => "",
-                host if host == dns || host == label => dns,
+                host if host == dns || requested.contains(&host) => dns,
                 host if hosts.contains_key(host) => host,
                 host => {
                     self.notes.push(format!(

@@ -48,7 +48,15 @@ fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those))).into();
     ingress(
         &parsed,
-        &SpecContext { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, reserved: &reserved, now: day(3) },
+        &SpecContext {
+            suffix: SUFFIX,
+            device: None,
+            services: &found,
+            namespace: "ts",
+            certificates: &certificates,
+            reserved: &reserved,
+            now: day(3),
+        },
     )
 }
 

@@ -28,7 +28,10 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
         (names::SECRET_TYPE, names::CERTS.to_owned()),
         (names::DOMAIN, label_value(dns)),
     ];
-    let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let labels = match &owner.parent {
+        None => labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        Some(_) => owner.secret_labels(names::CERTS).into_iter().chain([(names::DOMAIN.to_owned(), label_value(dns))]).collect(),
+    };
     let mut metadata =
         ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
     let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());

@@ -31,7 +31,7 @@ pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
     });
     env.push(value("TS_ENABLE_HEALTH_CHECK", "true"));
     if !shape.stock() {
-        if !shape.standalone() {
+        if shape.has_config_map() {
             let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
             env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
         }
@@ -70,7 +70,8 @@ fn egress(services: &str) -> Vec<EnvVar> {
 }
 
 fn ingress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
-    let mut env = vec![value("TS_INTERNAL_APP", "k8s-operator-proxygroup-ingress")];
+    let app = if shape.standalone() { "k8s-operator-ingress-resource" } else { "k8s-operator-proxygroup-ingress" };
+    let mut env = vec![value("TS_INTERNAL_APP", app)];
     if !shape.userspace() {
         env.push(value("TS_INGRESS_PROXIES_CONFIG_PATH", &format!("{services}/{}", api::ingress::KEY)));
     }

@@ -8,6 +8,8 @@ use serde_json::json;
 
 use super::{Kind, Manifest, ObjectRef, Owner, RenderContext, digest};
 use crate::api::names;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
+use crate::model::controller::standalone::METRICS_OF_INGRESS;
 
 /// Job label.
 const JOB: &str = "ts_prom_job";
@@ -69,14 +71,18 @@ fn name(owner: &Owner) -> String {
 fn labels(shape: &RenderContext<'_>) -> BTreeMap<String, String> {
     let owner = &shape.owner;
     let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.group))];
-    match &owner.service {
+    match &owner.parent {
         None => labels.extend([
             (names::PROXY_TYPE, names::PARENT_GROUP.to_owned()),
             (names::PROXY_PARENT, label_value(&owner.group)),
             (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
         ]),
-        Some((namespace, name)) => {
-            let kind = if shape.single.is_egress() { "egress_service" } else { "ingress_service" };
+        Some(Publisher { source, namespace, name }) => {
+            let kind = match source {
+                PublishSource::Ingress => METRICS_OF_INGRESS,
+                PublishSource::Service if shape.single.is_egress() => "egress_service",
+                PublishSource::Service => "ingress_service",
+            };
             labels.extend([
                 (names::PROXY_TYPE, kind.to_owned()),
                 (names::PROXY_PARENT, label_value(name)),

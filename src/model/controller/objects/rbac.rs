@@ -5,9 +5,11 @@
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
+use crate::model::controller::ingress_spec::PublishSource;
 
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
@@ -24,8 +26,17 @@ pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
 pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
     let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
     metadata.namespace = Some(namespace.to_owned());
+    // Backends of an Ingress are in its namespace: the binding is deleted with it.
+    metadata.owner_references = metadata.owner_references.or_else(|| Some(vec![parent(owner)?]));
     let subjects = reads.then(|| vec![subject(owner)]);
     Manifest::of(Kind::RoleBinding, &RoleBinding { metadata, role_ref: role_ref("ClusterRole", names::ENDPOINTS), subjects })
+}
+
+/// Reference to the Ingress of a standalone proxy.
+fn parent(owner: &Owner) -> Option<OwnerReference> {
+    let (api_version, kind) = ("networking.k8s.io/v1".to_owned(), PublishSource::Ingress.kind().to_owned());
+    let name = owner.parent.as_ref()?.name.clone();
+    Some(OwnerReference { api_version, kind, name, uid: owner.uid.clone(), ..OwnerReference::default() })
 }
 
 fn role_ref(kind: &str, name: &str) -> RoleRef {
@@ -76,7 +87,7 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         rules.push(lease(&["get", "patch", "update"], vec![names::issuer(group)]));
         rules.push(lease(&["create"], Vec::new()));
     }
-    if !shape.stock() && !shape.standalone() {
+    if !shape.stock() && shape.has_config_map() {
         rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
     }
     rules.push(rule("events", &["create", "get", "patch"], Vec::new()));

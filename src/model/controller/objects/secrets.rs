@@ -24,14 +24,8 @@ impl ReplicaSecret {
     pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
         let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
-        if let Some((namespace, name)) = &self.owner.service {
-            let labels = [
-                (names::MANAGED, "true"),
-                (names::SECRET_TYPE, "config"),
-                (names::CONFIG_PARENT, name),
-                (names::CONFIG_PARENT_NAMESPACE, namespace),
-            ];
-            metadata.labels = Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+        if self.owner.parent.is_some() {
+            metadata.labels = Some(self.owner.secret_labels("config"));
         }
         if let Some((key, id)) = key {
             document.insert("AuthKey".into(), key.into());

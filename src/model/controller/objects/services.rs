@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn owner() -> Owner {
-        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into(), service: None }
+        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into(), parent: None, app: String::new() }
     }
 
     fn services(count: u64) -> BTreeMap<String, egress::EgressService> {

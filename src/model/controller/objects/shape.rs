@@ -46,7 +46,7 @@ pub struct RenderContext<'a> {
     pub settings: &'a GroupSettings,
     /// Desired replicas.
     pub replicas: u32,
-    /// Mode of a standalone proxy; none for a group.
+    /// Mode of a Service's standalone proxy; else none.
     pub single: Single,
     /// Maximum of existing and desired replicas: terminating ones still need their rights.
     pub present: u32,
@@ -54,7 +54,7 @@ pub struct RenderContext<'a> {
     pub wireguard: Option<u16>,
     /// The group's own choice whether its replicas share the ACME account of their tailnet.
     pub share_account: Option<bool>,
-    /// Virtual hosts are served on the replicas' own addresses: the control plane has no Tailscale Services.
+    /// Virtual hosts are served on the replicas' own addresses: of a standalone proxy, or where the control plane has no Tailscale Services.
     pub node_sites: bool,
     /// User-provided certificates that the Pods read.
     pub own_certificates: BTreeSet<String>,
@@ -83,14 +83,19 @@ impl RenderContext<'_> {
         image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
     }
 
-    /// Whether the group is of type `ingress`.
+    /// Whether it serves virtual hosts: a group of type `ingress`, or the proxy of an Ingress.
     pub fn ingress(&self) -> bool {
         self.spec.type_ == ProxyGroupType::Ingress
     }
 
-    /// Whether the workload is the proxy of a standalone Service.
+    /// Whether the workload is the proxy of a standalone Service or Ingress.
     pub fn standalone(&self) -> bool {
-        self.single != Single::None
+        self.owner.parent.is_some()
+    }
+
+    /// Whether the replicas read a `ConfigMap`.
+    pub fn has_config_map(&self) -> bool {
+        self.ingress() || !self.standalone()
     }
 
     /// Name of the `ConfigMap` of a group's services.
@@ -110,7 +115,7 @@ impl RenderContext<'_> {
     /// Location of the ACME account; `None` where each replica has its own.
     pub fn account(&self) -> Option<AccountLocation> {
         let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
-        let secret = match (shared, self.stock()) {
+        let secret = match (shared, self.stock() || self.standalone()) {
             (true, _) => names::ACCOUNTS.to_owned(),
             (false, false) => names::account(&self.owner.group),
             (false, true) => return None,

@@ -1,4 +1,4 @@
-//! The headless Service of a standalone Service's proxy: the name to which an egress Service points.
+//! The headless Service of a standalone proxy: the name to which an egress Service points.
 //!
 //! It has no ports, so all ports of the target are reached, and its name resolves to the Pod only while that is ready.
 

@@ -271,7 +271,7 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         mounts.extend(["/run", "/tmp"].map(at));
         volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
     }
-    if !shape.standalone() {
+    if shape.has_config_map() {
         mounts.push(mount("services", SERVICES, true));
         let config_map = ConfigMapVolumeSource { name: shape.config_map(), ..ConfigMapVolumeSource::default() };
         volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });

@@ -28,6 +28,7 @@ use claims::{IngressClaim, claims, contest, firsts, read};
 use service_state::{listed, standing};
 
 mod advertise;
+mod alone;
 mod claims;
 mod config;
 mod endpoints;
@@ -41,6 +42,7 @@ mod supported;
 mod teardown;
 
 pub use advertise::serves;
+pub(super) use alone::alone;
 pub use summary::{Certified, IngressSummary, PublishState};
 pub(super) use teardown::{elsewhere, end, orphans};
 
@@ -87,6 +89,8 @@ enum ServiceState {
     ByRoute(Vec<String>),
     /// The control plane has no Tailscale Services.
     Unsupported,
+    /// The name is that of the device of a standalone proxy.
+    Device,
 }
 
 /// Why an object is rejected.
@@ -113,7 +117,7 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
-        let spec = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix)).and_then(|wish| {
+        let spec = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
             supported::fits(work, shape, &wish)?;
             let joins = quota::admit(&plan.tenancy, claim, &shape.owner.group, &wish)?;
             Ok((wish, joins))
@@ -225,9 +229,8 @@ impl<'a> IngressPlan<'a> {
     /// Certificate Secrets that the replicas read and write: those with this group's labels, and those to be created. Never a Secret of
     /// another owner, whatever its name.
     pub(super) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
-        let ours = |object: &Value| {
-            whose(owner, object) == Ownership::Ours && object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str()
-        };
+        let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str();
+        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.parent.is_some() || of_group(object));
         let there = work.observed.of(Kind::Secret).filter(|(_, existing)| ours(existing)).filter_map(|(_, found)| domain_of(found));
         let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
         there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
@@ -245,7 +248,7 @@ impl<'a> IngressPlan<'a> {
         let ours = |(name, item): &(&String, &Item)| match item.standing {
             ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
             ServiceState::Unknown => self.recorded(name),
-            ServiceState::Owned(_) | ServiceState::Creating => true,
+            ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Device => true,
         };
         let sites = self.items.iter().filter(|(_, item)| matches!(item.wish.target, PublishTarget::Site(_)));
         sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))

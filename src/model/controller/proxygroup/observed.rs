@@ -41,16 +41,16 @@ const MAX_ELEMENTS: usize = 400_000;
 /// An observed group.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Name of the group, or key of the standalone Service: the work queue's key.
+    /// Name of the group, or key of the standalone Service or Ingress: the work queue's key.
     pub name: String,
-    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone Service an observed or a new one.
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one.
     pub workload: String,
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
     pub settings: Arc<GroupSettings>,
     /// Groups of objects without annotation.
     pub assignment: Arc<AssignmentRules>,
-    /// The group object, if it exists; of a standalone Service [`standalone::as_group`].
+    /// The group object, if it exists; of a standalone Service or Ingress [`standalone::as_group`].
     pub group: Option<Arc<ProxyGroup>>,
     /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
@@ -258,7 +258,7 @@ pub struct ReplicaConfig {
 }
 
 impl Observed {
-    /// Whether this is a Service with a proxy of its own.
+    /// Whether this is a Service or Ingress with a proxy of its own.
     pub fn is_standalone(&self) -> bool {
         standalone::parse_key(&self.name).is_some()
     }

@@ -30,7 +30,8 @@ pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
         group: work.observed.name.clone(),
         uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
         namespace: work.observed.settings.namespace.clone(),
-        service: None,
+        parent: None,
+        app: String::new(),
     }
 }
 

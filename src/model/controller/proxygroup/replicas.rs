@@ -140,7 +140,7 @@ fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &
 
 /// Host name of a replica.
 fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
-    if let (Some(_), Some(name)) = (&owner.service, &spec.hostname_prefix) {
+    if let (Some(_), Some(name)) = (&owner.parent, &spec.hostname_prefix) {
         return name.clone();
     }
     let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);

@@ -1,35 +1,43 @@
-//! Proxy of a standalone Service: a workload of one replica, by the provisioner of groups.
+//! Proxy of a standalone Service or Ingress: a workload of one replica, by the provisioner of groups.
 //!
-//! An invalid edit changes nothing that is served. A Service that is released keeps its finalizer until Pod, device and Secrets are gone;
+//! An invalid edit changes nothing that is served. An object that is released keeps its finalizer until Pod, device and Secrets are gone;
 //! a lost node or control plane delays that by minutes only.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
 use super::work::{GroupPass, Ownership, whose};
-use super::{GroupPlan, Memory, Observed, TailnetState, is_ready, provision, replicas, services};
+use super::{GroupPlan, Memory, Observed, TailnetState, ingress, is_ready, provision, replicas, services};
 use crate::api::condition::reason;
-use crate::model::controller::objects::{Kind, ObjectRef, Owner, RenderContext, headless_service, image_path, rbac, selected_app};
-use crate::model::controller::standalone::parse_key;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
+use crate::model::controller::objects::{
+    Kind, ObjectRef, Owner, RenderContext, endpoints, headless_service, image_path, rbac, selected_app,
+};
+use crate::model::controller::standalone::{Parent, parse_key};
+use crate::model::plan::world::Single;
 
 mod report;
 mod request;
 
 /// Order of deletion of the objects that remain when the device is deleted.
-const REMAINING: [Kind; 6] = [Kind::ServiceMonitor, Kind::Secret, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
+const REMAINING: [Kind; 7] =
+    [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
 
 pub(super) fn plan(work: &mut GroupPass<'_>) {
     let observed = work.observed;
-    let is_served = |owner: &Owner| owner.service.as_ref().is_some_and(|(namespace, _)| observed.assignment.standalone.has(namespace));
+    let rules = &observed.assignment;
+    let is_served = |owner: &Owner| owner.parent.as_ref().is_some_and(|parent| rules.standalone.has(&parent.namespace));
     let Some(owner) = owner(observed).filter(is_served) else { return };
-    match service(observed) {
-        Some(service) if service.metadata.deletion_timestamp.is_none() && observed.assignment.is_standalone(service) => {
-            serve(work, owner, service);
-        }
-        service => release(work, &owner, service),
+    let parent = parent(observed);
+    match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
+        Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
+        Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(work, owner, ingress),
+        // While its class is unknown or names no usable group, it stays.
+        Some(Parent::Ingress(ingress)) if rules.ingress(ingress).is_undecided() => {}
+        _ => release(work, &owner, parent),
     }
 }
 
@@ -37,65 +45,111 @@ pub(super) fn plan(work: &mut GroupPass<'_>) {
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     let mut memory = Memory::default();
     let mut work = GroupPass::new(observed, &mut memory);
-    if let Some(service) = service(observed) {
-        report::failed(&mut work, service, why);
+    match parent(observed) {
+        Some(Parent::Service(service)) => report::failed(&mut work, service, why),
+        Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, Some((reason::PROXY_FAILED, why.to_owned()))),
+        None => {}
     }
     work.pass
 }
 
-fn service(observed: &Observed) -> Option<&Arc<Service>> {
-    let (namespace, name) = parse_key(&observed.name)?;
-    observed.services.get(&(namespace.to_owned(), name.to_owned()))
+fn parent(observed: &Observed) -> Option<Parent<'_>> {
+    let Publisher { source, namespace, name } = parse_key(&observed.name)?;
+    let id = (namespace, name);
+    match source {
+        PublishSource::Service => observed.services.get(&id).map(|service| Parent::Service(service)),
+        PublishSource::Ingress => observed.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
+    }
 }
 
 fn owner(observed: &Observed) -> Option<Owner> {
-    let (namespace, name) = parse_key(&observed.name)?;
     let (group, own) = (observed.workload.clone(), &observed.settings.namespace);
     let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, group.clone()));
-    let uid = || service(observed)?.metadata.uid.as_deref();
-    let uid = set.and_then(|set| selected_app(set)).or_else(uid).unwrap_or_default().to_owned();
-    Some(Owner { group, uid, namespace: own.clone(), service: Some((namespace.to_owned(), name.to_owned())) })
+    let uid = parent(observed).and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
+    let app = set.and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
+    Some(Owner { group, uid, namespace: own.clone(), parent: Some(parse_key(&observed.name)?), app })
 }
 
-fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Arc<Service>) {
+/// Inputs of the objects of a proxy.
+fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(bool, RenderContext<'a>)> {
     let observed = work.observed;
-    let Some(group) = observed.group.as_deref() else { return };
-    let single = match request::read(service, &observed.settings) {
+    let (spec, settings) = (&observed.group.as_deref()?.spec, &*observed.settings);
+    let (mut usable, class) = provision::class(work);
+    let mut shape = RenderContext {
+        owner,
+        spec,
+        class,
+        settings,
+        replicas: 1,
+        single,
+        present: 1,
+        wireguard: None,
+        // An account for each proxy would soon exceed the limit of new accounts.
+        share_account: Some(settings.shared_account.unwrap_or(true)),
+        node_sites: false,
+        own_certificates: BTreeSet::new(),
+        certificates: BTreeSet::new(),
+    };
+    shape.node_sites = shape.ingress();
+    if image_path(shape.image()).ends_with("k8s-proxy") {
+        work.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
+        usable = false;
+    }
+    Some((usable, shape))
+}
+
+fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
+    let single = match request::read(service, &work.observed.settings) {
         Ok(single) => single,
         Err(wrong) => return report::invalid(work, service, &wrong),
     };
     if !single.is_egress() && report::restore_name(work, service) {
         return;
     }
-    let (mut usable, class) = provision::class(work);
-    let shape = RenderContext {
-        owner,
-        spec: &group.spec,
-        class,
-        settings: &observed.settings,
-        replicas: 1,
-        single,
-        present: 1,
-        wireguard: None,
-        share_account: None,
-        node_sites: false,
-        own_certificates: BTreeSet::new(),
-        certificates: BTreeSet::new(),
-    };
-    if image_path(shape.image()).ends_with("k8s-proxy") {
-        work.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
-        usable = false;
-    }
+    let Some((usable, shape)) = shape(work, owner, single) else { return };
     if usable {
-        for manifest in rbac(&shape).into_iter().chain([headless_service(&shape)]) {
-            work.want(&shape.owner, manifest);
-        }
-        replicas::secrets(work, &shape, &std::collections::BTreeMap::new(), None);
-        provision::pods(work, &shape);
-        delete_stuck(work, &shape.owner);
+        provision(work, &shape);
     }
     provision::denials(work, "");
     report::served(work, service, &shape);
+}
+
+fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
+    let Some((mut usable, mut shape)) = shape(work, owner, Single::None) else { return };
+    let read = request::ingress(ingress, &shape).and_then(|()| ingress::alone(work, &shape));
+    let plan = match read {
+        Ok(plan) => plan,
+        Err(wrong) => return report::news(work, ingress, Some(wrong)),
+    };
+    if shape.stock() {
+        let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
+                       take Tailyard's image.";
+        work.fault(reason::PROXY_FAILED, message.into());
+        usable = false;
+    }
+    shape.certificates = plan.certificates(work, &shape.owner);
+    shape.own_certificates = plan.own_certificates();
+    if usable {
+        plan.endpoints(work, &shape);
+        provision(work, &shape);
+    }
+    provision::denials(work, "");
+    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        work.fault(reason::PROXY_FAILED, why.clone());
+    }
+    plan.carry(work, &shape);
+    let fault = work.faults.first().map(|fault| (fault.reason, fault.message.clone()));
+    report::news(work, ingress, fault);
+}
+
+/// Plans the objects of a proxy.
+fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+    for manifest in rbac(shape).into_iter().chain([headless_service(shape)]) {
+        work.want(&shape.owner, manifest);
+    }
+    replicas::secrets(work, shape, &std::collections::BTreeMap::new(), None);
+    provision::pods(work, shape);
+    delete_stuck(work, &shape.owner);
 }
 
 /// Deletes a `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
@@ -119,11 +173,15 @@ fn is_outdated(set: &Value, pod: &Pod) -> bool {
 }
 
 /// Deletes a proxy: its Pod, then its device, then its Secrets and the other objects, then the finalizer.
-fn release(work: &mut GroupPass<'_>, owner: &Owner, service: Option<&Arc<Service>>) {
+fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) {
     let observed = work.observed;
     let host = services::host(work, &owner.group);
-    let moves = service.filter(|service| service.metadata.deletion_timestamp.is_none());
-    let moves = moves.filter(|service| observed.assignment.egress(service).group().is_some());
+    let moves = match parent {
+        Some(Parent::Service(service)) if service.metadata.deletion_timestamp.is_none() => {
+            Some(service).filter(|service| observed.assignment.egress(service).group().is_some())
+        }
+        _ => None,
+    };
     // The group changes the name when its replicas serve the Service.
     if moves.is_some_and(|service| services::external_name(service) == host) {
         return;
@@ -134,8 +192,8 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, service: Option<&Arc<Service
             work.fault(reason::PROXY_FAILED, why.clone());
         }
         provision::denials(work, provision::WAITS);
-        if let Some(service) = service {
-            report::waiting(work, service);
+        if let Some(parent) = parent {
+            report::waiting(work, parent);
         }
         if !work.faults.is_empty() {
             work.again(provision::POLL_INTERVAL);
@@ -144,14 +202,21 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, service: Option<&Arc<Service
     }
     let deleted: BTreeSet<ObjectRef> = work.pass.delete.iter().map(|delete| delete.object.clone()).collect();
     let undeleted = |object: &ObjectRef| !deleted.contains(object);
-    // Objects of another workload of the Service, if there is one, are deleted by the next passes.
+    // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
     let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
     let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
     for object in own.iter().filter(|object| !several || object.name == owner.group) {
-        work.delete(owner, object);
+        if object.namespace == owner.namespace {
+            work.delete(owner, object);
+        } else if parent.is_some() {
+            // A binding in the namespace of the Ingress is deleted with it.
+            work.want(owner, endpoints(owner, &object.namespace, false));
+        }
     }
     let remains = observed.owned.iter().any(|(_, value)| whose(owner, value) == Ownership::Going);
-    if let Some(service) = service.filter(|_| !several && !remains) {
-        report::released(work, service, moves.is_some());
+    match parent.filter(|_| !several && !remains) {
+        Some(Parent::Service(service)) => report::released(work, service, moves.is_some()),
+        Some(Parent::Ingress(ingress)) => report::withdrawn(work, ingress),
+        None => {}
     }
 }

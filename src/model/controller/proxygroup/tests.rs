@@ -23,6 +23,7 @@ mod routes;
 mod services;
 mod slices;
 mod standalone;
+mod standalone_ingress;
 mod tenants;
 mod world;
 

@@ -143,17 +143,17 @@ pub(super) fn whose(owner: &Owner, existing: &Value) -> Ownership {
 }
 
 fn in_the_way(owner: &Owner, object: &ObjectRef) -> GroupFault {
-    let message = match owner.service {
+    let message = match &owner.parent {
         None => format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name."),
-        Some(_) => format!("{object} is in the way: it was not made for this Service. Delete it."),
+        Some(parent) => format!("{object} is in the way: it was not made for this {}. Delete it.", parent.source.kind()),
     };
     GroupFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
     let label = |key: &str| labels.get(key).and_then(Value::as_str);
-    if let Some((namespace, name)) = &owner.service {
-        return label(names::MANAGED) == Some("true") && standalone::key_of(label) == Some(standalone::key(namespace, name));
+    if let Some(parent) = &owner.parent {
+        return label(names::MANAGED) == Some("true") && standalone::key_of(label) == Some(standalone::key(parent));
     }
     label(names::MANAGED) == Some("true")
         && match label(names::PARENT_TYPE) {

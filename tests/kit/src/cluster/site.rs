@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::images::TOOLS;
 
 /// The name of the class.
-const CLASS: &str = "lab";
+pub const CLASS: &str = "lab";
 /// The port on which the Pods answer without HTTP.
 pub const GREETS: u16 = 7000;
 

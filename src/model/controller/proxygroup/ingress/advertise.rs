@@ -28,7 +28,11 @@ impl IngressPlan<'_> {
         let items = self.items.iter().filter(|(name, item)| match &item.standing {
             ServiceState::Unknown => before.contains(name.as_str()),
             ServiceState::Owned(addresses) => self.ready(work, shape, replica, (name, item), addresses),
-            ServiceState::Creating | ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
+            ServiceState::Creating
+            | ServiceState::Conflict(_)
+            | ServiceState::ByRoute(_)
+            | ServiceState::Unsupported
+            | ServiceState::Device => false,
         });
         unchanged.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
     }

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Rejection;
 use crate::api::condition::reason;
+use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::controller::finalizers;
 use crate::model::controller::group_assignment::GroupAssignment;
@@ -39,6 +40,8 @@ pub(super) struct IngressClaim<'a> {
     pub(super) ours: bool,
     pub(super) label: String,
     pub(super) recorded: Vec<String>,
+    /// Finalizer of the object for this plan.
+    pub(super) finalizer: &'static str,
 }
 
 impl UserObject<'_> {
@@ -70,7 +73,7 @@ pub(super) fn created(metadata: &ObjectMeta) -> i64 {
 /// All objects that are assigned to the group or have a record in it.
 pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = &*observed.name;
-    let rules = &*observed.assignment;
+    let (rules, alone) = (&*observed.assignment, observed.is_standalone());
     let mut claims = Vec::new();
     let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
     for (name, origin) in &before.origins {
@@ -83,7 +86,9 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let going = metadata.deletion_timestamp.is_some();
         let assigned = assignment.group();
         let ours = assigned.is_none_or(|assigned| assigned == group);
-        let finalized = finalizers::has(metadata, source.finalizer());
+        let standalone = matches!(object, UserObject::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
+        let marker = if standalone { names::FINALIZER } else { source.finalizer() };
+        let finalized = finalizers::has(metadata, marker);
         let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
@@ -95,8 +100,8 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         // While undecided it stays where it is; if that is nowhere, invalid parameters are reported to it.
         let stays = assignment.is_undecided() && !recorded.is_empty();
         let reported = group.is_empty() && matches!(assignment, GroupAssignment::Unusable(_));
-        let asks = (assigned == Some(group) || stays || reported) && !going;
-        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded };
+        let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
+        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
         if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
@@ -131,13 +136,13 @@ pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &Ingres
     Err(Rejection::new(reason::NAME_CONFLICT, message))
 }
 
-/// Parses the request.
-pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str) -> Result<PublishSpec, Rejection> {
+/// Parses the request. `device`: whole name of the device that serves it, if that is its name.
+pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str, device: Option<&str>) -> Result<PublishSpec, Rejection> {
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
     let reserved = &observed.publish.reserved;
-    let context = SpecContext { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
+    let context = SpecContext { suffix, device, services: &services, namespace, certificates, reserved, now: observed.now };
     if let GroupAssignment::Unusable(why) = claim.assignment {
         return Err(Rejection::new(INVALID_CLASS, why.to_owned()));
     }

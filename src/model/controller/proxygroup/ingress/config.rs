@@ -23,7 +23,7 @@ pub(super) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> Ingress
             ServiceState::Conflict(_) => {}
             // It may belong to another owner.
             ServiceState::Unknown if !plan.recorded(name) => {}
-            ServiceState::Unsupported => put_node(&mut config, name, item),
+            ServiceState::Unsupported | ServiceState::Device => put_node(&mut config, name, item),
             ServiceState::Unknown | ServiceState::Creating | ServiceState::Owned(_) | ServiceState::ByRoute(_) => {
                 put(&mut config, &plan.before, name, item);
             }
@@ -54,7 +54,7 @@ pub(super) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name
     }
 }
 
-/// Adds a virtual host on the replicas' own addresses: with the names that have a certificate, never advertised.
+/// Adds a virtual host on the replicas' own addresses, never advertised.
 fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
     if let Some(site) = node_site(item) {
         config.origins.insert(name.to_owned(), origin(&item.claimant));
@@ -62,10 +62,14 @@ fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
     }
 }
 
-/// The part of a virtual host that works without Tailscale Services and certificates of the control plane.
+/// The part of a virtual host that works on the replicas' own addresses: without certificates of the control plane, unless the name is the
+/// device's.
 pub(super) fn node_site(item: &Item) -> Option<Site> {
     let PublishTarget::Site(site) = &item.wish.target else { return None };
     let mut site = site.clone();
+    if matches!(item.standing, ServiceState::Device) {
+        return Some(site);
+    }
     site.hosts.retain(|_, host| !host.issue);
     // Virtual hosts share the replicas' addresses and are selected by host name.
     if site.hosts.is_empty() {

@@ -11,8 +11,9 @@ use super::advertise::{live, serves, unapproved};
 use super::claims::{IngressClaim, UserObject};
 use super::config::node_site;
 use super::summary::{Extent, SummaryBuilder};
-use super::{IngressPlan, Item, Rejection, ServiceState, routes, subject};
+use super::{IngressPlan, Item, Rejection, ServiceState, alone, routes, subject};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
+use crate::api::routes::Listener;
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{PublishSource, PublishTarget, service_name};
@@ -32,7 +33,8 @@ impl IngressPlan<'_> {
             match item {
                 Some(item) => self.published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
-                    let remaining = claim.recorded.iter().any(|name| !gone.contains(name));
+                    // The proxy of an Ingress exists before its name.
+                    let remaining = work.observed.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
                         account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
@@ -68,7 +70,12 @@ impl IngressPlan<'_> {
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
         let remark = remark(work, shape, item, &name);
-        let status = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
+        let status = match &item.standing {
+            // The name stays while the Pod is replaced.
+            ServiceState::Device if serving == 0 => balancer(claim),
+            _ if serving > 0 && balances(claim) => Self::status(work, shape, item),
+            _ => json!({}),
+        };
         let mut said: Vec<Said> = Vec::new();
         if matches!(claim.object, UserObject::Service(_)) {
             said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
@@ -95,8 +102,13 @@ impl IngressPlan<'_> {
             (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
             (PublishTarget::Site(site), _) => {
                 let certified = Self::certified(work, &shape.owner, &item.dns);
-                let shown = site.listeners.keys().rev().filter(|port| certified || **port != 443);
-                let ports: Vec<_> = shown.map(|port| json!({"port": port, "protocol": "TCP"})).collect();
+                // Our replicas redirect only to ports with a certificate.
+                let plain = |port: &u16, listener: &Listener| match item.standing {
+                    ServiceState::Device => *listener == Listener::Http,
+                    _ => *port != 443,
+                };
+                let shown = site.listeners.iter().rev().filter(|(port, listener)| certified || plain(port, listener));
+                let ports: Vec<_> = shown.map(|(port, _)| json!({"port": port, "protocol": "TCP"})).collect();
                 if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
             }
             (PublishTarget::Whole(whole), ServiceState::ByRoute(own)) => {
@@ -120,6 +132,9 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
+const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
+     spec.tls[].secretName.";
+
 /// Whether the state of a name still depends on a control plane request.
 fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
     match &item.standing {
@@ -131,7 +146,7 @@ fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bo
 
 /// Number of replicas that serve a name.
 fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
-    let node = matches!(item.standing, ServiceState::Unsupported) && node_site(item).is_some();
+    let node = matches!(item.standing, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
     let serves = |replica: &ObservedReplica| match &item.standing {
         ServiceState::ByRoute(own) => routes::reached(work, replica, own),
         _ if node => live(replica),
@@ -146,6 +161,7 @@ fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &st
     match &item.standing {
         ServiceState::Unsupported if node_site(item).is_some() => None,
         ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
+        ServiceState::Unsupported if shape.standalone() => Some(Rejection::new("NoCertificates", NO_CERTIFICATES.to_owned())),
         ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
         ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own),
         _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
@@ -164,7 +180,8 @@ fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> Stri
 
 /// Faults of parts of an advertised name, in one message.
 fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
-    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(funnel_errors(work, shape, item, name)).collect();
+    let failing = alone::failing(work, shape, item);
+    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
     let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
@@ -260,10 +277,10 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
 fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let (source, metadata) = (claim.claimant.source, claim.object.metadata());
     // An object that is being deleted gets no new finalizer.
-    let finalized = finalized && (finalizers::has(metadata, source.finalizer()) || metadata.deletion_timestamp.is_none());
+    let finalized = finalized && (finalizers::has(metadata, claim.finalizer) || metadata.deletion_timestamp.is_none());
     let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
     let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);
-    let update = ObjectUpdate::new(source, metadata, source.finalizer(), finalized);
+    let update = ObjectUpdate::new(source, metadata, claim.finalizer, finalized);
     work.pass.update(ObjectUpdate { conditions, load_balancer, ..update });
 }
 

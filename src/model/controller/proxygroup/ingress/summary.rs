@@ -209,7 +209,7 @@ impl SummaryBuilder {
 }
 
 /// State of an ordered certificate, with the reason of the last failure.
-fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
+pub(super) fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
     let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
     match note.filter(|note| note.failures > 0) {

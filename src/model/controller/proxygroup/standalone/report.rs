@@ -1,9 +1,10 @@
-//! Finalizer, condition, `externalName` and addresses of a standalone Service.
+//! Finalizer, condition, `externalName` and addresses of a standalone Service; Events and release of a standalone Ingress.
 //!
 //! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
 //! rules are in force and its target is known. A change of reason or message is reported once.
 
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
 use super::is_outdated;
@@ -19,7 +20,7 @@ use crate::model::controller::proxygroup::services::{external_name, host, is_chi
 use crate::model::controller::proxygroup::status;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{Class, ExternalNameUpdate, ObjectUpdate, ObservedReplica, Subject, TailnetState};
-use crate::model::controller::standalone::is_balanced;
+use crate::model::controller::standalone::{Parent, is_balanced};
 use crate::model::plan::world::Single;
 
 /// Content of the condition.
@@ -63,12 +64,35 @@ pub(super) fn failed(work: &mut GroupPass<'_>, service: &Service, why: &str) {
     set(work, service, condition, is_finalized(service), ObjectChange::default());
 }
 
-/// Reports why a Service is not released yet.
-pub(super) fn waiting(work: &mut GroupPass<'_>, service: &Service) {
-    if let Some(fault) = work.faults.first() {
-        let condition = ProxyCondition::unready(reason::PROXY_FAILED, fault.message.clone());
-        set(work, service, condition, is_finalized(service), ObjectChange::default());
+/// Reports why an object is not released yet.
+pub(super) fn waiting(work: &mut GroupPass<'_>, parent: Parent<'_>) {
+    let Some(message) = work.faults.first().map(|fault| fault.message.clone()) else { return };
+    match parent {
+        Parent::Service(service) => {
+            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), ObjectChange::default());
+        }
+        Parent::Ingress(ingress) => news(work, ingress, Some((reason::PROXY_FAILED, message))),
     }
+}
+
+/// Emits a fault of an Ingress as an Event once: reason and message. An Ingress has no conditions.
+pub(super) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, fault: Option<(&'static str, String)>) {
+    let publisher = Parent::Ingress(ingress).publisher();
+    let is_new = work.memory.is_new_message(&publisher, fault.as_ref().map(|(_, message)| message.as_str()));
+    if let Some((reason, message)) = fault.filter(|_| is_new) {
+        work.warn((&publisher).into(), reason, message);
+    }
+}
+
+/// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
+pub(super) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
+    news(work, ingress, None);
+    let metadata = &ingress.metadata;
+    let addresses = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let cleared =
+        metadata.deletion_timestamp.is_none() && addresses.is_some() && work.observed.assignment.ingress(ingress).group().is_none();
+    let update = ObjectUpdate::new(PublishSource::Ingress, metadata, names::FINALIZER, false);
+    work.pass.update(ObjectUpdate { load_balancer: cleared.then(|| json!({})), ..update });
 }
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.

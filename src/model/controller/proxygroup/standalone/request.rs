@@ -1,14 +1,21 @@
-//! Parses a standalone Service: the mode of its proxy, or all faults, each with an action.
+//! Parses a standalone Service: the mode of its proxy, or all faults, each with an action. Checks what only a standalone Ingress must fulfil.
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::base::netmap::Fqdn;
 use crate::model::controller::ingress_spec::{self, L4Service, PublishTarget, annotation, common, dns_label, service_label};
+use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::{GroupSettings, validate};
 use crate::model::controller::standalone::{self, directions};
 use crate::model::controller::tenancy::DefaultTenancy;
 use crate::model::plan::world::Single;
+
+/// Maximum length of a label's value.
+const MAX_LABEL: usize = 63;
 
 pub(super) fn read(service: &Service, settings: &GroupSettings) -> Result<Single, Vec<String>> {
     let (single, mut wrong) = match directions(service) {
@@ -22,19 +29,36 @@ pub(super) fn read(service: &Service, settings: &GroupSettings) -> Result<Single
             (None, vec![both])
         }
         (_, true) => egress(service),
-        _ => ingress(service),
+        _ => published(service),
     };
     if !dns_label(&service_label(service)) {
         wrong.push(format!("Set {} to a DNS label.", names::HOSTNAME));
     }
-    let own_tags = || standalone::tags(service).iter().any(|tag| !settings.tags.contains(tag));
-    if settings.tenancy == DefaultTenancy::Bounded && own_tags() {
-        wrong.push(format!("{}: own tags are not permitted: remove the annotation, or set tenancy: open in the chart.", names::TAGS));
-    }
+    wrong.extend(foreign_tags(&service.metadata, settings));
     single.filter(|_| wrong.is_empty()).ok_or(wrong)
 }
 
-fn ingress(service: &Service) -> (Option<Single>, Vec<String>) {
+/// Checks an Ingress besides its routes. The error is reason and message of an Event.
+pub(super) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>) -> Result<(), (&'static str, String)> {
+    let metadata = &ingress.metadata;
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let long = (name.len() > MAX_LABEL).then(|| {
+        format!(
+            "The name of the Ingress has {} characters, and labels of its proxy at most {MAX_LABEL}: create it under a shorter name.",
+            name.len()
+        )
+    });
+    long.or_else(|| foreign_tags(metadata, shape.settings)).map_or(Ok(()), |wrong| Err((reason::PROXY_INVALID, wrong)))
+}
+
+/// Fault of tags that only administrators may set.
+fn foreign_tags(metadata: &ObjectMeta, settings: &GroupSettings) -> Option<String> {
+    let own = || standalone::tags(metadata).iter().any(|tag| !settings.tags.contains(tag));
+    let refused = settings.tenancy == DefaultTenancy::Bounded && own();
+    refused.then(|| format!("{}: own tags are not permitted: remove the annotation, or set tenancy: open in the chart.", names::TAGS))
+}
+
+fn published(service: &Service) -> (Option<Single>, Vec<String>) {
     let (spec, mut wrong) = match ingress_spec::service(service) {
         Ok(spec) => (Some(spec), Vec::new()),
         Err(wrong) => (None, wrong),

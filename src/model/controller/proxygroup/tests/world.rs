@@ -19,7 +19,7 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::controller::group_assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
-use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCertificate};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
@@ -77,6 +77,8 @@ pub(super) struct World {
     pub(super) hosted: Hosted,
     pub(super) namespaces: imbl::OrdMap<String, Arc<Labels>>,
     pub(super) own_certificates: BTreeMap<String, UserCertificate>,
+    /// Suffix that the control plane appends to taken names.
+    pub(super) renamed: &'static str,
 }
 
 /// State Secret and config Secret of a replica.
@@ -133,6 +135,7 @@ impl World {
             ingresses: BTreeMap::new(),
             hosted: Hosted::default(),
             own_certificates: BTreeMap::new(),
+            renamed: "",
             namespaces: imbl::OrdMap::new(),
         }
     }
@@ -265,8 +268,7 @@ impl World {
         };
         let services =
             self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
-        let service = standalone::parse_key(name).and_then(|(namespace, name)| self.services.get(&(namespace.to_owned(), name.to_owned())));
-        let group = service.map(standalone::as_group).or_else(|| self.groups.get(name).cloned());
+        let group = self.parent(name).map(standalone::as_group).or_else(|| self.groups.get(name).cloned());
         let workload = self.workload(name, &owned);
         Observed {
             name: name.into(),
@@ -289,16 +291,24 @@ impl World {
         }
     }
 
+    /// The Service or Ingress of a key.
+    fn parent(&self, key: &str) -> Option<standalone::Parent<'_>> {
+        let Publisher { source, namespace, name } = standalone::parse_key(key)?;
+        match source {
+            PublishSource::Service => self.services.get(&(namespace, name)).map(standalone::Parent::Service),
+            PublishSource::Ingress => self.ingresses.get(&(namespace, name)).map(standalone::Parent::Ingress),
+        }
+    }
+
     /// Name of the workload of a key.
     fn workload(&self, key: &str, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
-        let Some((namespace, name)) = standalone::parse_key(key) else { return key.to_owned() };
+        let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
         let sets = owned.keys().filter(|object| object.kind == Kind::StatefulSet).map(|object| object.name.as_str());
         let has_device = |value: &Value| value["data"]["device_id"].is_string();
         let devices = owned.iter().filter(|(object, value)| object.kind == Kind::Secret && has_device(value));
         let devices = devices.map(|(object, _)| object.name.as_str()).collect();
-        let service = self.services.get(&(namespace.to_owned(), name.to_owned()));
-        let uid = service.and_then(|service| service.metadata.uid.as_deref()).unwrap_or_default();
-        standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid), |name| (*name).to_owned())
+        let uid = self.parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
+        standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(&name, uid), |name| (*name).to_owned())
     }
 
     pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {

@@ -3,8 +3,9 @@
 use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
+use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{
-    DesiredVipService, OwnershipVerdict, Publisher, Release, backends, certificates, has_conditions, release, verify_owner,
+    DesiredVipService, OwnershipVerdict, Release, backends, certificates, has_conditions, release, verify_owner,
 };
 use crate::model::controller::ingress_spec::{ingress_label, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
@@ -155,8 +156,15 @@ impl World {
         };
         let recorded = || self.recorded(claimant).into_iter().next();
         let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(str::to_owned) };
+        let group = if self.is_standalone(claimant) { Some(standalone::key(claimant)) } else { group };
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
         Some((group?, label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
+    }
+
+    /// Whether it is an Ingress with a proxy of its own.
+    fn is_standalone(&self, Publisher { source, namespace, name }: &Publisher) -> bool {
+        let ingress = self.ingresses.get(&(namespace.clone(), name.clone())).filter(|_| *source == PublishSource::Ingress);
+        ingress.is_some_and(|ingress| self.assignment.is_standalone_ingress(ingress))
     }
 
     /// Groups whose config has an object.
@@ -174,6 +182,8 @@ impl World {
             PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
             PublishSource::Service => (self.services.get(&key).map(|stored| &stored.metadata), self.services.get(&key)),
         };
+        let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
+        groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| standalone::key(claimant)));
         let finalized = metadata
             .and_then(|stored| stored.finalizers.as_ref())
             .into_iter()

@@ -61,6 +61,7 @@ impl World {
         let mut secret: Secret = serde_json::from_value(Value::clone(stored)).expect("a Secret");
         let replica = ObservedReplica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
         let (replica_state, config_secret) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
+        let hostname = config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).unwrap_or(&name).to_owned();
         let data = secret.data.get_or_insert_default();
         let mut put = |key: &str, text: String| data.insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
         if replica_state.device_id.is_none() {
@@ -70,16 +71,15 @@ impl World {
             assert!(self.keys.remove(config_secret.key_id.as_ref().expect("our key")), "a key is used once");
             let id = device_id(&name);
             put("device_id", id.to_string());
-            let hostname =
-                config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
             let domain = Some("tail1234.ts.net".to_owned());
-            self.devices.insert(id, Device { hostname, tags: self.settings.tags.clone(), domain });
+            self.devices.insert(id, Device { hostname: hostname.clone(), tags: self.settings.tags.clone(), domain });
         }
+        self.devices.get_mut(&device_id(&name)).into_iter().for_each(|device| device.hostname.clone_from(&hostname));
         let pod = &self.pods[&name];
         let status = pod.status.as_ref().expect("a status");
         let ip = status.pod_ip.clone().expect("an address");
         let ipv6 = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).find(|ip| ip.contains(':')).unwrap_or_default();
-        put("device_fqdn", format!("{name}.tail1234.ts.net."));
+        put("device_fqdn", format!("{hostname}{}.tail1234.ts.net.", self.renamed));
         put("device_ips", r#"["100.64.0.1"]"#.into());
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
         let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));

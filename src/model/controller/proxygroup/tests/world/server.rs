@@ -175,7 +175,9 @@ impl World {
         self.groups.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
         let services = self.objects.iter().filter(|(object, _)| object.kind == Kind::Service);
         let services = services.filter_map(|(_, stored)| stored["metadata"]["uid"].as_str().map(str::to_owned));
-        let uids: BTreeSet<_> = self.groups.values().filter_map(|stored| stored.metadata.uid.clone()).chain(services).collect();
+        let ingresses = self.ingresses.values().filter_map(|stored| stored.metadata.uid.clone());
+        let uids: BTreeSet<_> =
+            self.groups.values().filter_map(|stored| stored.metadata.uid.clone()).chain(services).chain(ingresses).collect();
         self.objects.retain(|_, stored| match stored["metadata"]["ownerReferences"][0]["uid"].as_str() {
             Some(uid) => uids.contains(uid),
             None => true,
