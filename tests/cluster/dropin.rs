@@ -17,7 +17,8 @@ use kit::cluster::{DEADLINE, turn};
 use kit::guide::{GROUP, SITES, UPGRADE};
 use kit::operators::Stage;
 use kit::wait::eventually;
-use sites::Sites;
+use serde_json::Value;
+use sites::Site;
 use standalone_site::StandaloneSite;
 
 /// Failures that our code cannot prevent, in seconds. Their operator sets neither a probe nor a readiness gate: the second replica is
@@ -64,54 +65,53 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let (guest, _tailscaled) = stage.cluster.tailnet.node("guest");
     stage.install_theirs();
     stage.set_class(None, "first");
-    let sites = Sites::publish(&stage);
+    let site = Site::publish(&stage);
     standalone::create(&stage);
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
-    sites.reached();
-    let site = StandaloneSite::create(&stage, &sites);
-    assert_eq!(sites.pebble.issued(), 2, "by their proxies");
-    let devices = || (standalone::devices(&stage), standalone::names(&stage), sites.devices(), sites.services());
-    let before = devices();
-    assert!(before.3.len() == 2 && before.3.iter().all(|(.., owners)| *owners == 1), "{before:?}");
-    let same = || assert_eq!(devices(), before, "devices, names, and Tailscale Services with one owner each");
+    site.reached(&guest);
+    let alone = StandaloneSite::create(&stage);
+    let all = || (standalone::devices(&stage), standalone::names(&stage), site.devices(), site.service().0);
+    let (before, theirs) = (all(), site.service().1);
+    let same = || assert_eq!(all(), before, "devices, names, and the addresses of the site");
 
     stage.take_over();
     // The stock image may hang if a target's name is not in its first netmap: the Pod is not ready then, and replaced by the next change.
     standalone::run_image(&stage, "solo", STOCK, "ts-");
-    sites.run_image(STOCK);
-    sites.reached();
+    site.run_image(STOCK);
+    site.reached(&guest);
     // A standalone proxy of theirs renews its certificate at each start.
-    site.is_served_by(&stage, STOCK, "ts-");
-    let issued = sites.pebble.issued();
+    alone.is_served_by(&stage, STOCK, "ts-");
+    let issued = alone.issued();
     same();
+    assert_ne!(site.service().1, theirs, "the Tailscale Service is ours alone");
     stage.use_our_image();
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
     }
-    sites.run_image(TAILYARD);
-    sites.reached();
-    site.is_served_by(&stage, TAILYARD, "ts-");
+    site.run_image(TAILYARD);
+    alone.is_served_by(&stage, TAILYARD, "ts-");
+    assert_eq!(alone.issued(), issued, "its certificate is kept");
     same();
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
-    assert_eq!(sites.pebble.issued(), issued, "our image serves what theirs ordered");
+    site.reached(&guest);
 
-    let manifest = sites.manifest();
+    let manifest = site.manifest();
     stage.guide.run(UPGRADE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
-    assert_eq!(sites.services(), [], "the Tailscale Services are ours alone, and go with their objects");
+    assert_eq!(site.services(), Vec::<Value>::new(), "it is deleted with its Service");
     stage.guide.run(UPGRADE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
     }
-    site.is_served_by(&stage, STOCK, "proxies");
-    sites.run_image(STOCK);
+    alone.is_served_by(&stage, STOCK, "proxies");
+    site.run_image(STOCK);
     stage.guide.run(UPGRADE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
-    standalone::reached(&stage, &guest);
     stage.guide.run(UPGRADE, "$ kubectl delete secret", &[]);
-    sites.reached();
-    let after = devices();
-    assert_eq!((after.0, after.1, after.2), (before.0, before.1, before.2), "the devices are the same");
+    standalone::reached(&stage, &guest);
+    site.reached(&guest);
+    assert_eq!((standalone::devices(&stage), standalone::names(&stage), site.devices()), (before.0.clone(), before.1.clone(), before.2));
+    assert_eq!(site.service().1, theirs);
     stage.guide.finish(SITES);
 }
 

@@ -37,7 +37,7 @@ impl Both {
         let start = || {
             let begin = Instant::now();
             let sides = Sides::start();
-            println!("two clusters, a group of two replicas on each: {:?}", begin.elapsed());
+            println!("two clusters, the chart on each, a group on one: {:?}", begin.elapsed());
             sides
         };
         Turn { sides: self.0.sides.get_or_init(start), _turn: turn }

@@ -1,62 +1,51 @@
-//! Ingress group on a cluster with both operators: an Ingress over HTTPS, and a Service of type `LoadBalancer`.
+//! Ingress group on a cluster with both operators, with a Service of type `LoadBalancer`. An Ingress would need a name that the Tailscale
+//! operator reads from the login of a tagged node; the stand-in of the control plane has another one there.
 
 use std::fs;
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use kit::acme_front::Front;
 use kit::cluster::chart::NAMESPACE;
-use kit::cluster::{DEADLINE, site};
+use kit::cluster::site::{self, GREETS};
+use kit::cluster::{Cluster, DEADLINE};
+use kit::machine::Machine;
 use kit::operators::Stage;
-use kit::pebble::{Manner, Pebble};
-use kit::tailnet_client::TailnetClient;
 use kit::wait::eventually;
 
-/// The group, its class and the hostname prefix of its devices.
+/// The group and the hostname prefix of its devices.
 const GROUP: &str = "in";
-/// Name of the site over HTTPS.
-pub(crate) const HTTPS: &str = "web";
 /// Response of the Pods.
-const ANSWER: &str = "hello";
+const ANSWER: &str = "site";
+/// Timeout of one attempt.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The sites with their ACME server and a client.
-pub(crate) struct Sites<'a> {
-    stage: &'a Stage,
-    pub(crate) pebble: Pebble,
-    pub(crate) front: Front,
-    pub(crate) client: TailnetClient,
-    /// The user's manifest of Ingress and Service.
+/// A published Service.
+pub(crate) struct Site<'a> {
+    cluster: &'a Cluster,
+    /// The user's manifest.
     manifest: PathBuf,
 }
 
-impl<'a> Sites<'a> {
-    /// Creates the group and publishes the sites, by whichever operator is there.
+impl<'a> Site<'a> {
+    /// Creates the group and publishes the Service, by whichever operator is there. The group has the class of the other proxies.
     pub(crate) fn publish(stage: &'a Stage) -> Self {
-        let tailnet = &stage.cluster.tailnet;
-        let pebble = Pebble::start(tailnet, Manner::default());
-        let front = Front::start(tailnet);
-        let client = TailnetClient::join(tailnet);
-        let mut class = site::class(&front.directory);
-        class["metadata"]["name"] = GROUP.into();
-        let pod = &mut class["spec"]["statefulSet"]["pod"];
-        pod["tailscaleContainer"]["imagePullPolicy"] = "IfNotPresent".into();
-        pod["tailscaleInitContainer"] = json!({"imagePullPolicy": "IfNotPresent"});
-        let mut group = site::group(GROUP, GROUP);
-        group["spec"]["proxyClass"] = GROUP.into();
-        stage.cluster.apply(&site::backends(HTTPS, ANSWER));
-        stage.cluster.apply(&[class, group]);
-        let manifest = tailnet.dir().join("site.yaml");
-        let plain = json!({"apiVersion": "v1", "kind": "Service",
+        let cluster = &stage.cluster;
+        cluster.apply(&site::backends("web", ANSWER));
+        cluster.apply(&[site::group(GROUP, GROUP)]);
+        let service = json!({"apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "plain", "namespace": "default",
                 "annotations": {"tailscale.com/proxy-group": GROUP, "tailscale.com/hostname": "plain"}},
-            "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": HTTPS},
-                "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}});
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": [site::ingress(HTTPS, GROUP), plain]});
-        fs::write(&manifest, list.to_string()).expect("written");
-        let sites = Self { stage, pebble, front, client, manifest };
-        stage.cluster.apply_text(&list.to_string());
-        sites
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "web"},
+                "ports": [{"name": "greet", "port": GREETS, "targetPort": GREETS}]}})
+        .to_string();
+        let manifest = cluster.tailnet.dir().join("site.yaml");
+        fs::write(&manifest, &service).expect("written");
+        cluster.apply_text(&service);
+        Self { cluster, manifest }
     }
 
     /// Path of the manifest, for commands.
@@ -64,39 +53,45 @@ impl<'a> Sites<'a> {
         self.manifest.display().to_string()
     }
 
-    /// Waits until the tailnet client reaches both sites.
-    pub(crate) fn reached(&self) {
-        self.client.wait_for_answer("https", HTTPS, ANSWER);
-        self.client.wait_for_answer("http", "plain", ANSWER);
+    /// Waits until a tailnet client gets an answer.
+    pub(crate) fn reached(&self, guest: &Machine) {
+        eventually("an answer of the site", DEADLINE, || {
+            let service = self.services().pop()?;
+            let address: IpAddr = service["addrs"][0].as_str()?.parse().expect("an address");
+            let mut text = String::new();
+            guest.node.connect(SocketAddr::from((address, GREETS)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
+            (text.trim() == ANSWER).then_some(())
+        });
     }
 
     /// Waits until all replicas run this image and the group is ready.
     pub(crate) fn run_image(&self, image: &str) {
-        let cluster = &self.stage.cluster;
         let path = "jsonpath={.items[*].spec.containers[?(@.name==\"tailscale\")].image}";
         let selector = format!("tailscale.com/parent-resource={GROUP}");
         eventually(&format!("all replicas run {image}"), DEADLINE, || {
-            let images = cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", path]);
+            let images = self.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", path]);
             (images == [image; 2].join(" ")).then_some(())
         });
-        cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
-        cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
+        self.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
+        self.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     }
 
-    /// Names, addresses and numbers of owners of the Tailscale Services.
-    pub(crate) fn services(&self) -> Vec<(Value, Value, usize)> {
-        let owners = |service: &Value| {
-            let text = service["annotations"]["tailscale.com/owner-references"].as_str().unwrap_or("{}");
-            serde_json::from_str::<Value>(text).expect("JSON")["ownerRefs"].as_array().map_or(0, Vec::len)
-        };
-        let mut services: Vec<_> =
-            self.client.services().iter().map(|one| (one["name"].clone(), one["addrs"].clone(), owners(one))).collect();
-        services.sort_by_key(|(name, ..)| name.to_string());
-        services
+    /// The tailnet's Tailscale Services.
+    pub(crate) fn services(&self) -> Vec<Value> {
+        self.cluster.tailnet.api("GET", "/tailnet/-/vip-services")["vipServices"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Addresses and the only owner of the Tailscale Service.
+    pub(crate) fn service(&self) -> (Value, String) {
+        let service = self.services().pop().expect("a Tailscale Service");
+        let text = service["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
+        let owners: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!(owners["ownerRefs"].as_array().map(Vec::len), Some(1), "{text}");
+        (service["addrs"].clone(), owners["ownerRefs"][0]["operatorID"].as_str().expect("an id").to_owned())
     }
 
     /// Devices of the replicas.
-    pub(crate) fn devices(&self) -> Vec<u64> {
-        [0, 1].map(|ordinal| self.stage.cluster.tailnet.node_id(&format!("{GROUP}-{ordinal}"))).into()
+    pub(crate) fn devices(&self) -> [u64; 2] {
+        [0, 1].map(|ordinal| self.cluster.tailnet.node_id(&format!("{GROUP}-{ordinal}")))
     }
 }
