@@ -216,7 +216,7 @@ const RECONCILER: [(&str, &[SettingRow]); 6] = [
                 "TAILYARD_STANDALONE",
                 "on|off",
                 "on",
-                "Whether a Service that requests Tailscale and names no ProxyGroup gets a proxy of its own",
+                "Whether a Service or Ingress that requests Tailscale and names no ProxyGroup gets a proxy of its own",
             ),
             (
                 "--tenancy",
@@ -277,7 +277,7 @@ const RECONCILER: [(&str, &[SettingRow]); 6] = [
                 "OPERATOR_SHARED_ACME_ACCOUNT_KEY",
                 "BOOL",
                 "",
-                "Whether all ProxyGroups of a tailnet share one ACME account, in place of one each (default: false)",
+                "Whether all ProxyGroups of a tailnet share one ACME account, in place of one each (default: false; proxies of Ingresses without ProxyGroup: true)",
             ),
             (
                 "--acme-directory",
