@@ -167,7 +167,7 @@ fn each_block_of_commands_is_run_by_existing_tests_or_has_a_reason() {
     for (document, begin, fate) in guide::BLOCKS {
         match fate {
             Fate::RunBy(names) => {
-                assert!(!names.is_empty() && names.iter().all(|name| tests.contains(*name)), "{document}: {begin}: {names:?}")
+                assert!(!names.is_empty() && names.iter().all(|name| tests.contains(*name)), "{document}: {begin}: {names:?}");
             }
             Fate::NotRun(reason) => assert!(reason.len() > 10, "{document}: {begin}"),
         }
