@@ -170,7 +170,10 @@ impl Block {
     /// The block as a shell script.
     pub fn script(&self) -> String {
         match &self.language[..] {
-            "console" => self.lines().into_iter().filter(|(is_command, _)| *is_command).flat_map(|(_, line)| [line, "\n"]).collect(),
+            "console" => {
+                let commands = self.lines().into_iter().filter(|(is_command, _)| *is_command);
+                commands.flat_map(|(_, line)| [line, "\n"]).collect()
+            }
             "yaml" => format!("kubectl apply -f - <<'YAML'\n{}YAML\n", self.text),
             _ => self.text.clone(),
         }
@@ -208,7 +211,10 @@ pub fn blocks(document: &str) -> Vec<Block> {
 /// The one block of a document that begins with these words.
 fn block(document: &str, begin: &str) -> Block {
     let found: Vec<Block> = read(document).into_iter().filter(|block| block.text.starts_with(begin)).collect();
-    <[Block; 1]>::try_from(found).map_or_else(|found| panic!("{document}: {} blocks begin with {begin:?}", found.len()), |[block]| block)
+    match <[Block; 1]>::try_from(found) {
+        Ok([block]) => block,
+        Err(found) => panic!("{document}: {} blocks begin with {begin:?}", found.len()),
+    }
 }
 
 fn read(document: &str) -> Vec<Block> {

@@ -227,10 +227,9 @@ impl World {
                 let written = self.write(ordinal, &name, &version, |record| record.note = note);
                 OrderEvent::Claimed(name, written)
             }
-            OrderAction::Store { name, version } => {
+            OrderAction::Store { name, version, note } => {
                 let certificate = self.replicas[ordinal].issued.get(&name).cloned();
-                let written =
-                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, OrderNote::default()));
+                let written = self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, note));
                 OrderEvent::Stored(name, written)
             }
             OrderAction::Release { name, version, note } => {
