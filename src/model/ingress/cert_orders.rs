@@ -11,8 +11,6 @@
 //! - The note records a failure and the time of the next attempt, also for an order that is repeated because its replica died: neither
 //!   crash loops nor leader changes retry faster. A longer `Retry-After` of the server has precedence.
 //! - A certificate that was issued but not stored is never ordered again: storing is retried until it succeeds.
-//! - A stored certificate is not renewed for a day, whatever the clock says. The note has that time by the clock that stored it, so that a
-//!   restart with the same wrong clock orders nothing.
 //!
 //! Waits for other replicas use the monotonic clock; the wall clock is compared only with times in certificates and notes. This module does
 //! no I/O and has no access to keys.
@@ -40,8 +38,6 @@ const SUGGESTION: Duration = Duration::from_hours(6);
 /// Minimum and maximum interval of these requests, whatever the server suggests (RFC 9773, 4.3.2).
 const MIN_SUGGESTION: Duration = Duration::from_mins(1);
 const MAX_SUGGESTION: Duration = Duration::from_hours(24);
-/// Upper limit of the wait after a failure, whose note another replica's clock may have set years ahead. As long as `Retry-After`.
-const MAX_NOTE_WAIT: Duration = Duration::from_hours(7 * 24);
 /// Outages count as at most this many failures for retry delays.
 const OUTAGE: u32 = 3;
 
@@ -118,7 +114,7 @@ enum OrderPhase {
     /// An order is in progress, until this time at the latest.
     Ordering(Duration),
     /// The outcome must be written, or the write is in flight.
-    Writing { note: OrderNote, is_issued: bool, sent: bool },
+    Writing { note: Option<OrderNote>, sent: bool },
 }
 
 impl Issuer {
@@ -233,12 +229,8 @@ impl Issuer {
     fn ended(&mut self, name: String, end: Result<Certificate, OrderFailure>, now: Moment, random: f64) -> Vec<String> {
         let Some(one) = self.names.get_mut(&name).filter(|one| matches!(one.doing, OrderPhase::Ordering(_))) else { return Vec::new() };
         let before = one.record.as_ref().map(|record| record.note.clone()).unwrap_or_default();
-        let is_issued = end.is_ok();
-        let note = match end {
-            Ok(certificate) => OrderNote { not_before: later(now.wall, due::min_pause(&certificate)), ..OrderNote::default() },
-            Err(failed) => self.after(&before, now.wall, failed, random),
-        };
-        self.set(&name, OrderPhase::Writing { note, is_issued, sent: false });
+        let note = end.err().map(|failed| self.after(&before, now.wall, failed, random));
+        self.set(&name, OrderPhase::Writing { note, sent: false });
         vec![name]
     }
 
@@ -289,7 +281,7 @@ impl Issuer {
     /// Writes the outcome of an order, as long as the note is this replica's.
     fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
-        let OrderPhase::Writing { note, is_issued, sent } = &mut one.doing else { return };
+        let OrderPhase::Writing { note, sent } = &mut one.doing else { return };
         let Some(record) = one.record.as_ref().filter(|record| record.note.by == self.me) else {
             // Another replica took over because it considered this one dead, or the Secret is gone. That replica may be dead by now, too.
             self.set(name, OrderPhase::Nothing);
@@ -299,8 +291,10 @@ impl Issuer {
         *sent = true;
         let (name, version) = (name.to_owned(), record.version.clone());
         one.against.clone_from(&version);
-        let note = note.clone();
-        actions.push(if *is_issued { OrderAction::Store { name, version, note } } else { OrderAction::Release { name, version, note } });
+        actions.push(match note {
+            None => OrderAction::Store { name, version },
+            Some(note) => OrderAction::Release { name, version, note: note.clone() },
+        });
     }
 
     /// Queues the order of a due name, else sets the timer for the next check.
@@ -317,13 +311,10 @@ impl Issuer {
         }
         let others = !record.note.by.is_empty() && record.note.by != self.me;
         let free = if others { one.since + self.terms.patience } else { now.at };
-        let wait = |until: Option<Timestamp>| {
-            now.at + until.map_or(Duration::ZERO, |until| Duration::try_from(until.duration_since(now.wall)).unwrap_or_default())
-        };
+        let wall = record.note.not_before.max(due).unwrap_or(Timestamp::MIN);
+        let wait = Duration::try_from(wall.duration_since(now.wall)).unwrap_or_default();
         let pause = record.certificate.as_ref().map(due::min_pause).unwrap_or_default();
-        let most = if record.note.failures > 0 { MAX_NOTE_WAIT } else { pause };
-        let at = free.max(wait(due)).max(wait(record.note.not_before).min(one.since + most));
-        let at = at.max(one.renewed.map_or(Duration::ZERO, |renewed| renewed + pause));
+        let at = free.max(now.at + wait).max(one.renewed.map_or(Duration::ZERO, |renewed| renewed + pause));
         let (ask, urgency) = (one.ask, record.certificate.as_ref().map(|found| found.until));
         if at <= now.at {
             self.queue.insert((urgency, name.to_owned()));
@@ -349,7 +340,8 @@ impl Issuer {
         let most = if failed.outage { OUTAGE.max(before.failures) } else { u32::MAX };
         let failures = before.failures.saturating_add(1).min(most);
         let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
-        OrderNote { failures, not_before: later(wall, pause), ..OrderNote::default() }
+        let not_before = wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok();
+        OrderNote { failures, not_before, ..OrderNote::default() }
     }
 
     fn let_go(&mut self, name: &str, actions: &mut Vec<OrderAction>) {
@@ -377,10 +369,6 @@ impl Issuer {
     fn timer(&mut self, name: &str, at: Duration) {
         self.timers.insert(name.to_owned(), at);
     }
-}
-
-fn later(wall: Timestamp, pause: Duration) -> Option<Timestamp> {
-    wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok()
 }
 
 #[cfg(test)]

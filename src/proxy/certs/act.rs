@@ -30,11 +30,11 @@ pub(super) enum Done {
 impl CertWork {
     pub(super) fn act(&mut self, action: OrderAction) {
         match action {
-            OrderAction::Claim { name, version, note } => self.write(name, &version, &note, Values::new(), Done::Claimed),
-            OrderAction::Release { name, version, note } => self.write(name, &version, &note, Values::new(), Done::Stored),
-            OrderAction::Store { name, version, note } => {
+            OrderAction::Claim { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Claimed),
+            OrderAction::Release { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Stored),
+            OrderAction::Store { name, version } => {
                 let values = self.store.issued(&name).map(values).unwrap_or_default();
-                self.write(name, &version, &note, values, Done::Stored);
+                self.write(name, &version, None, values, Done::Stored);
             }
             OrderAction::Order { name, replaces } => self.order(name, replaces),
             OrderAction::Abandon(name) => {
@@ -60,11 +60,11 @@ impl CertWork {
         &mut self,
         name: String,
         version: &str,
-        note: &OrderNote,
+        note: Option<&OrderNote>,
         values: Values,
         done: fn(String, Result<VersionedSecret, KubeError>) -> Done,
     ) {
-        let text = Some(note_text(note, self.store.failure(&name)));
+        let text = note.map(|note| note_text(note, self.store.failure(&name)));
         let (cluster, secret, version) = (self.cluster.clone(), self.store.secret(&name), version.to_owned());
         self.running.spawn(async move {
             let annotations = BTreeMap::from([(NOTE, text)]);

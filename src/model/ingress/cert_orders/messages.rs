@@ -48,8 +48,8 @@ pub enum OrderAction {
     Order { name: String, replaces: Option<String> },
     /// Abandon the order; its result is ignored.
     Abandon(String),
-    /// Write the issued certificate and this note if the record still has this version; the result is [`OrderEvent::Stored`].
-    Store { name: String, version: String, note: OrderNote },
+    /// Write the issued certificate and an empty note if the record still has this version; the result is [`OrderEvent::Stored`].
+    Store { name: String, version: String },
     /// Write this note of a failure; the result is [`OrderEvent::Stored`].
     Release { name: String, version: String, note: OrderNote },
     /// Request the renewal window of this certificate; the result is [`OrderEvent::Suggested`].

@@ -227,9 +227,10 @@ impl World {
                 let written = self.write(ordinal, &name, &version, |record| record.note = note);
                 OrderEvent::Claimed(name, written)
             }
-            OrderAction::Store { name, version, note } => {
+            OrderAction::Store { name, version } => {
                 let certificate = self.replicas[ordinal].issued.get(&name).cloned();
-                let written = self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, note));
+                let written =
+                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, OrderNote::default()));
                 OrderEvent::Stored(name, written)
             }
             OrderAction::Release { name, version, note } => {
