@@ -193,7 +193,8 @@ fn exhausted_node_ports_are_reported_by_the_group() {
 #[test]
 fn released_external_name_is_reported() {
     stage(async |stage| {
-        let _running = stage.reconciler("one", 9100);
+        // Otherwise a proxy of its own would follow.
+        let _running = stage.reconciler_with("one", 9100, &["--standalone", "off"]);
         stage.group("g", 1).await;
         stage.join("g", 1).await;
         stage.service("s", "g").await;
