@@ -1,35 +1,19 @@
 //! Standalone Services: each kind from manifest to Ready, change, deletion, takeover.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::ResourceExt;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use kit::apiserver::DEADLINE;
 use kit::hosted::DOMAIN;
-use kit::reconciler::{Running, Stage, stage};
+use kit::reconciler::{Stage, stage};
 use kit::wait::eventually_async;
 
+use super::proxies::SERVICE;
+
 const READY: &str = "TailscaleProxyReady";
-
-fn labels(service: &str) -> BTreeMap<&'static str, String> {
-    [
-        ("tailscale.com/managed", "true".to_owned()),
-        ("tailscale.com/parent-resource-type", "svc".to_owned()),
-        ("tailscale.com/parent-resource", service.to_owned()),
-        ("tailscale.com/parent-resource-ns", "default".to_owned()),
-    ]
-    .into()
-}
-
-fn selector(service: &str) -> ListParams {
-    let labels: Vec<_> = labels(service).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    ListParams::default().labels(&labels.join(","))
-}
 
 async fn put(stage: &Stage, name: &str, annotations: Value, spec: Value) {
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": annotations}, "spec": spec});
@@ -44,62 +28,9 @@ fn web() -> Value {
     json!({"ports": [{"name": "web", "port": 80, "protocol": "TCP"}]})
 }
 
-/// The `StatefulSet` of a Service's proxy.
-async fn set(stage: &Stage, service: &str) -> StatefulSet {
-    let sets = async || stage.here::<StatefulSet>().list(&selector(service)).await.expect("a list").items;
-    eventually_async("a StatefulSet", DEADLINE, sets, |sets| sets.len() == 1).await.remove(0)
-}
-
-/// Simulates kubelet and replica: the Pod runs, joins the tailnet, and reports its addresses.
-async fn join(stage: &Stage, service: &str) -> String {
-    let set = set(stage, service).await;
-    let name = format!("{}-0", set.name_any());
-    let labels = json!(set.spec)["template"]["metadata"]["labels"].clone();
-    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
-        "spec": {"serviceAccountName": set.name_any(), "containers": [{"name": "tailscale", "image": "x"}]}});
-    stage.apply(stage.here::<Pod>(), &name, object).await;
-    let status = json!({"status": {"phase": "Running", "podIP": "10.1.9.9", "podIPs": [{"ip": "10.1.9.9"}],
-        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
-    let pod = stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
-    let (id, fqdn, uid) = (format!("n{service}"), format!("default-{service}.{DOMAIN}."), pod.uid().expect("a UID"));
-    stage.hosted.add_device(&id, &format!("default-{service}"));
-    let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5","fd7a::5"]"#), ("pod_uid", &uid)];
-    stage.cluster.patch_secret(&name, &values).await;
-    set.name_any()
-}
-
 async fn ready(stage: &Stage, service: &str) {
     eventually_async("ready", DEADLINE, async || stage.condition(service, READY).await, |found| found.starts_with("True ProxyCreated"))
         .await;
-}
-
-/// Waits until a change of a Service that changes nothing for its proxy causes no write.
-async fn quiet(stage: &Stage, running: &Running, service: &str) {
-    let mut last = (usize::MAX, 0);
-    let look = async || {
-        let now = (stage.cluster.writes().len(), running.metric("tailyard_reconcile_total{kind=\"Service\""));
-        let quiet = now.0 == last.0 && now.1 > last.1;
-        last = now;
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": fastrand::u64(..).to_string()}}}));
-        stage.users().patch(service, &PatchParams::default(), &patch).await.expect("poked");
-        quiet
-    };
-    eventually_async("nothing more is written", DEADLINE, look, |quiet| *quiet).await;
-}
-
-/// Objects of a Service's proxy.
-async fn objects(stage: &Stage, service: &str) -> Vec<String> {
-    let all = selector(service);
-    let config = ListParams::default().labels(&format!("tailyard.io/parent-service={service}"));
-    let mut names = Vec::new();
-    names.extend(stage.here::<StatefulSet>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Service>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Secret>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Secret>().list(&config).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<ServiceAccount>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Role>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<RoleBinding>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names
 }
 
 fn env(set: &StatefulSet, name: &str) -> Option<String> {
@@ -131,9 +62,9 @@ fn each_kind_of_service_becomes_ready_and_is_deleted() {
             put(&stage, name, annotations, spec).await;
             let pending = async || stage.condition(name, READY).await;
             eventually_async("pending", DEADLINE, pending, |found| found.starts_with("False ProxyPending")).await;
-            let set = set(&stage, name).await;
+            let set = SERVICE.set(&stage, name).await;
             assert!(env(&set, variable).is_some(), "{name}");
-            let workload = join(&stage, name).await;
+            let workload = SERVICE.join(&stage, name, &format!("default-{name}")).await;
             ready(&stage, name).await;
             let service = stage.users().get(name).await.expect("a Service");
             assert_eq!(service.finalizers(), ["tailscale.com/finalizer"]);
@@ -152,17 +83,17 @@ fn each_kind_of_service_becomes_ready_and_is_deleted() {
             }
         }
         for name in ["lb", "fqdn"] {
-            quiet(&stage, &running, name).await;
+            SERVICE.quiet(&stage, &running, &stage.users(), name).await;
         }
         assert_eq!(stage.hosted.devices().len(), 5);
         for name in ["lb", "exposed", "named", "ip", "fqdn"] {
-            let pod = format!("{}-0", set(&stage, name).await.name_any());
+            let pod = format!("{}-0", SERVICE.set(&stage, name).await.name_any());
             stage.delete(&stage.users(), name).await;
             stage.gone(&stage.here::<StatefulSet>(), pod.trim_end_matches("-0")).await;
             assert!(stage.hosted.devices().contains(&format!("n{name}")), "its Pod may still serve");
             stage.pod_goes(&pod).await;
             stage.gone(&stage.users(), name).await;
-            assert_eq!(objects(&stage, name).await, [""; 0], "{name}");
+            assert_eq!(SERVICE.objects(&stage, name).await, [""; 0], "{name}");
         }
         assert_eq!(stage.hosted.devices().len(), 0);
     });
@@ -173,14 +104,14 @@ fn changed_target_name_and_annotation_keep_the_device() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         put(&stage, "s", json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external("placeholder.invalid")).await;
-        let workload = join(&stage, "s").await;
+        let workload = SERVICE.join(&stage, "s", "default-s").await;
         ready(&stage, "s").await;
         let annotate = async |annotations: Value| {
             let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
             stage.users().patch("s", &PatchParams::default(), &patch).await.expect("changed");
         };
         annotate(json!({"tailscale.com/tailnet-ip": "100.64.0.10", "tailscale.com/hostname": "db"})).await;
-        let target = async || env(&set(&stage, "s").await, "TS_TAILNET_TARGET_IP");
+        let target = async || env(&SERVICE.set(&stage, "s").await, "TS_TAILNET_TARGET_IP");
         eventually_async("the new target", DEADLINE, target, |target| target.as_deref() == Some("100.64.0.10")).await;
         let config = async || {
             let secret = stage.here::<Secret>().get(&format!("{workload}-0-config")).await.expect("a Secret");
@@ -196,7 +127,7 @@ fn changed_target_name_and_annotation_keep_the_device() {
         eventually_async("it is invalid", DEADLINE, invalid, says).await;
         let reported = async || stage.events("s").await;
         eventually_async("an Event", DEADLINE, reported, |events| events.iter().any(|event| event.starts_with("ProxyInvalid"))).await;
-        assert_eq!(env(&set(&stage, "s").await, "TS_TAILNET_TARGET_IP").as_deref(), Some("100.64.0.10"), "served as before");
+        assert_eq!(env(&SERVICE.set(&stage, "s").await, "TS_TAILNET_TARGET_IP").as_deref(), Some("100.64.0.10"), "served as before");
 
         annotate(json!({"tailscale.com/tailnet-ip": null, "tailscale.com/hostname": null})).await;
         stage.gone(&stage.here::<StatefulSet>(), &workload).await;
@@ -206,7 +137,7 @@ fn changed_target_name_and_annotation_keep_the_device() {
             (service.finalizers().len(), service.spec.and_then(|spec| spec.external_name).unwrap_or_default())
         };
         eventually_async("released", DEADLINE, released, |found| *found == (0, "placeholder.invalid".to_owned())).await;
-        assert_eq!(objects(&stage, "s").await, [""; 0]);
+        assert_eq!(SERVICE.objects(&stage, "s").await, [""; 0]);
         assert_eq!((stage.hosted.devices().len(), stage.condition("s", READY).await), (0, String::new()));
     });
 }
@@ -214,7 +145,7 @@ fn changed_target_name_and_annotation_keep_the_device() {
 /// Creates the Tailscale operator's objects for an exposed Service.
 async fn theirs(stage: &Stage, service: &str, uid: &str) {
     let parameters = PostParams { field_manager: Some("operator".to_owned()), ..PostParams::default() };
-    let labels = json!(labels(service));
+    let labels = json!(SERVICE.labels(service));
     let mut pod_labels = labels.clone();
     pod_labels["app"] = json!(uid);
     let metadata = |name: &str| json!({"name": name, "namespace": "ts", "labels": labels});
@@ -240,9 +171,9 @@ fn proxy_of_the_tailscale_operator_keeps_name_device_and_state() {
         theirs(&stage, "s", &uid).await;
         stage.hosted.add_device("ns", "default-s");
         let running = stage.reconciler("one", 9100);
-        assert_eq!(join(&stage, "s").await, "ts-s-x7k2p");
+        assert_eq!(SERVICE.join(&stage, "s", "default-s").await, "ts-s-x7k2p");
         ready(&stage, "s").await;
-        let set = set(&stage, "s").await;
+        let set = SERVICE.set(&stage, "s").await;
         let pod = json!(set.spec)["template"]["spec"].clone();
         assert_eq!((&pod["serviceAccountName"], &pod["containers"][0]["image"]), (&json!("ts-s-x7k2p"), &json!("tailyard:test")));
         assert_eq!(pod["containers"][0]["securityContext"]["privileged"], false);
@@ -252,12 +183,12 @@ fn proxy_of_the_tailscale_operator_keeps_name_device_and_state() {
             stage.here::<Secret>().get("ts-s-x7k2p-0-config").await.expect("a Secret").annotations().contains_key("tailyard.io/device")
         };
         eventually_async("the device is recorded", DEADLINE, config, |recorded| *recorded).await;
-        quiet(&stage, &running, "s").await;
+        SERVICE.quiet(&stage, &running, &stage.users(), "s").await;
         stage.delete(&stage.users(), "s").await;
         stage.gone(&stage.here::<StatefulSet>(), "ts-s-x7k2p").await;
         stage.pod_goes("ts-s-x7k2p-0").await;
         stage.gone(&stage.users(), "s").await;
-        assert_eq!((objects(&stage, "s").await, stage.hosted.devices().len()), (Vec::new(), 0));
+        assert_eq!((SERVICE.objects(&stage, "s").await, stage.hosted.devices().len()), (Vec::new(), 0));
     });
 }
 

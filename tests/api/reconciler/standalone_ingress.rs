@@ -1,12 +1,10 @@
 //! Standalone Ingresses: from manifest to a served name, change, deletion, takeover.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::ResourceExt;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
 use kit::apiserver::DEADLINE;
@@ -14,20 +12,7 @@ use kit::hosted::DOMAIN;
 use kit::reconciler::{Stage, USERS, stage};
 use kit::wait::eventually_async;
 
-fn labels(ingress: &str) -> BTreeMap<&'static str, String> {
-    [
-        ("tailscale.com/managed", "true".to_owned()),
-        ("tailscale.com/parent-resource-type", "ingress".to_owned()),
-        ("tailscale.com/parent-resource", ingress.to_owned()),
-        ("tailscale.com/parent-resource-ns", USERS.to_owned()),
-    ]
-    .into()
-}
-
-fn selector(ingress: &str) -> ListParams {
-    let labels: Vec<_> = labels(ingress).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    ListParams::default().labels(&labels.join(","))
-}
+use super::proxies::INGRESS;
 
 /// Creates an Ingress of our class without a group, or changes it.
 async fn put(stage: &Stage, name: &str, label: &str, backend: &str) {
@@ -36,31 +21,6 @@ async fn put(stage: &Stage, name: &str, label: &str, backend: &str) {
         "metadata": {"name": name, "annotations": {"tailscale.com/http-redirect": "true"}},
         "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": [label]}], "defaultBackend": backend}});
     stage.apply(stage.ingresses(), name, object).await;
-}
-
-/// Name of the workload of an Ingress.
-async fn workload(stage: &Stage, ingress: &str) -> String {
-    let sets = async || stage.here::<StatefulSet>().list(&selector(ingress)).await.expect("a list").items;
-    eventually_async("a StatefulSet", DEADLINE, sets, |sets| sets.len() == 1).await[0].name_any()
-}
-
-/// Simulates kubelet and replica: the Pod runs, joins the tailnet under this name, and reports it.
-async fn join(stage: &Stage, ingress: &str, label: &str) -> String {
-    let workload = workload(stage, ingress).await;
-    let set = stage.here::<StatefulSet>().get(&workload).await.expect("a set");
-    let name = format!("{workload}-0");
-    let labels = json!(set.spec)["template"]["metadata"]["labels"].clone();
-    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
-        "spec": {"serviceAccountName": workload, "containers": [{"name": "tailscale", "image": "x"}]}});
-    stage.apply(stage.here::<Pod>(), &name, object).await;
-    let status = json!({"status": {"phase": "Running", "podIP": "10.1.9.9", "podIPs": [{"ip": "10.1.9.9"}],
-        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
-    let pod = stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
-    let (id, fqdn, uid) = (format!("n{ingress}"), format!("{label}.{DOMAIN}."), pod.uid().expect("a UID"));
-    stage.hosted.add_device(&id, label);
-    let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5","fd7a::5"]"#), ("pod_uid", &uid)];
-    stage.cluster.patch_secret(&name, &values).await;
-    workload
 }
 
 /// Waits for the certificate's Secret and fills it, as the replica does.
@@ -80,20 +40,15 @@ fn addresses(label: &str, ports: &[u16]) -> Value {
     json!([{"hostname": format!("{label}.{DOMAIN}"), "ports": ports}])
 }
 
-/// Objects of the proxy of an Ingress in the proxies' namespace.
-async fn objects(stage: &Stage, ingress: &str) -> Vec<String> {
-    let all = selector(ingress);
-    let secrets = ListParams::default().labels(&format!("tailyard.io/parent-ingress={ingress}"));
-    let mut names = Vec::new();
-    names.extend(stage.here::<StatefulSet>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Service>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Secret>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Secret>().list(&secrets).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<ConfigMap>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<ServiceAccount>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<Role>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names.extend(stage.here::<RoleBinding>().list(&all).await.expect("a list").iter().map(ResourceExt::name_any));
-    names
+/// Creates the Ingress `app` and waits until it is served as `shop`; returns the name of its workload.
+async fn serve(stage: &Stage) -> String {
+    stage.class().await;
+    stage.backend("web").await;
+    put(stage, "app", "shop", "web").await;
+    let workload = INGRESS.join(stage, "app", "shop").await;
+    certify(stage, "shop").await;
+    shows(stage, "app", addresses("shop", &[443, 80])).await;
+    workload
 }
 
 /// Deletes an Ingress and waits until nothing of its proxy remains.
@@ -103,19 +58,14 @@ async fn ends(stage: &Stage, ingress: &str, workload: &str) {
     assert!(stage.hosted.devices().contains(&format!("n{ingress}")), "its Pod may still serve");
     stage.pod_goes(&format!("{workload}-0")).await;
     stage.gone(&stage.ingresses(), ingress).await;
-    assert_eq!((objects(stage, ingress).await, stage.hosted.devices().len()), (Vec::new(), 0));
+    assert_eq!((INGRESS.objects(stage, ingress).await, stage.hosted.devices().len()), (Vec::new(), 0));
 }
 
 #[test]
 fn ingress_is_served_by_a_proxy_of_its_own_and_deleted() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
-        stage.class().await;
-        stage.backend("web").await;
-        put(&stage, "app", "shop", "web").await;
-        let workload = join(&stage, "app", "shop").await;
-        certify(&stage, "shop").await;
-        shows(&stage, "app", addresses("shop", &[443, 80])).await;
+        let workload = serve(&stage).await;
         assert_eq!(stage.ingresses().get("app").await.expect("an Ingress").finalizers(), ["tailscale.com/finalizer"]);
         let routes = stage.published(&workload, "tailyard-routes.json").await;
         let dns = format!("shop.{DOMAIN}");
@@ -124,17 +74,7 @@ fn ingress_is_served_by_a_proxy_of_its_own_and_deleted() {
         let binding = bindings.get(&format!("tailyard-endpoints-{workload}")).await.expect("a binding");
         assert_eq!(binding.owner_references()[0].kind, "Ingress", "deleted with it");
 
-        // A change of nothing causes no write.
-        let mut last = (usize::MAX, 0);
-        let look = async || {
-            let now = (stage.cluster.writes().len(), running.metric("tailyard_reconcile_total{kind=\"Ingress\""));
-            let quiet = now.0 == last.0 && now.1 > last.1;
-            last = now;
-            let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": fastrand::u64(..).to_string()}}}));
-            stage.ingresses().patch("app", &PatchParams::default(), &patch).await.expect("poked");
-            quiet
-        };
-        eventually_async("nothing more is written", DEADLINE, look, |quiet| *quiet).await;
+        INGRESS.quiet(&stage, &running, &stage.ingresses(), "app").await;
         assert!(stage.hosted.vips().is_empty(), "a device, not a Tailscale Service");
 
         // An invalid edit is reported and changes nothing.
@@ -152,12 +92,7 @@ fn ingress_is_served_by_a_proxy_of_its_own_and_deleted() {
 fn changed_host_renames_the_device_in_place() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
-        stage.class().await;
-        stage.backend("web").await;
-        put(&stage, "app", "shop", "web").await;
-        let workload = join(&stage, "app", "shop").await;
-        certify(&stage, "shop").await;
-        shows(&stage, "app", addresses("shop", &[443, 80])).await;
+        let workload = serve(&stage).await;
         put(&stage, "app", "store", "web").await;
         let config = async || {
             let secret = stage.here::<Secret>().get(&format!("{workload}-0-config")).await.expect("a Secret");
@@ -176,7 +111,7 @@ fn changed_host_renames_the_device_in_place() {
 /// Creates the Tailscale operator's objects for an Ingress.
 async fn theirs(stage: &Stage, ingress: &str, uid: &str) {
     let parameters = PostParams { field_manager: Some("operator".to_owned()), ..PostParams::default() };
-    let labels = json!(labels(ingress));
+    let labels = json!(INGRESS.labels(ingress));
     let mut pod_labels = labels.clone();
     pod_labels["app"] = json!(uid);
     let metadata = |name: &str| json!({"name": name, "namespace": "ts", "labels": labels});
@@ -209,7 +144,7 @@ fn proxy_of_the_tailscale_operator_keeps_name_device_and_state() {
             json!(set.spec)["template"]["spec"]["containers"][0]["image"].clone()
         };
         eventually_async("our image", DEADLINE, own, |image| image == "tailyard:test").await;
-        assert_eq!(join(&stage, "app", "shop").await, "ts-app-x7k2p");
+        assert_eq!(INGRESS.join(&stage, "app", "shop").await, "ts-app-x7k2p");
         certify(&stage, "shop").await;
         shows(&stage, "app", addresses("shop", &[443, 80])).await;
         assert_eq!(stage.cluster.secret("ts-app-x7k2p-0").await.0.get("_machinekey").map(String::as_str), Some("theirs"));
