@@ -109,7 +109,7 @@ impl LoadArgs {
     }
 }
 
-/// Offers the load. Fails if a name leads nowhere at the start; the exit code is 1 if anything failed.
+/// Offers the load. Fails if a name has no address at the start; the exit code is 1 if anything failed.
 pub(super) fn run(args: &LoadArgs) -> Result<ExitCode> {
     let options = args.options()?;
     let (lines, printed) = mpsc::channel();

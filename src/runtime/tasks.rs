@@ -197,13 +197,13 @@ impl Tasks {
     /// Waits for all tasks. The first that ends before the stop stops the others, which then have `grace` to finish. An error is logged
     /// here, as the last line of the process.
     pub async fn run(mut self, grace: Duration) -> Result<(), TaskError> {
-        let unasked = self.first_unasked().await;
-        if let Some(error) = &unasked {
+        let early_end = self.first_early_end().await;
+        if let Some(error) = &early_end {
             tracing::warn!(error = %error, "stopping everything");
         }
         self.stopper.stop();
         let ending = self.wind_down(grace).await;
-        let outcome = unasked.map_or(ending, Err);
+        let outcome = early_end.map_or(ending, Err);
         if let Err(error) = &outcome {
             tracing::error!(reason = error.reason(), "{error}");
         }
@@ -211,7 +211,7 @@ impl Tasks {
     }
 
     /// First task that ended before the stop; `None` once the stop is requested or no task is left.
-    async fn first_unasked(&mut self) -> Option<TaskError> {
+    async fn first_early_end(&mut self) -> Option<TaskError> {
         let stop = self.stop.clone();
         let joined = tokio::select! {
             biased;

@@ -161,7 +161,7 @@ async fn attempt(cluster: &Cluster, place: &CredentialLocation, ca: Option<&Path
         Ok(tailnet::Credentials::OAuth { client_id, client_secret }) => ClientCredentials::OAuth { client_id, client_secret },
         Ok(tailnet::Credentials::Headscale { api_key }) => ClientCredentials::Headscale { api_key },
         // The token must be issued for the reconciler's account.
-        Ok(tailnet::Credentials::Identity { .. }) => return CredentialOutcome::Unasked,
+        Ok(tailnet::Credentials::Identity { .. }) => return CredentialOutcome::Untested,
         Err(why) => return CredentialOutcome::Missing(why),
     };
     let ca = ca.map(Path::to_owned);

@@ -112,8 +112,8 @@ mod tests {
             let start = Start { auth_key: mounted.into(), ..Start::default() };
             assert!(!start.changes(&found).contains_key("reissue_authkey"), "{mounted:?}");
         }
-        let unasked = Start { auth_key: "k2".into(), ..Start::default() };
-        assert!(!unasked.changes(&Content::new()).contains_key("reissue_authkey"));
+        let without_reissue = Start { auth_key: "k2".into(), ..Start::default() };
+        assert!(!without_reissue.changes(&Content::new()).contains_key("reissue_authkey"));
     }
 
     #[test]

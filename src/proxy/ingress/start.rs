@@ -64,7 +64,7 @@ impl IngressPart {
     pub fn start(inputs: IngressInputs<'_>, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) -> Option<Self> {
         let IngressInputs { settings, configs, tailnet, forwarding, .. } = inputs;
         let daemon = tailnet.daemon.as_ref().filter(|_| settings.limits_advertising())?;
-        let how = AdvertiseMode { serves: settings.serve.is_some(), on_node: settings.node_sites, unasked: settings.auto_advertise };
+        let how = AdvertiseMode { serves: settings.serve.is_some(), on_node: settings.node_sites, auto_advertise: settings.auto_advertise };
         let sites = if how.serves { Listening::start(inputs, daemon, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(ServeStatus::default());

@@ -25,7 +25,7 @@ async fn unexpected_task_end_is_named_and_stops_the_others() {
         *mark.lock().unwrap() = true;
     });
     tasks.run_forever("short", async {});
-    let error = tasks.run(GRACE).await.expect_err("an unasked end");
+    let error = tasks.run(GRACE).await.expect_err("an early end");
     assert!(matches!(error, TaskError::Ended { name: "short" }), "{error}");
     assert!(*other_finished.lock().unwrap());
 }

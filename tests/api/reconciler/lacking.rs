@@ -206,7 +206,7 @@ fn released_external_name_is_reported() {
             eventually_async("it is told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("EgressReleased")))
                 .await;
         assert!(
-            reported.iter().any(|event| event.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && event.contains("leads nowhere")),
+            reported.iter().any(|event| event.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && event.contains("no longer resolves")),
             "{reported:?}"
         );
         assert_eq!(stage.condition("s", "TailscaleEgressSvcReady").await, "", "nothing claims that it is served");

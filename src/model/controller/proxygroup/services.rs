@@ -273,7 +273,7 @@ fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
     if news && is_child(work, name) {
         let message = format!(
             "No ProxyGroup serves this Service any more, as its annotations name no group or no target. Its spec.externalName is still \
-             {name}, which leads nowhere: annotate it again, set spec.externalName, or delete it."
+             {name}, which no longer resolves: annotate it again, set spec.externalName, or delete it."
         );
         let metadata = &service.metadata;
         let key = (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default());

@@ -50,7 +50,7 @@ pub enum CredentialOutcome {
     /// The control plane is unreachable from here; it may be reachable from the reconciler.
     Unreachable(String),
     /// Present, but only the reconciler itself can test them.
-    Unasked,
+    Untested,
 }
 
 /// Locations of the credentials of the reconciler and the Tailnets.
@@ -122,7 +122,7 @@ pub(super) fn checks(tried: &ReadResult<Vec<CredentialCheck>>) -> Vec<Check> {
         let of = format!("those of {whose} (Secret {secret})");
         match outcome {
             CredentialOutcome::Works => Check::ok(NAME, format!("{of} work")),
-            CredentialOutcome::Unasked => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
+            CredentialOutcome::Untested => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
             CredentialOutcome::Unread(gap) => Check::unread(NAME, &of, gap, "get secrets in the reconciler's namespace"),
             CredentialOutcome::Missing(why) => {
                 Check::bad(NAME, format!("{of}: {why}"), format!("make the Secret ({})", page("quickstart.md")))

@@ -79,7 +79,7 @@ fn ill() -> cluster::ClusterFacts {
             tried("the reconciler", CredentialOutcome::Missing("it does not exist".into())),
             tried("Tailnet a", CredentialOutcome::Refused("the control plane refuses the credentials (401)".into())),
             tried("Tailnet b", CredentialOutcome::Unreachable("no answer within 10s".into())),
-            tried("Tailnet c", CredentialOutcome::Unasked),
+            tried("Tailnet c", CredentialOutcome::Untested),
             tried("Tailnet d", CredentialOutcome::Unread(Gap::Forbidden)),
         ]),
         ..well()

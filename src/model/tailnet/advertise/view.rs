@@ -29,7 +29,7 @@ pub struct AdvertiseMode {
     /// Serves virtual hosts on the node's own addresses: the control plane has no Tailscale Services.
     pub on_node: bool,
     /// Advertises services of the serve config that tailscaled's config does not name.
-    pub unasked: bool,
+    pub auto_advertise: bool,
 }
 
 /// Status of the configured services.
@@ -158,7 +158,7 @@ impl AdvertiseView {
             leaving: self.leaving,
             ..AdvertiseInputs::default()
         };
-        if self.mode.unasked && !self.mode.on_node {
+        if self.mode.auto_advertise && !self.mode.on_node {
             facts
                 .configured
                 .extend(self.served.iter().flat_map(|served| served.config.services.keys().chain(served.sites.keys())).cloned());

@@ -139,7 +139,9 @@ const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a 
 fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
     match &item.standing {
         ServiceState::Unknown => true,
-        ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own).is_none() && routes::unasked(work, shape.replicas, own),
+        ServiceState::ByRoute(own) => {
+            routes::denied(work, shape.replicas, own).is_none() && routes::approval_unread(work, shape.replicas, own)
+        }
         _ => false,
     }
 }

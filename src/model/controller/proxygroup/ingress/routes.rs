@@ -158,7 +158,7 @@ pub(super) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[St
 }
 
 /// Whether the approval of a replica's advertised addresses was not read yet.
-pub(super) fn unasked(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bool {
+pub(super) fn approval_unread(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bool {
     let routes = routes(own);
     work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
         let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));

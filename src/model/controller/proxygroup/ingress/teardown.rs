@@ -136,13 +136,13 @@ pub(in super::super) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
         remaining = gone != names;
         certificates(work, owner, &gone);
     }
-    forsaken(work, &before, !remaining, "is being deleted: name another group.");
+    report_unserved(work, &before, !remaining, "is being deleted: name another group.");
     !remaining
 }
 
 /// Reports the fault to objects of a missing group, and to objects that could not be assigned to any.
 pub(in super::super) fn orphans(work: &mut GroupPass<'_>, fault: &str) {
-    forsaken(work, &IngressConfigMap::default(), true, fault);
+    report_unserved(work, &IngressConfigMap::default(), true, fault);
 }
 
 /// Reports the fault to objects of a group of another type.
@@ -157,7 +157,7 @@ pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, fault: &str) {
 }
 
 /// Reports that nothing is advertised, and removes finalizers once that is true.
-fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
+fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
             let refused = claim.asks.then(|| match claim.assignment {

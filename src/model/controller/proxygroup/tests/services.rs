@@ -190,7 +190,11 @@ fn released_service_is_cleaned_up_for_every_cause() {
         assert_eq!(remaining.is_none(), way == "deleted");
         let clean = |service: &Service| service.metadata.finalizers.iter().flatten().count() == 0 && !claims::recorded(service);
         assert!(remaining.is_none_or(clean), "{way}: {remaining:?}");
-        assert_eq!(world.event_count("EgressReleased"), usize::from(way != "deleted"), "{way}: its name leads nowhere, which is said once");
+        assert_eq!(
+            world.event_count("EgressReleased"),
+            usize::from(way != "deleted"),
+            "{way}: its name no longer resolves, which is reported once"
+        );
     }
 }
 

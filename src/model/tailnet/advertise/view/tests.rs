@@ -168,7 +168,7 @@ fn a_service_waits_for_tailscaled_and_then_for_approval() {
     assert_eq!((status(&away).approved, status(&away).leading), (names(&[]), names(&[])), "nothing comes through a stopped tailscaled");
     assert_eq!(status(&away).unapproved, None, "not known while tailscaled is away");
     let no_config = DaemonReport { configured: None, ..DaemonReport::default() };
-    let mode = AdvertiseMode { unasked: true, serves: true, on_node: false };
+    let mode = AdvertiseMode { auto_advertise: true, serves: true, on_node: false };
     let mut view = AdvertiseView { mode, daemon: DaemonReport { running: true, ..no_config }, ..site(listening(true)) };
     view.serving = view.serve_config().map(Arc::new);
     assert!(waits(&view, WEB).starts_with("tailscaled has no config file"), "{}", waits(&view, WEB));
