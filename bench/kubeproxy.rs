@@ -90,7 +90,7 @@ fn sheet(all: &[Measured]) -> Sheet {
     let mut plain = Route::new(Vec::new());
     for Measured { size, ways: [ours, theirs, limit] } in all {
         for (name, way) in [(tailyard(), ours), (KUBE_PROXY.to_owned(), theirs)] {
-            tell(&mut sheet, way, |plot| Point::of(plot, &name, *size));
+            add_series(&mut sheet, way, |plot| Point::of(plot, &name, *size));
         }
         plain.rates.extend(&limit.rates);
         plain.latencies.extend(&limit.latencies);
@@ -99,11 +99,11 @@ fn sheet(all: &[Measured]) -> Sheet {
         sheet.add(format!("rate at {size} services, ours to kube-proxy's"), "ratio", to_theirs, (*size == 10_000).then_some("≥ 0.9"));
         sheet.add(format!("rate at {size} services, kube-proxy's to plain forwarding"), "ratio", to_limit, None);
     }
-    tell(&mut sheet, &plain, |plot| Point::limit(plot, PLAIN));
+    add_series(&mut sheet, &plain, |plot| Point::limit(plot, PLAIN));
     sheet
 }
 
-fn tell(sheet: &mut Sheet, way: &Route, point: impl Fn(&str) -> Point) {
+fn add_series(sheet: &mut Sheet, way: &Route, point: impl Fn(&str) -> Point) {
     sheet.plot(point(&format!("rate, {AT_ONCE} at once")), "1/s", way.rates.clone(), None);
     sheet.plot(point(&format!("connect at {CALM}/s, p50")), "ms", way.latencies.clone(), None);
     sheet.plot(point(&format!("connect at {CALM}/s, p99")), "ms", way.worst.clone(), None);

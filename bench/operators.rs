@@ -67,14 +67,14 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     }
     let mut sheet = Sheet::new("Egress Services on a real cluster: the Tailscale operator and Tailyard's reconciler");
     for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
-        tell(&mut sheet, party, taken);
+        add_samples(&mut sheet, party, taken);
     }
     compare(&mut sheet, &ours, &theirs);
     Ok(sheet)
 }
 
 /// Adds an operator's figures.
-fn tell(sheet: &mut Sheet, party: &Operator, taken: &Samples) {
+fn add_samples(sheet: &mut Sheet, party: &Operator, taken: &Samples) {
     for (size, batches) in &taken.batches {
         let of = |plot: &str| Point::of(plot, party.name, *size as u64);
         let each = |field: Field| batches.iter().map(field).collect::<Vec<_>>();

@@ -84,10 +84,10 @@ impl OperatorPair {
     /// Schedules Pods that are started meanwhile on the first node.
     pub(crate) fn on_the_first_node(&self, start: impl FnOnce(&Stage)) {
         let others: Vec<&str> = self.stage.cluster.nodes.iter().skip(1).map(|node| &node.name[..]).collect();
-        let tell = |what: &str| self.stage.cluster.kubectl(&[&[what], &others[..]].concat());
-        tell("cordon");
+        let each = |command: &str| self.stage.cluster.kubectl(&[&[command], &others[..]].concat());
+        each("cordon");
         start(&self.stage);
-        tell("uncordon");
+        each("uncordon");
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
     for event in ALL {
         for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
-            tell(&mut sheet, event, party, taken);
+            add_samples(&mut sheet, event, party, taken);
         }
     }
     compare(&mut sheet, &ours, &theirs);
@@ -95,7 +95,7 @@ fn way(game: &OperatorPair) -> Result<LoadRoute> {
 }
 
 /// Adds the client outcomes of an operator.
-fn tell(sheet: &mut Sheet, event: Event, party: &Operator, taken: &Samples) {
+fn add_samples(sheet: &mut Sheet, event: Event, party: &Operator, taken: &Samples) {
     let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
     let each = |figure: fn(&LoadOutcome) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
     if event == Event::Restart {

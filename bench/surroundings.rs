@@ -99,7 +99,7 @@ fn service(number: usize) -> Value {
     let labels = json!({"app.kubernetes.io/name": format!("app-{number}"), "app.kubernetes.io/part-of": "shop", "team": format!("team-{}", number % 50)});
     let port = |port: u16| json!({"name": format!("p{port}"), "port": port, "protocol": "TCP"});
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("other-{number}"), "labels": labels,
-            "annotations": {"example.com/note": "a Service of somebody else, with some words about what it is for and whom to ask"}},
+            "annotations": {"example.com/note": "a Service of another team, with some words about its purpose and its contact"}},
         "spec": {"clusterIP": "None", "selector": labels, "ports": [port(80), port(443), port(9090)]}})
 }
 

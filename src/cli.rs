@@ -56,7 +56,7 @@ enum Command {
     Crd,
     /// Print the version
     Version,
-    /// Offer new connections to a service at a fixed rate, and tell what became of each
+    /// Offer new connections to a service at a fixed rate, and report the outcome of each
     Load(load::LoadArgs),
     /// Show a whole group on this machine, under load; no root, cluster or account needed
     Demo(demo::DemoArgs),

@@ -92,7 +92,7 @@ impl Event {
     pub(crate) fn mend(self, game: &OperatorPair) {
         if self == Self::Lost {
             let (cluster, node) = (&game.stage.cluster, lost(game));
-            cluster.tailnet.mend(&node.machine);
+            cluster.tailnet.repair(&node.machine);
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
         }
     }

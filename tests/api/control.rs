@@ -153,7 +153,7 @@ async fn response_errors_have_different_reasons() {
     hosted.fail([Fault::Slow(Duration::from_secs(5))]);
     assert_eq!(hasty.probe().await.expect_err("slow").reason(), "Deadline");
     let unreachable_client = ControlClient::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
-    assert_eq!(unreachable_client.probe().await.expect_err("nobody").reason(), "Unreachable");
+    assert_eq!(unreachable_client.probe().await.expect_err("unreachable").reason(), "Unreachable");
 }
 
 #[tokio::test]

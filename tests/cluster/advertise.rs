@@ -120,11 +120,11 @@ fn replica_killed_with_shields_up_accepts_again_and_remembers_peers() {
     eventually("an answer through the service", DEADLINE, || client.node.ask_tcp(at, TRY).ok());
 
     let has_recent_peer = |one: &Member| one.state(RECENT_PEERS).is_some_and(|peers| peers.contains(&own));
-    one.killed_once("nobody new being let in", |one| one.shut() == Some(true) && has_recent_peer(one));
+    one.killed_once("no new connection being accepted", |one| one.shut() == Some(true) && has_recent_peer(one));
     assert!(client.node.ask_tcp(at, TRY).is_err());
     one.run();
     one.wait_ready();
-    assert_eq!(one.shut(), Some(false), "what the one before was told is taken back");
+    assert_eq!(one.shut(), Some(false), "the shutdown of the previous process is undone");
     assert!(one.output().contains("targets are reachable through the tailnet targets=1"), "{}", one.output());
     assert!(client.node.ask_tcp(at, PATIENCE).is_ok());
 }
@@ -330,7 +330,7 @@ fn readiness_waits_for_approval_and_tailscaled_recovers() {
     l3["proxyProtocol"] = json!([9000]);
     let member = Member::start(&tailnet, "one", &["svc:late", "svc:db"], &json!({"svc:db": l3}), Some(&serve));
     let _listener = preamble::listen(&member.machine.node, 9443);
-    eventually("a service that nobody has made being waited for", DEADLINE, || {
+    eventually("a service that does not exist being waited for", DEADLINE, || {
         member.get("/readyz").ok()?.contains("svc:late (the control server has not approved this node for it)").then_some(())
     });
     let late = service(&tailnet, "svc:late");

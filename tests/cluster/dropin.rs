@@ -14,7 +14,7 @@ use std::time::Instant;
 use acts::{Acts, May};
 use kit::cluster::images::{STOCK, TAILYARD};
 use kit::cluster::{DEADLINE, turn};
-use kit::guide::{GROUP, SITES, UPGRADE};
+use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
 use kit::wait::eventually;
 use serde_json::Value;
@@ -97,16 +97,16 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     site.reached(&guest);
 
     let manifest = site.manifest();
-    stage.guide.run(UPGRADE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
+    stage.guide.run(MIGRATE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
     assert_eq!(site.services(), Vec::<Value>::new(), "it is deleted with its Service");
-    stage.guide.run(UPGRADE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
+    stage.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
     }
     alone.is_served_by(&stage, STOCK, "proxies");
     site.run_image(STOCK);
-    stage.guide.run(UPGRADE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
-    stage.guide.run(UPGRADE, "$ kubectl delete secret", &[]);
+    stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
+    stage.guide.run(MIGRATE, "$ kubectl delete secret", &[]);
     standalone::reached(&stage, &guest);
     site.reached(&guest);
     assert_eq!((standalone::devices(&stage), standalone::names(&stage), site.devices()), (before.0.clone(), before.1.clone(), before.2));

@@ -217,7 +217,7 @@ fn replicas_serve_and_follow_real_peers() {
     group.answered_by(10001, "spare");
     let moved = Instant::now();
     let (made, failed) = load.failed_since(begin, &["db", "spare"]);
-    println!("a name moved: {made} connections, {} refused while nobody bore it, moved after {:?}", failed.len(), moved - begin);
+    println!("a name moved: {made} connections, {} refused while no node had it, moved after {:?}", failed.len(), moved - begin);
     assert!(failed.iter().all(|outcome| outcome.answer == Err(ErrorKind::ConnectionRefused)), "{failed:?}");
 
     // A flow of another service was not interrupted.

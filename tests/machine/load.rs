@@ -66,7 +66,7 @@ fn answer_of_another_server_is_a_timed_failure() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(summary(&lines)["failed"]["wrong_target"], 20);
     let due: Vec<f64> = events(&lines, "fault").iter().map(|line| line["at"].as_f64().expect("a time")).collect();
-    assert_eq!(due.len(), 20, "each is told");
+    assert_eq!(due.len(), 20, "each is reported");
     assert_eq!(summary(&lines)["windows"].as_array().map(Vec::len), Some(1), "{lines:?}");
 }
 
@@ -180,7 +180,7 @@ fn https_checks_name_status_and_body() {
     let failures = |answer, believed| summary(&over_https(answer, believed).1)["failed"].clone();
     assert_eq!(failures("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbye", true)["wrong_target"], 20);
     assert_eq!(failures("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\nhello\n", true)["wrong_target"], 20);
-    assert_eq!(failures("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n", false)["garbled"], 20, "somebody else's certificate");
+    assert_eq!(failures("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n", false)["garbled"], 20, "a certificate of another name");
     assert_eq!(failures("", true)["closed"], 20);
 }
 

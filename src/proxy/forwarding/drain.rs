@@ -61,7 +61,7 @@ impl ForwardingPart {
 }
 
 /// Waits until no flow to these addresses is forwarded, and none was for a while.
-pub(in crate::proxy) async fn unforwarded(routed: &BTreeSet<IpAddr>) {
+pub(in crate::proxy) async fn wait_for_last_flow(routed: &BTreeSet<IpAddr>) {
     if !routed.is_empty() {
         ended(&mut Drain::new(Duration::MAX, AWAY), |to| routed.contains(&to)).await;
     }

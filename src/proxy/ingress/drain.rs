@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::model::flows::drain::AWAY;
 
-use crate::proxy::forwarding::drain::unforwarded;
+use crate::proxy::forwarding::drain::wait_for_last_flow;
 use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::l7::Closing;
 use crate::proxy::ingress::start::{IngressPart, Listening};
@@ -31,7 +31,8 @@ impl IngressPart {
         }
         let rest = within.saturating_sub(began.elapsed());
         let began = Instant::now();
-        let ended = timeout(rest, join3(no_open_connections(self.sites.as_ref()), unforwarded(routed), meanwhile)).await.is_ok();
+        let ended =
+            timeout(rest, join3(wait_for_last_connection(self.sites.as_ref()), wait_for_last_flow(routed), meanwhile)).await.is_ok();
         let took = began.elapsed();
         if ended {
             tracing::info!(?took, "rejecting new connections; none are in progress");
@@ -63,7 +64,7 @@ impl IngressPart {
 }
 
 /// Waits until no connection to a virtual host is open, and none was for a while.
-async fn no_open_connections(sites: Option<&Listening>) {
+async fn wait_for_last_connection(sites: Option<&Listening>) {
     let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
     // The sender is dropped with the front end.
     while open.wait_for(|open| *open == 0).await.is_ok() {

@@ -46,7 +46,7 @@ fn endpoints_are_watched_once_permitted() {
         let (endpoints_sender, mut upstreams) = watch::channel(Arc::default());
         let following = tokio::spawn(follow(cluster.pod().await, sites_receiver, endpoints_sender));
         let refused = upstreams.wait_for(|upstreams| upstreams.faults.get(NAMESPACE) == Some(&"Forbidden"));
-        drop(timeout(DEADLINE, refused).await.expect("told in time").expect("followed"));
+        drop(timeout(DEADLINE, refused).await.expect("refused in time").expect("followed"));
         cluster.allow_in("discovery.k8s.io", "endpointslices", &[], &["get", "list", "watch"]).await;
         answers(&mut upstreams, &["10.0.0.1:8080"]).await;
         slices.create(&PostParams::default(), &slice("web-2", "10.0.0.2")).await.expect("made");

@@ -63,7 +63,7 @@ fn one_of_two_candidates_leads_and_releases_the_lease() {
         let mut first = One::start(&cluster, "first").await;
         first.until(true).await;
         let mut second = One::start(&cluster, "second").await;
-        tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("somebody leads already");
+        tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("another leads");
         assert!(first.leads() && !second.leads());
         first.stop().await;
         assert!(second.until(true).await < LeaseTerms::RECONCILER.duration, "a Lease that was given back is not waited for");
@@ -111,7 +111,7 @@ fn frozen_api_server_ends_leadership_before_the_lease_expires() {
         first.until(true).await;
         cluster.freeze_server();
         let ended = first.until(false).await;
-        assert!(ended <= LeaseTerms::RECONCILER.duration, "{ended:?} is after somebody else may lead");
+        assert!(ended <= LeaseTerms::RECONCILER.duration, "{ended:?} is after another may lead");
         assert!(!first.leads());
         cluster.thaw_server();
         first.until(true).await;

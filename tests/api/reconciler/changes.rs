@@ -49,7 +49,7 @@ fn match_ports_survive_service_and_reconciler_changes() {
         let second = stage.reconciler("two", 9101);
         second.leads(true).await;
         stage.quiet(&second).await;
-        assert_eq!(stage.egress_config("g").await, entries, "the next leader tells the same");
+        assert_eq!(stage.egress_config("g").await, entries, "the next leader writes the same");
         let child = stage.here::<Service>().get(&name).await.expect("a child");
         assert_eq!(json!(child.spec.and_then(|spec| spec.ports)), ports);
     });

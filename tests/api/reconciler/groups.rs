@@ -89,7 +89,7 @@ fn auth_keys_are_minted_for_existing_pods_and_scale_down_is_ordered() {
         let _running = stage.reconciler("one", 9100);
         stage.group("g", 2).await;
         whole(&stage).await;
-        assert_eq!(stage.hosted.calls("POST /api/v2/tailnet/-/keys"), 0, "nobody needs a key yet");
+        assert_eq!(stage.hosted.calls("POST /api/v2/tailnet/-/keys"), 0, "no replica needs a key yet");
         stage.pod("g", 0).await;
         let key = async || String::from_utf8_lossy(&config(&stage, "g-0-config").await).contains("AuthKey");
         until_async("a key for the Pod that is there", DEADLINE, key).await;

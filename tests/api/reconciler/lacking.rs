@@ -63,7 +63,7 @@ fn missing_permission_is_named_and_affects_one_group() {
         let rule = r#"{apiGroups: ["policy"], resources: ["poddisruptionbudgets"]"#;
         assert!(refused.contains(rule), "{refused}");
         let events = async || stage.events("late").await;
-        eventually_async("and told", DEADLINE, events, |reported| reported.iter().any(|event| event.contains(rule))).await;
+        eventually_async("and reported", DEADLINE, events, |reported| reported.iter().any(|event| event.contains(rule))).await;
         eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("add the rule")).await;
         assert!(running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Forbidden\"") > 0, "and counted");
         stage.service("s", "g").await;
@@ -120,7 +120,10 @@ fn forbidden_events_do_not_block_reconciliation() {
         stage.join("g", 1).await;
         eventually_async("the group is made", DEADLINE, reported, |reported| reported.starts_with("True")).await;
         stage.credential("secret", "wrong");
-        eventually_async("something else to tell", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
+        eventually_async("another reason in the condition", DEADLINE, reported, |reported| {
+            reported.contains("ProxyGroupTailnetUnavailable")
+        })
+        .await;
         assert_eq!(running.log().matches("cannot write an Event").count(), 1, "said once");
         let services = Api::<Service>::namespaced(stage.client.clone(), "watched");
         let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "bad",
@@ -128,7 +131,7 @@ fn forbidden_events_do_not_block_reconciliation() {
             "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"port": 80}]}});
         services.patch("bad", &PatchParams::apply("user"), &Patch::Apply(&object)).await.expect("made");
         let events = async || stage.events("bad").await;
-        eventually_async("Services are told", DEADLINE, events, |reported| {
+        eventually_async("Services get an Event", DEADLINE, events, |reported| {
             reported.iter().any(|event| event.starts_with("INVALIDSERVICE"))
         })
         .await;
@@ -173,7 +176,10 @@ fn occupied_node_port_is_skipped() {
         eventually_async("it is advertised", DEADLINE, config, |config| config.contains("203.0.113.7:31002")).await;
         eventually_async("ready", DEADLINE, async || stage.ready("g").await, |reported| reported.starts_with("True")).await;
         let reported = stage.events("g").await;
-        assert!(reported.iter().all(|reported| !reported.starts_with("ProxyGroupCreationFailed")), "nobody is told of it: {reported:?}");
+        assert!(
+            reported.iter().all(|reported| !reported.starts_with("ProxyGroupCreationFailed")),
+            "no Service gets an Event: {reported:?}"
+        );
         assert_eq!(stage.users().get("dns").await.expect("untouched").spec.and_then(|spec| spec.ports?.first()?.node_port), Some(31001));
     });
 }
@@ -202,9 +208,10 @@ fn released_external_name_is_reported() {
         let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null, "tailyard.io/former-external-name": null}}});
         stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
         let events = async || stage.events("s").await;
-        let reported =
-            eventually_async("it is told", DEADLINE, events, |reported| reported.iter().any(|event| event.starts_with("EgressReleased")))
-                .await;
+        let reported = eventually_async("it is reported", DEADLINE, events, |reported| {
+            reported.iter().any(|event| event.starts_with("EgressReleased"))
+        })
+        .await;
         assert!(
             reported.iter().any(|event| event.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && event.contains("no longer resolves")),
             "{reported:?}"

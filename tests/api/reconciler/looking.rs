@@ -75,10 +75,7 @@ fn status_shows_groups_replicas_and_services() {
         assert_eq!(row("g "), ["g", "egress", "2/2", "-"]);
         assert_eq!(row("g-0"), ["g-0", "Ready", "-", "100.64.0.5", "1 direct, 2 relayed", "acknowledged", "42", "-"]);
         assert_eq!(row("default/web"), ["default/web", "g", "100.64.0.9", "2/2", "-"]);
-        assert!(
-            text.contains("? the own pages of some replicas cannot be read") && text.contains("g-1: "),
-            "nobody answers for g-1: {text}"
-        );
+        assert!(text.contains("? the own pages of some replicas cannot be read") && text.contains("g-1: "), "g-1 does not answer: {text}");
         let (_, wide, _) = run(&stage, "admin", &["status", "g", "-o", "json"]).await;
         let printed: Value = serde_json::from_str(&wide).expect("JSON");
         assert_eq!((&printed["replicas"][0]["version"], &printed["replicas"][1]["flows"]), (&json!("9.9.9"), &Value::Null));
@@ -223,7 +220,7 @@ fn doctor_finds_cluster_problems() {
         eventually_async("the missing right is found", DEADLINE, async || finds(&stage, "admin", "permissions").await, denied).await;
         reconciler.kill();
         let remaining = finds(&stage, "admin", "reconciler").await;
-        assert_eq!(remaining.1[0].0, "bad", "nobody leads any more: {remaining:?}");
+        assert_eq!(remaining.1[0].0, "bad", "no reconciler leads: {remaining:?}");
         let (code, text, _) = run(&stage, "pod", &["doctor"]).await;
         assert!(code == Some(0) && !text.contains("BAD"), "what may not be looked at is not bad: {text}");
         assert!(text.contains("ask for the right to create subjectaccessreviews.authorization.k8s.io"), "{text}");

@@ -81,7 +81,7 @@ fn name_of_another_cluster_is_a_conflict_without_sharing() {
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "app").await;
         let reported = async || stage.events("app").await;
-        eventually_async("the conflict is told", DEADLINE, reported, |reported| {
+        eventually_async("the conflict is reported", DEADLINE, reported, |reported| {
             reported.iter().any(|event| event.contains("Another cluster has Tailscale Service svc:app"))
         })
         .await;
@@ -97,7 +97,7 @@ fn name_of_another_cluster_is_a_conflict_without_sharing() {
         stage.ingress("mine", "g", "mine").await;
         let reported = async || stage.events("mine").await;
         // The cached list does not have this service yet: the conflict is detected on creation.
-        eventually_async("it is somebody's", DEADLINE, reported, |reported| {
+        eventually_async("it has another owner", DEADLINE, reported, |reported| {
             reported.iter().any(|event| event.contains("was not made by a cluster"))
         })
         .await;

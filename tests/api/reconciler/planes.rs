@@ -24,7 +24,7 @@ fn default_credentials_are_reloaded_when_wrong_or_missing() {
             eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
         assert!(refused.contains("own control plane") && refused.contains("scopes"), "{refused}");
         let events = async || stage.events("g").await;
-        eventually_async("and told", DEADLINE, events, |reported| {
+        eventually_async("and reported", DEADLINE, events, |reported| {
             reported.iter().any(|event| event.starts_with("ProxyGroupTailnetUnavailable"))
         })
         .await;

@@ -35,7 +35,7 @@ fn ingress_is_published_and_released() {
         assert!(handlers["/"]["Proxy"].as_str().is_some_and(|url| url.starts_with("http://10.") && url.ends_with(":80/")), "{serve}");
 
         let reported = async || (stage.named("g-0").await, stage.named("g-1").await);
-        eventually_async("the replicas are told", DEADLINE, reported, |(one, two)| one == two && *one == ["svc:my-app"]).await;
+        eventually_async("the replicas advertise it", DEADLINE, reported, |(one, two)| one == two && *one == ["svc:my-app"]).await;
         let vip = stage.hosted.vips()["svc:my-app"].clone();
         assert_eq!((&vip["ports"], &vip["tags"]), (&json!(["tcp:443"]), &json!(["tag:k8s"])));
         let owners = vip["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
@@ -48,7 +48,7 @@ fn ingress_is_published_and_released() {
             (&*labels["tailscale.com/secret-type"], &*labels["tailscale.com/proxy-group"], &*labels["tailscale.com/domain"]),
             ("certs", "g", &*dns)
         );
-        assert_eq!(stage.reached("app").await["ingress"], Value::Null, "nobody advertises it");
+        assert_eq!(stage.reached("app").await["ingress"], Value::Null, "no replica advertises it");
 
         stage.cluster.patch_secret(&dns, &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
         stage.advertise("g", 2).await;
@@ -60,7 +60,7 @@ fn ingress_is_published_and_released() {
         assert_eq!(found["tls.crt"].0, b"a chain", "what the replicas write stays");
 
         stage.delete(&stage.ingresses(), "app").await;
-        eventually_async("the replicas are told to stop", DEADLINE, reported, |(one, two)| one.is_empty() && two.is_empty()).await;
+        eventually_async("the replicas advertise nothing", DEADLINE, reported, |(one, two)| one.is_empty() && two.is_empty()).await;
         assert!(stage.hosted.vips().contains_key("svc:my-app"), "they still advertise it");
         assert!(stage.published("g", "tailyard-routes.json").await["svc:my-app"].is_object());
         stage.advertise("g", 2).await;
@@ -112,7 +112,7 @@ fn l4_service_is_published_while_it_has_endpoints() {
         assert_eq!(stage.published("g", "serve-config.json").await["Services"]["svc:database"], json!({"Tun": true}));
         let reported = async |kind: &str| stage.condition("db", kind).await;
         eventually_async(
-            "nobody is behind it",
+            "it has no backend",
             DEADLINE,
             async || reported("TailscaleIngressSvcConfigured").await,
             |reported| reported.starts_with("False IngressSvcNoBackendsConfigured 0/2"),
@@ -147,7 +147,7 @@ fn l4_service_is_published_while_it_has_endpoints() {
         let unmarked = Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/expose": null}}}));
         stage.users().patch("db", &PatchParams::default(), &unmarked).await.expect("changed");
         let finalizers = async || stage.users().get("db").await.expect("there").metadata.finalizers;
-        eventually_async("it is let go", DEADLINE, finalizers, |found| found.as_ref().is_none_or(Vec::is_empty)).await;
+        eventually_async("it is released", DEADLINE, finalizers, |found| found.as_ref().is_none_or(Vec::is_empty)).await;
         assert!(stage.hosted.vips().is_empty());
         assert_eq!(stage.condition("db", "TailscaleIngressSvcConfigured").await, "");
         stage.quiet(&running).await;

@@ -42,7 +42,7 @@ pub(crate) fn run(topology: &Topology, reply: oneshot::Sender<Api>) {
         grant(&cluster).await;
         let (orders, taken) = mpsc::unbounded_channel();
         let account = cluster.service_account();
-        reply.send(Api { orders, address, account }).expect("somebody waits for it");
+        reply.send(Api { orders, address, account }).expect("the play waits for it");
         serve(cluster, taken).await;
     });
 }

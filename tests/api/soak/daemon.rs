@@ -86,13 +86,13 @@ pub(crate) fn describe(directory: &Path, replica: u8, peers: &Peers) {
 }
 
 /// Sends the targets' names to all watchers, as after the control server has renamed peers.
-pub(crate) fn tell_names(directory: &Path, peers: &Peers) {
+pub(crate) fn write_names(directory: &Path, peers: &Peers) {
     let node = |(number, name): (u8, String)| {
         let addresses = tailnet_nets(number).map(|net| IpNet::from(net.addr()));
         json!({"ID": number, "StableID": format!("n{number}"), "Name": format!("{name}."), "Addresses": addresses})
     };
     let targets: Vec<Value> = peers.targets().map(node).collect();
-    tell(directory, &json!({"PeersChanged": targets}).to_string());
+    write_line(directory, &json!({"PeersChanged": targets}).to_string());
 }
 
 /// Sets whether a replica's starting tailscaled can read its state from the Secret.
@@ -101,7 +101,7 @@ pub(crate) fn lead_to_secret(directory: &Path, is_there: bool) {
 }
 
 /// Sends a line to all watchers, or executes a command of the script.
-pub(crate) fn tell(directory: &Path, line: &str) {
+pub(crate) fn write_line(directory: &Path, line: &str) {
     append(&directory.join("bus"), line);
 }
 

@@ -136,13 +136,13 @@ impl<'s, 't> Play<'s, 't> {
                 for replica in 0..REPLICAS {
                     let own = self.script.launch.own(replica.into());
                     daemon::describe(&own, replica, &self.peers);
-                    daemon::tell(&own, "CUT");
+                    daemon::write_line(&own, "CUT");
                 }
             }
             Trouble::Renamed => self.rename().await,
             Trouble::DaemonKilled(number) => {
                 self.doubt(number, NOTICED);
-                daemon::tell(&self.script.launch.own(number), "EXIT 9");
+                daemon::write_line(&self.script.launch.own(number), "EXIT 9");
             }
             Trouble::DaemonHangs(number, lasts) => {
                 self.doubt(number, lasts + NOTICED);
@@ -166,7 +166,7 @@ impl<'s, 't> Play<'s, 't> {
             for replica in 0..REPLICAS {
                 let own = launch.own(replica.into());
                 daemon::describe(&own, replica, peers);
-                daemon::tell_names(&own, peers);
+                daemon::write_names(&own, peers);
             }
         });
         self.renames.push(took.await);

@@ -55,7 +55,7 @@ fn a_lost_node_loses_its_route(stage: &Stage, guest: &Machine) {
     eventually("the other replica has the route", DEADLINE, || route_holder(cluster).filter(|holder| *holder != replica));
     eventually("an answer by the replica that is left", DEADLINE, || answer(guest));
     println!("the node of {replica} was cut off: answered after {:?}", begin.elapsed());
-    cluster.tailnet.mend(&node.machine);
+    cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
     cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/in-0", "pod/in-1"]);
 }

@@ -10,11 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use crate::cluster::{Cluster, commands};
 
 /// The documents whose blocks are all in [`BLOCKS`].
-pub const DOCUMENTS: [&str; 4] = ["README.md", HEADSCALE, QUICKSTART, UPGRADE];
+pub const DOCUMENTS: [&str; 5] = ["README.md", HEADSCALE, QUICKSTART, UPGRADE, MIGRATE];
 pub const README: &str = "README.md";
 pub const HEADSCALE: &str = "docs/headscale.md";
 pub const QUICKSTART: &str = "docs/quickstart.md";
 pub const UPGRADE: &str = "docs/upgrade.md";
+pub const MIGRATE: &str = "docs/migrate.md";
 
 /// Tests that run blocks.
 pub const CLUSTER: &str = "cluster::annotated_service_stays_connected_under_faults";
@@ -57,16 +58,16 @@ pub const BLOCKS: [(&str, &str, Fate); 32] = [
     (QUICKSTART, "$ tailyard proxy", NotRun("it needs a tailnet's device wg0; the tier proxy runs replicas with static tailnets")),
     (UPGRADE, "$ kubectl apply --server-side", RunBy(&[CLUSTER])),
     (UPGRADE, "$ kubectl set image", RunBy(&[CLUSTER])),
-    (UPGRADE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
-    (UPGRADE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
-    (UPGRADE, "$ helm install", RunBy(&[GROUP, SITES])),
-    (UPGRADE, "$ helm upgrade", RunBy(&[GROUP, SITES])),
-    (UPGRADE, "ns=tailscale", RunBy(&[GROUP])),
-    (UPGRADE, "$ kubectl get endpointslices", RunBy(&[GROUP])),
-    (UPGRADE, "$ kubectl delete -f", RunBy(&[SITES])),
-    (UPGRADE, "$ kubectl apply -f site.yaml", RunBy(&[SITES])),
-    (UPGRADE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", RunBy(&[SITES])),
-    (UPGRADE, "$ kubectl delete secret", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ helm install", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "$ helm upgrade", RunBy(&[GROUP, SITES])),
+    (MIGRATE, "ns=tailscale", RunBy(&[GROUP])),
+    (MIGRATE, "$ kubectl get endpointslices", RunBy(&[GROUP])),
+    (MIGRATE, "$ kubectl delete -f", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl apply -f site.yaml", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", RunBy(&[SITES])),
+    (MIGRATE, "$ kubectl delete secret", RunBy(&[SITES])),
 ];
 
 /// A block of commands or objects.

@@ -77,7 +77,7 @@ impl Hosted {
     /// Adds faults of the next requests, one for each.
     pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         let faults: Vec<_> = faults.into_iter().map(|fault| fault.script()).collect();
-        self.tell("POST", "faults", Some(&json!(faults)));
+        self.call("POST", "faults", Some(&json!(faults)));
     }
 
     /// Counts the API requests whose method and path have this prefix.
@@ -92,12 +92,12 @@ impl Hosted {
 
     /// Refuses all requests whose method and path begin with this.
     pub fn deny(&self, prefix: &str, status: u16) {
-        self.tell("POST", "denied", Some(&json!({prefix: status})));
+        self.call("POST", "denied", Some(&json!({prefix: status})));
     }
 
     /// Refuses none of them any more.
     pub fn deny_nothing(&self) {
-        self.tell("DELETE", "denied", None);
+        self.call("DELETE", "denied", None);
     }
 
     /// Bodies of the requests that created auth keys.
@@ -117,7 +117,7 @@ impl Hosted {
 
     /// Adds a device without a tailscaled, tagged `tag:k8s`.
     pub fn add_device(&self, id: &str, hostname: &str) {
-        self.tell("PUT", &format!("devices/{id}"), Some(&json!(hostname)));
+        self.call("PUT", &format!("devices/{id}"), Some(&json!(hostname)));
     }
 
     /// Tailscale Services by name.
@@ -127,29 +127,29 @@ impl Hosted {
 
     /// Adds or replaces a Tailscale Service without validation.
     pub fn add_vip(&self, name: &str, service: &Value) {
-        self.tell("PUT", &format!("services/{name}"), Some(service));
+        self.call("PUT", &format!("services/{name}"), Some(service));
     }
 
     /// Revokes all access tokens.
     pub fn revoke_tokens(&self) {
-        self.tell("DELETE", "tokens", None);
+        self.call("DELETE", "tokens", None);
     }
 
     /// Sets the lifetime of access tokens that are issued from now on, in seconds.
     pub fn set_token_life(&self, seconds: u64) {
-        self.tell("PUT", "token-life", Some(&json!(seconds)));
+        self.call("PUT", "token-life", Some(&json!(seconds)));
     }
 
     /// Sets the identity token of a service account that is exchanged for an access token.
     pub fn accept_jwt(&self, jwt: &str) {
-        self.tell("PUT", "jwt", Some(&json!(jwt)));
+        self.call("PUT", "jwt", Some(&json!(jwt)));
     }
 
     fn show<T: DeserializeOwned>(&self, path: &str) -> T {
-        serde_json::from_str(&self.tell("GET", path, None)).unwrap_or_else(|error| panic!("{path}: {error}"))
+        serde_json::from_str(&self.call("GET", path, None)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    fn tell(&self, method: &str, path: &str, body: Option<&Value>) -> String {
+    fn call(&self, method: &str, path: &str, body: Option<&Value>) -> String {
         let body = body.map(Value::to_string).unwrap_or_default();
         let answer = self.ask(method, path, &body).unwrap_or_else(|error| panic!("{method} /lab/{path}: {error}"));
         let (head, content) = answer.split_once("\r\n\r\n").unwrap_or_default();

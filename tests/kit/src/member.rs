@@ -31,7 +31,7 @@ pub struct Member {
 /// Makes a Tailscale Service; returns its addresses, IPv4 first.
 pub fn service(tailnet: &Tailnet, name: &str) -> Vec<IpAddr> {
     let wanted = json!({"name": name, "ports": ["do-not-validate"], "tags": ["tag:k8s"]});
-    let made = tailnet.tell("PUT", &format!("/tailnet/-/vip-services/{name}"), &wanted);
+    let made = tailnet.call("PUT", &format!("/tailnet/-/vip-services/{name}"), &wanted);
     let addresses = made["addrs"].as_array().expect("addresses").iter();
     addresses.map(|address| address.as_str().expect("text").parse().expect("an address")).collect()
 }

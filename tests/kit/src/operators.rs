@@ -13,7 +13,7 @@ use crate::cluster::images::{self, OPERATOR, STOCK, TAILYARD};
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
 use crate::definitions::their_directory;
-use crate::guide::{Guide, UPGRADE};
+use crate::guide::{Guide, MIGRATE};
 use crate::hosted::CLIENT;
 use crate::machine::{Machine, Process};
 use crate::netns::Server;
@@ -54,16 +54,16 @@ impl Stage {
         Self { cluster, guide, _target: target }
     }
 
-    /// Takes over from the Tailscale operator with the commands of docs/upgrade.md.
+    /// Takes over from the Tailscale operator with the commands of docs/migrate.md.
     pub fn take_over(&self) {
-        let printed = self.guide.run(UPGRADE, "$ kubectl get secret", &[]);
+        let printed = self.guide.run(MIGRATE, "$ kubectl get secret", &[]);
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
-        self.guide.run(UPGRADE, "$ kubectl scale -n tailscale deployment/operator", &[]);
+        self.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/operator", &[]);
         let (install, (repository, tag)) = ("helm install tailyard charts/tailyard", TAILYARD.rsplit_once(':').expect("a tag"));
         let local = format!("{install} --set image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");
         self.guide.run(
-            UPGRADE,
+            MIGRATE,
             "$ helm install",
             &[
                 // Nothing is pulled, and the hosted control plane is a stand-in.
@@ -81,9 +81,9 @@ impl Stage {
         chart::helm(&self.cluster, "install", &[&values[..], &[&format!("proxyImage={proxy_image}")]].concat(), &["--skip-crds"]);
     }
 
-    /// Has our reconciler run the proxies with our image, with the command of docs/upgrade.md.
+    /// Has our reconciler run the proxies with our image, with the command of docs/migrate.md.
     pub fn use_our_image(&self) {
-        self.guide.run(UPGRADE, "$ helm upgrade", &[]);
+        self.guide.run(MIGRATE, "$ helm upgrade", &[]);
         self.cluster.rolled_out(NAMESPACE, RECONCILER);
     }
 
@@ -189,15 +189,15 @@ impl Stage {
         self.cluster.kubectl(&["delete", "proxygroup/new", "--timeout=120s"]);
     }
 
-    /// Returns the group to the Tailscale operator as docs/upgrade.md describes.
+    /// Returns the group to the Tailscale operator as docs/migrate.md describes.
     pub fn give_back(&self) {
-        self.guide.run(UPGRADE, "ns=tailscale", &[]);
+        self.guide.run(MIGRATE, "ns=tailscale", &[]);
         eventually("no endpoints but theirs", DEADLINE, || {
             let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");
             let others = self.cluster.kubectl(&["get", "endpointslices,endpoints", "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
             others.is_empty().then_some(())
         });
-        let listed = self.guide.run(UPGRADE, "$ kubectl get endpointslices", &[]);
+        let listed = self.guide.run(MIGRATE, "$ kubectl get endpointslices", &[]);
         let names: Vec<&str> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         assert!(!names.is_empty() && names.iter().all(|name| name.ends_with("-ipv4") || name.ends_with("-ipv6")), "{listed}");
     }

@@ -10,17 +10,18 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::{ByteString, NamespaceResourceScope};
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
+use tailyard::edge::netns::Namespace;
 use tailyard::model::base::gzip;
 use tailyard::model::config::source::{CopyKeys, Document, EgressDocument};
 use tailyard::model::tailnet::status::ROOM;
 use tempfile::TempDir;
 
-use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
+use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster, cluster_in};
 use crate::hosted::{CLIENT, DOMAIN, Hosted};
 use crate::wait::eventually_async;
 
@@ -47,15 +48,20 @@ pub struct Running {
 
 /// Runs a test on a stage of its own.
 pub fn stage(test: impl AsyncFnOnce(Stage) + Send) {
-    bare(async |stage| {
-        stage.define_all().await;
+    cluster(async |cluster| {
+        let mut stage = Stage::on(cluster, Hosted::start().await).await;
+        if stage.all::<CustomResourceDefinition>().list(&ListParams::default()).await.expect("definitions").items.is_empty() {
+            stage.define_all().await;
+            stage.cluster.keep_content();
+        }
         test(stage).await;
     });
 }
 
 /// Runs a test on a stage that has the rights, and no definitions yet.
 pub fn bare(test: impl AsyncFnOnce(Stage) + Send) {
-    cluster(async |cluster| test(Stage::on(cluster, Hosted::start().await).await).await);
+    let namespace = Namespace::make().expect("a network namespace");
+    cluster_in(&namespace, async |cluster| test(Stage::on(cluster, Hosted::start().await).await).await);
 }
 
 impl Stage {
@@ -100,7 +106,7 @@ impl Stage {
 
     /// The messages of Events about objects of this name.
     pub async fn events(&self, name: &str) -> Vec<String> {
-        let events = self.all::<Event>().list(&kube::api::ListParams::default()).await.expect("Events");
+        let events = self.all::<Event>().list(&ListParams::default()).await.expect("Events");
         let of = |event: &Event| event.regarding.as_ref().and_then(|about| about.name.clone()).unwrap_or_default();
         let of = events.into_iter().filter(|event| of(event) == name);
         of.map(|event| format!("{} {}", event.reason.unwrap_or_default(), event.note.unwrap_or_default())).collect()
@@ -322,8 +328,11 @@ impl Stage {
     /// The children of a user's Service: name and group.
     pub async fn child(&self, service: &str) -> Vec<(String, String)> {
         let labels = format!("tailscale.com/parent-resource-type=svc,tailscale.com/parent-resource={service}");
-        let found = self.here::<Service>().list(&kube::api::ListParams::default().labels(&labels)).await.expect("a list");
-        found.into_iter().map(|child| (child.name_any(), child.labels()["tailscale.com/proxy-group"].clone())).collect()
+        let found = self.here::<Service>().list(&ListParams::default().labels(&labels)).await.expect("a list");
+        found
+            .into_iter()
+            .map(|child| (child.name_any(), child.labels().get("tailscale.com/proxy-group").cloned().unwrap_or_default()))
+            .collect()
     }
 
     pub async fn delete<K>(&self, api: &Api<K>, name: &str)
@@ -361,7 +370,7 @@ impl Stage {
     /// Sets a meaningless annotation on each group, so that each is reconciled.
     pub async fn poke(&self) {
         let api = self.all::<ProxyGroup>();
-        for group in api.list(&kube::api::ListParams::default()).await.expect("a list") {
+        for group in api.list(&ListParams::default()).await.expect("a list") {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": fastrand::u64(..).to_string()}}}));
             api.patch(&group.name_any(), &PatchParams::default(), &patch).await.expect("poked");
         }

@@ -58,9 +58,11 @@ pub async fn run() {
     }
     let socket = args.split(' ').find_map(|arg| arg.strip_prefix("--socket=")).expect("--socket").to_owned();
     drop(fs::remove_file(&socket));
+    // Before a client can connect: what a test appends once this daemon runs is for this daemon.
+    let sent = script.read("bus").len();
     let listener = UnixListener::bind(&socket).expect("the socket");
     println!("listening");
-    tokio::spawn(script.clone().follow());
+    tokio::spawn(script.clone().follow(sent));
     loop {
         let (stream, _) = listener.accept().await.expect("a connection");
         let script = script.clone();
@@ -94,9 +96,8 @@ impl Script {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()
     }
 
-    /// Sends lines appended to `bus` from now on.
-    async fn follow(self) {
-        let mut sent = self.read("bus").len();
+    /// Sends lines appended to `bus` after this many bytes.
+    async fn follow(self, mut sent: usize) {
         loop {
             tokio::time::sleep(Duration::from_millis(5)).await;
             let text = self.read("bus");

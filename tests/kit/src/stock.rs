@@ -21,13 +21,13 @@ pub fn start(tailnet: &Tailnet, machine: &Machine, env: &[(&str, &str)]) -> Proc
 
 /// Sets its serve config, and advertises these services.
 pub fn serve(machine: &Machine, config: &Value, services: &[&str]) {
-    let tell = |method: &str, path: &str, body: &Value| {
+    let call = |method: &str, path: &str, body: &Value| {
         let url = format!("http://local-tailscaled.sock/localapi/v0/{path}");
         let mut curl = machine.command(Path::new("curl"));
         curl.args(["--silent", "--show-error", "--fail", "--request", method, "--data", &body.to_string(), "--unix-socket"]);
         let output = curl.arg(machine.socket()).arg(&url).output().expect("nsenter");
         assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    tell("POST", "serve-config", config);
-    tell("PATCH", "prefs", &json!({"AdvertiseServicesSet": true, "AdvertiseServices": services}));
+    call("POST", "serve-config", config);
+    call("PATCH", "prefs", &json!({"AdvertiseServicesSet": true, "AdvertiseServices": services}));
 }

@@ -119,7 +119,7 @@ impl Tailnet {
     }
 
     /// Sends a change to the stand-in's API; a failure panics.
-    pub fn tell(&self, method: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
+    pub fn call(&self, method: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
         self.try_api(method, path, &body.to_string()).unwrap_or_else(|| panic!("{method} {path} is refused"))
     }
 
@@ -265,7 +265,7 @@ impl Tailnet {
     }
 
     /// Connects it again.
-    pub fn mend(&self, machine: &Machine) {
+    pub fn repair(&self, machine: &Machine) {
         self.switch.ip(&format!("link set {} master sw\n", port_of(machine)));
     }
 

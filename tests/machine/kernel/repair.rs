@@ -92,7 +92,7 @@ fn every_tampering_is_detected_and_repaired(backend: Backend) {
         }
         assert!(matches!(firewall.audit(), Audit::Drifted { .. }), "after {tampering:?}");
         firewall.rewrite();
-        assert_eq!(scene.served(), Family::ALL, "mended after {tampering:?}");
+        assert_eq!(scene.served(), Family::ALL, "repaired after {tampering:?}");
     }
     assert_eq!(firewall.audit(), Audit::Same);
 }

@@ -67,7 +67,7 @@ fn malformed_config_changes_nothing_and_is_reported() {
         replica.configure_text(text);
         until("the error is reported", PATIENCE, || replica.metric("tailyard_config_error").is_some_and(|value| value > 0.0));
         assert_eq!(scene.answers(10_080).expect("last good stays"), "target0", "{text:?}");
-        assert_eq!(replica.get("/readyz").expect("an answer").status, 200, "a bad config makes nobody unready");
+        assert_eq!(replica.get("/readyz").expect("an answer").status, 200, "a bad config makes no replica unready");
     }
     replica.configure(&json!({"svc": service(&to_target(1), 10_080, 80)}));
     until("the next good config counts", PATIENCE, || scene.answers(10_080).is_ok_and(|name| name == "target1"));
@@ -85,7 +85,7 @@ fn invalid_service_does_not_affect_a_thousand_others() {
         assert_eq!(scene.answers(port).expect("unaffected"), "target0");
     }
     assert!(scene.refused(10_500), "what cannot be served is refused, not dropped");
-    until("the reason is told", PATIENCE, || {
+    until("the reason is reported", PATIENCE, || {
         let status = replica.status();
         status["rejected"]["svc-500"][0].as_str().is_some_and(|reason| reason.contains("not an address"))
     });
@@ -165,10 +165,10 @@ fn failed_ruleset_update_keeps_the_old_rules_and_readiness() {
     });
     assert!(replica.metric("tailyard_ruleset_lag_seconds").is_some_and(|seconds| seconds > 0.0));
     assert_eq!(scene.answers(10_080).expect("the rules before go on serving"), "target0");
-    assert!(replica.status()["services"]["new"].is_null(), "what the kernel has not is not told");
+    assert!(replica.status()["services"]["new"].is_null(), "a service without rules is not reported");
     install();
     until("the change arrives", PATIENCE, || scene.answers(10_081).is_ok_and(|name| name == "target1"));
-    until("and is told", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body == "ready\n"));
+    until("the replica is ready", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body == "ready\n"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Commands of the documents, as far as they can be checked without a cluster: values that the chart accepts, objects that it renders,
-//! files of the checkout. `cluster::dropin` runs those of docs/upgrade.md.
+//! files of the checkout. `cluster::dropin` runs those of docs/migrate.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,8 @@ use std::fs;
 use super::{deployment, helm, objects, path, read, rendered, rendered_with, template};
 
 /// Documents on installing or operating the chart.
-const DOCUMENTS: [&str; 5] = ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/upgrade.md"];
+const DOCUMENTS: [&str; 6] =
+    ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/upgrade.md", "docs/migrate.md"];
 
 /// Fenced blocks of a document, each with its language.
 fn blocks(text: &str) -> Vec<(&str, &str)> {

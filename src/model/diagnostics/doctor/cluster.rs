@@ -155,7 +155,7 @@ fn operators(facts: &ClusterFacts) -> Check {
         (None, Some(theirs)) => Check::ok(NAME, format!("the Tailscale operator {} alone", named(theirs))),
         (Some(_), None) if !unreconciled(facts).is_empty() => {
             let what = format!("the Tailscale operator does not run, nothing else reconciles {}", unreconciled(facts).join(", "));
-            Check::warn(NAME, what, format!("delete what is not needed ({})", page("upgrade.md")))
+            Check::warn(NAME, what, format!("delete what is not needed ({})", page("migrate.md")))
         }
         (..) => Check::ok(NAME, "the Tailscale operator does not run"),
     }
@@ -176,10 +176,10 @@ fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
     let shared: Vec<_> = groups.iter().filter(served).filter_map(|group| group["metadata"]["name"].as_str()).collect();
     if shared.is_empty() {
         let what = format!("{ours} and the Tailscale operator {theirs} both run; no ProxyGroup is of type {types}");
-        return Check::warn(NAME, what, format!("scale one of them to 0 before you create one ({})", page("upgrade.md")));
+        return Check::warn(NAME, what, format!("scale one of them to 0 before you create one ({})", page("migrate.md")));
     }
     let what = format!("{ours} and the Tailscale operator {theirs} both write the ProxyGroups {}", shared.join(", "));
-    Check::bad(NAME, what, format!("scale one of them to 0 (in the order of {})", page("upgrade.md")))
+    Check::bad(NAME, what, format!("scale one of them to 0 (in the order of {})", page("migrate.md")))
 }
 
 /// Kinds with objects that only the Tailscale operator reconciles, each with the objects' names.

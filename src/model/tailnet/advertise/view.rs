@@ -19,7 +19,7 @@ use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 use super::{AdvertiseInputs, Placement, WithdrawalProgress};
 
 /// Reason why a tailscaled without config file advertises nothing.
-const NO_CONFIG_FILE: &str = "tailscaled has no config file that could tell it to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
+const NO_CONFIG_FILE: &str = "tailscaled has no config file in which to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
 
 /// Parts of advertising that this process controls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

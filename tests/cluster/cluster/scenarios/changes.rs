@@ -36,7 +36,7 @@ pub(crate) fn scaling_loses_nothing_and_restarts_nobody_else(stage: &Stage) {
     let report = load.end();
     println!("{report}");
     report.assert_no_failures("scaling");
-    assert_eq!(lives(), before, "nobody else is restarted");
+    assert_eq!(lives(), before, "no other Pod is restarted");
 }
 
 pub(crate) fn a_leaving_replica_resets_what_outlives_its_grace(stage: &Stage) {

@@ -69,7 +69,7 @@ pub(crate) fn a_replica_on_a_lost_node_is_left_out(stage: &Stage) {
     without_its_node(stage, "eg-1", "a node cut off", |node, watched| {
         cluster.tailnet.cut(&node.machine);
         watched();
-        cluster.tailnet.mend(&node.machine);
+        cluster.tailnet.repair(&node.machine);
     });
 }
 

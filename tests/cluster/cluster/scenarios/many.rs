@@ -102,7 +102,7 @@ fn node_is_lost(cluster: &Cluster, number: usize, slices: &Slices<'_>, expected:
     println!("{replica} lost: out of the first slice after {first:?}, of all {expected} after {last:?}");
     let end = begin + last + Duration::from_secs(10);
     eventually("ten seconds without it", DEADLINE, || (Instant::now() > end).then_some(()));
-    cluster.tailnet.mend(&node.machine);
+    cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
     for (load, service) in running {
         let report = load.end();

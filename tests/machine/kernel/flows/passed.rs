@@ -20,12 +20,12 @@ const SOON: Duration = Duration::from_secs(10);
 /// Runs a flow cleanup with the first rules alone, and then one with all others at once.
 async fn clean_up(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
     let (applied, in_force) = mpsc::unbounded_channel();
-    let (surgeon, mut ended) = FlowCleaner::new(in_force);
-    tokio::spawn(surgeon.run());
-    let tell = |rules| applied.send(Applied { rules, netmap: None }).expect("a receiver");
-    tell(first);
-    timeout(SOON, ended.wait_for(|ended| !ended.forwarding)).await.expect("judged").expect("it goes on");
-    others.into_iter().for_each(tell);
+    let (cleaner, mut ended) = FlowCleaner::new(in_force);
+    tokio::spawn(cleaner.run());
+    let apply = |rules| applied.send(Applied { rules, netmap: None }).expect("a receiver");
+    apply(first);
+    timeout(SOON, ended.wait_for(|ended| !ended.forwarding)).await.expect("a cleanup").expect("it goes on");
+    others.into_iter().for_each(apply);
     timeout(SOON, ended.wait_for(|ended| ended.reset > 0)).await.expect("reset").expect("it goes on").clone()
 }
 
