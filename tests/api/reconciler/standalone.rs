@@ -46,10 +46,13 @@ fn each_kind_of_service_becomes_ready_and_is_deleted() {
         let mut balanced = web();
         balanced["type"] = json!("LoadBalancer");
         balanced["loadBalancerClass"] = json!("tailscale");
+        let mut headless = web();
+        headless["clusterIP"] = json!("None");
         let kinds = [
             ("lb", json!({}), balanced, "TS_DEST_IP"),
             ("exposed", expose(), web(), "TS_DEST_IP"),
             ("named", expose(), external("db.example.com"), "TS_EXPERIMENTAL_DEST_DNS_NAME"),
+            ("headless", expose(), headless, "TS_EXPERIMENTAL_DEST_DNS_NAME"),
             ("ip", json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external("placeholder.invalid"), "TS_TAILNET_TARGET_IP"),
             (
                 "fqdn",
@@ -85,8 +88,8 @@ fn each_kind_of_service_becomes_ready_and_is_deleted() {
         for name in ["lb", "fqdn"] {
             SERVICE.quiet(&stage, &running, &stage.users(), name).await;
         }
-        assert_eq!(stage.hosted.devices().len(), 5);
-        for name in ["lb", "exposed", "named", "ip", "fqdn"] {
+        assert_eq!(stage.hosted.devices().len(), 6);
+        for name in ["lb", "exposed", "named", "headless", "ip", "fqdn"] {
             let pod = format!("{}-0", SERVICE.set(&stage, name).await.name_any());
             stage.delete(&stage.users(), name).await;
             stage.gone(&stage.here::<StatefulSet>(), pod.trim_end_matches("-0")).await;

@@ -19,7 +19,7 @@ const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A tailnet client reaches a Service of type `LoadBalancer`, a Pod a tailnet node by its name; an unknown name is reported, and nothing is
+/// A tailnet client reaches a Service of type `LoadBalancer` and a headless one, a Pod a tailnet node by its name; an unknown name is reported, and nothing is
 /// left after the deletion.
 pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     let cluster = &stage.cluster;
@@ -27,13 +27,16 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     let _tailscaled = guest.tailscaled();
     cluster.tailnet.join(&guest, &[]);
     let begin = Instant::now();
-    cluster.apply(&[backend(), balanced(), egress()]);
-    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/far"]);
+    cluster.apply(&[backend(), balanced(), headless(), egress()]);
+    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/bare", "service/far"]);
     println!("manifest to ready: {:?}", begin.elapsed());
     let address = cluster.kubectl(&["get", "service/solo", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
     let address: IpAddr = address.parse().expect("an address");
     eventually("an answer to the tailnet client", DEADLINE, || answer(&guest, address));
     println!("manifest to the first byte: {:?}", begin.elapsed());
+    for address in cluster.tailnet.addresses_of("default-bare").into_iter().filter(IpAddr::is_ipv4) {
+        eventually("an answer by the headless Service", DEADLINE, || answer(&guest, address));
+    }
     eventually("an answer of the target", DEADLINE, || (whole::ask(cluster, "far")? == "spare").then_some(()));
 
     let target = |fqdn: &str| {
@@ -50,8 +53,8 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     eventually("an answer of the other target", DEADLINE, || (whole::ask(cluster, "far")? == "db").then_some(()));
     assert!(cluster.tailnet.knows("default-solo") && cluster.tailnet.knows("default-far"));
 
-    cluster.kubectl(&["delete", "service/solo", "service/far", "pod/solo", "--timeout=120s"]);
-    for name in ["solo", "far"] {
+    cluster.kubectl(&["delete", "service/solo", "service/bare", "service/far", "pod/solo", "--timeout=120s"]);
+    for name in ["solo", "bare", "far"] {
         chart::wait_gone(cluster, name);
         assert!(!cluster.tailnet.knows(&format!("default-{name}")), "its device is deleted before its finalizer");
     }
@@ -75,6 +78,12 @@ fn balanced() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "solo", "namespace": "default"},
         "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "allocateLoadBalancerNodePorts": false,
             "selector": {"app": "solo"}, "ports": [{"port": PORT}]}})
+}
+
+fn headless() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "bare", "namespace": "default", "annotations": {"tailscale.com/expose": "true"}},
+        "spec": {"clusterIP": "None", "selector": {"app": "solo"}, "ports": [{"port": PORT}]}})
 }
 
 fn egress() -> Value {

@@ -1,6 +1,6 @@
 //! Parses a standalone Service: the mode of its proxy, or all faults, each with an action. Checks what only a standalone Ingress must fulfil.
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -29,7 +29,7 @@ pub(super) fn read(service: &Service, settings: &GroupSettings) -> Result<Single
             (None, vec![both])
         }
         (_, true) => egress(service),
-        _ => published(service),
+        _ => published(service, settings),
     };
     if !dns_label(&service_label(service)) {
         wrong.push(format!("Set {} to a DNS label.", names::HOSTNAME));
@@ -58,8 +58,8 @@ fn foreign_tags(metadata: &ObjectMeta, settings: &GroupSettings) -> Option<Strin
     refused.then(|| format!("{}: own tags are not permitted: remove the annotation, or set tenancy: open in the chart.", names::TAGS))
 }
 
-fn published(service: &Service) -> (Option<Single>, Vec<String>) {
-    let (spec, mut wrong) = match ingress_spec::service(service) {
+fn published(service: &Service, settings: &GroupSettings) -> (Option<Single>, Vec<String>) {
+    let (spec, mut wrong) = match ingress_spec::service(headless(service, settings).as_ref().unwrap_or(service)) {
         Ok(spec) => (Some(spec), Vec::new()),
         Err(wrong) => (None, wrong),
     };
@@ -73,6 +73,15 @@ fn published(service: &Service) -> (Option<Single>, Vec<String>) {
         PublishTarget::Site(_) => None,
     });
     (single, wrong)
+}
+
+/// A headless Service, read as one of type `ExternalName` with its own DNS name, whose addresses are its ready endpoints.
+fn headless(service: &Service, settings: &GroupSettings) -> Option<Service> {
+    let spec = service.spec.as_ref().filter(|spec| spec.cluster_ip.as_deref() == Some("None"))?;
+    let (name, namespace) = (service.metadata.name.as_deref()?, service.metadata.namespace.as_deref()?);
+    let external_name = Some(format!("{name}.{namespace}.svc.{}", settings.cluster_domain));
+    let spec = ServiceSpec { type_: Some("ExternalName".to_owned()), external_name, ..spec.clone() };
+    Some(Service { spec: Some(spec), ..service.clone() })
 }
 
 fn egress(service: &Service) -> (Option<Single>, Vec<String>) {
@@ -122,7 +131,8 @@ mod tests {
         let table = [
             (json!({}), &balanced, "TS_DEST_IP=10.0.0.1"),
             (expose.clone(), &json!({"clusterIP": "fd00::1"}), "TS_DEST_IP=fd00::1"),
-            (expose, &external, "TS_EXPERIMENTAL_DEST_DNS_NAME=db.example.com"),
+            (expose.clone(), &external, "TS_EXPERIMENTAL_DEST_DNS_NAME=db.example.com"),
+            (expose, &json!({"clusterIP": "None"}), "TS_EXPERIMENTAL_DEST_DNS_NAME=web.default.svc.cluster.local"),
             (json!({"tailscale.com/tailnet-ip": "100.64.0.1"}), &external, "TS_TAILNET_TARGET_IP=100.64.0.1"),
             (json!({"tailscale.com/ts-tailnet-target-ip": "100.64.0.1"}), &external, "TS_TAILNET_TARGET_IP=100.64.0.1"),
             (json!({"tailscale.com/tailnet-fqdn": "db.tail1.ts.net"}), &external, "TS_TAILNET_TARGET_FQDN=db.tail1.ts.net."),
@@ -145,7 +155,7 @@ mod tests {
         };
         let table = [
             (exposed(json!({"tailscale.com/tailnet-ip": "100.64.0.1"})), &external, "remove one of them"),
-            (exposed(json!({})), &json!({"clusterIP": "None"}), "use one that has a spec.clusterIP"),
+            (exposed(json!({})), &json!({}), "use one that has a spec.clusterIP"),
             (exposed(json!({})), &json!({"type": "ExternalName", "externalName": "10.0.0.1"}), "spec.externalName"),
             (exposed(json!({"tailscale.com/hostname": "a.b"})), &plain, "Set tailscale.com/hostname"),
             (exposed(json!({"tailscale.com/tags": "tag:a, web"})), &plain, "is not a tag such as"),

@@ -196,7 +196,7 @@ fn invalid_edit_changes_nothing_that_is_served() {
 #[test]
 fn never_valid_service_has_neither_finalizer_nor_objects() {
     let mut world = world();
-    put(&mut world, json!({"tailscale.com/expose": "true"}), json!({"clusterIP": "None"}));
+    put(&mut world, json!({"tailscale.com/expose": "true"}), json!({}));
     world.settle();
     assert_eq!(condition(&world).1, "ProxyInvalid");
     let service = &world.services[&("default".to_owned(), "web".to_owned())];
