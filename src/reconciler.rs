@@ -179,6 +179,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lead
         unserved: std::sync::Mutex::default(),
         settings: Arc::new(group),
         memories: Mutex::default(),
+        replacements: Mutex::default(),
         metrics: Arc::clone(metrics),
         cluster: cluster.clone(),
         cluster_id: tokio::sync::OnceCell::new(),

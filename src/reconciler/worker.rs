@@ -3,7 +3,7 @@
 //! Works only while this process leads and the cache is synced; the next leader reconciles everything else.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -20,7 +20,7 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
 use crate::model::controller::ingress_spec::ServiceOwner;
 use crate::model::controller::objects::{Kind, digest};
-use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Observed};
+use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Observed, Replacements};
 use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
@@ -47,6 +47,8 @@ pub struct Worker {
     pub settings: Arc<GroupSettings>,
     /// State kept between the passes over a group.
     pub memories: Mutex<HashMap<String, Memory>>,
+    /// Standalone proxies that are being replaced.
+    pub replacements: Mutex<Replacements>,
     pub metrics: Arc<Metrics>,
     /// Client for objects in no watch.
     pub cluster: Cluster,
@@ -123,6 +125,7 @@ impl Worker {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(name).unwrap_or_default();
         let pass = proxygroup::plan_with_memo(observed, &mut memory);
+        self.replacements().record(name, pass.replaces);
         self.metrics.publishes(name, memory.summary());
         if !memory.is_empty() {
             memories().insert(name.to_owned(), memory);
@@ -130,11 +133,15 @@ impl Worker {
         pass
     }
 
+    fn replacements(&self) -> MutexGuard<'_, Replacements> {
+        self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn group(&self, name: &str) -> Result<WorkOutcome, ActError> {
         let cluster = self.owner().await?;
         self.read_certificates(name).await;
         let begin = Instant::now();
-        let (observed, contested) = {
+        let (mut observed, contested) = {
             let mut cache = self.stores.cache();
             let contested = cache.forget_foreign(name, Instant::now());
             let group = cache.group(name);
@@ -155,6 +162,7 @@ impl Worker {
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
             (cache.observe(name, settings, plane, Timestamp::now()), contested)
         };
+        observed.replacements = self.replacements().besides(name);
         let pass = self.pass(name, &observed);
         self.stores.paced(WorkKey::Group(name.to_owned()), begin.elapsed());
         let again = pass.again;

@@ -63,6 +63,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         namespaces: OrdMap::new(),
         node_ports: BTreeSet::from([30_000]),
         publish: PublishInputs::default(),
+        replacements: 0,
         denied: BTreeMap::new(),
     }
 }

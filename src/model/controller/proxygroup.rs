@@ -44,7 +44,7 @@ pub use observed::{
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 pub use slices::{MAX_SLICE_WRITES, is_manual};
-pub use standalone::rejected;
+pub use standalone::{Replacements, rejected};
 
 /// Plans the changes for a group.
 pub fn pass(observed: &Observed) -> GroupPlan {

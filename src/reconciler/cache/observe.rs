@@ -65,6 +65,7 @@ impl ClusterCache {
             publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
+            replacements: 0,
             denied,
         }
     }

@@ -116,8 +116,9 @@ fn thousand_services_cost_few_requests_and_slices_are_written_once() {
         let first = generations(&stage).await;
         let early = first.keys().filter(|name| name.ends_with("-ipv4")).count();
         println!("{early} slices written by the reconciler");
-        // On a slow machine Kubernetes' controller, which writes 20 a second, has time for most.
-        assert!(early > 0 && first.values().all(|generation| *generation == 1), "{early}: {first:#?}");
+        // Kubernetes' controller writes 20 a second: it keeps up with a slow machine.
+        let keeps_up = served > Duration::from_secs(SERVICES as u64 / 20);
+        assert!((early > 0 || keeps_up) && first.values().all(|generation| *generation == 1), "{early}: {first:#?}");
 
         let (begin, before) = (Instant::now(), patched_slices(&stage));
         let status =

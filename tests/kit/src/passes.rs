@@ -121,6 +121,7 @@ fn nothing() -> Observed {
         namespaces: OrdMap::new(),
         node_ports: [].into(),
         publish: PublishInputs::default(),
+        replacements: 0,
         denied: BTreeMap::new(),
     }
 }

@@ -38,6 +38,8 @@ pub struct GroupPlan {
     pub events: Vec<Notice>,
     /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
+    /// Whether the Pod of a standalone proxy is being replaced.
+    pub replaces: bool,
 }
 
 /// An object to delete.

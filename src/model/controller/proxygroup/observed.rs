@@ -75,6 +75,8 @@ pub struct Observed {
     pub node_ports: BTreeSet<u16>,
     /// Requests for advertised names.
     pub publish: PublishInputs,
+    /// Other standalone proxies that are being replaced.
+    pub replacements: usize,
     /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
 }

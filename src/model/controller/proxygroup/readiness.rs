@@ -154,8 +154,7 @@ pub(super) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
 
 /// Whether a Pod has been unready for longer than it is awaited.
 pub(super) fn long_unready(pod: &Pod, now: Timestamp) -> bool {
-    let (ready, since) = readiness(Some(pod));
-    !ready && since.is_some_and(|since| elapsed(since, now) >= TIMEOUT)
+    unready_since(pod).is_some_and(|since| elapsed(since, now) >= TIMEOUT)
 }
 
 /// Whether a Pod gets traffic, and since when not.
@@ -166,6 +165,12 @@ fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
     let since = ready.and_then(|ready| ready.last_transition_time.as_ref()).or(pod.metadata.creation_timestamp.as_ref());
     let is = ready.is_some_and(|ready| ready.status == TRUE) && pod.metadata.deletion_timestamp.is_none();
     (is, since.map(|since| since.0))
+}
+
+/// Since when a Pod gets no traffic; `None` if it does, or if that is unknown.
+pub(super) fn unready_since(pod: &Pod) -> Option<Timestamp> {
+    let (ready, since) = readiness(Some(pod));
+    since.filter(|_| !ready)
 }
 
 /// Whether a Pod gets traffic.

@@ -19,8 +19,11 @@ use crate::model::controller::objects::{
 use crate::model::controller::standalone::{Parent, parse_key};
 use crate::model::plan::world::Single;
 
+mod pace;
 mod report;
 mod request;
+
+pub use pace::Replacements;
 
 /// Order of deletion of the objects that remain when the device is deleted.
 const REMAINING: [Kind; 7] =
@@ -149,6 +152,7 @@ fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     }
     replicas::secrets(work, shape, &std::collections::BTreeMap::new(), None);
     provision::pods(work, shape);
+    pace::pace(work, &shape.owner);
     delete_stuck(work, &shape.owner);
 }
 

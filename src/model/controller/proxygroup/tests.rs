@@ -24,6 +24,7 @@ mod services;
 mod slices;
 mod standalone;
 mod standalone_ingress;
+mod standalone_pace;
 mod tenants;
 mod world;
 

@@ -23,7 +23,7 @@ use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOw
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
-    Memory, ObjectUpdate, Observed, ObservedReplica, TailnetState, concerns, is_manual, pass, plan_with_memo,
+    Memory, ObjectUpdate, Observed, ObservedReplica, Replacements, TailnetState, concerns, is_manual, pass, plan_with_memo,
 };
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
@@ -69,6 +69,7 @@ pub(super) struct World {
     /// Services as last observed: an unchanged one is the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) memories: BTreeMap<String, Memory>,
+    pub(super) replacements: Replacements,
     /// Parsed objects by address, which is unique while they are held here.
     read: Rc<RefCell<Read>>,
     pub(super) writes: u64,
@@ -130,6 +131,7 @@ impl World {
             families: &[],
             shown: RefCell::default(),
             memories: BTreeMap::new(),
+            replacements: Replacements::default(),
             read: Rc::default(),
             writes: 0,
             ingresses: BTreeMap::new(),
@@ -159,6 +161,7 @@ impl World {
             events: Vec::new(),
             shown: RefCell::default(),
             memories: BTreeMap::new(),
+            replacements: Replacements::default(),
             read: Rc::clone(&self.read),
             ingresses: self.ingresses.clone(),
             hosted: self.hosted.clone(),
@@ -287,6 +290,7 @@ impl World {
             namespaces: self.namespaces.clone(),
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
+            replacements: self.replacements.besides(name),
             denied: self.denied.clone(),
         }
     }

@@ -7,6 +7,7 @@ impl World {
     pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
         let observed = self.observe(name);
         let made = plan_with_memo(&observed, self.memories.entry(name.to_owned()).or_default());
+        self.replacements.record(name, made.replaces);
         let fresh = pass(&observed);
         assert_eq!(
             GroupPlan { events: Vec::new(), ..made.clone() },
