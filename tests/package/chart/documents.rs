@@ -8,7 +8,7 @@ use super::{deployment, helm, objects, path, read, rendered, rendered_with, temp
 
 /// Documents on installing or operating the chart.
 const DOCUMENTS: [&str; 6] =
-    ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/upgrade.md", "docs/migrate.md"];
+    ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/migrate.md", "docs/migrate.md"];
 
 /// Fenced blocks of a document, each with its language.
 fn blocks(text: &str) -> Vec<(&str, &str)> {
