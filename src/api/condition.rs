@@ -73,6 +73,8 @@ pub mod reason {
     pub const REPLICA_LOST: &str = "ReplicaLost";
     /// Ours, Event of a `ProxyGroup`: a lost replica answers again.
     pub const REPLICA_REACHABLE: &str = "ReplicaReachable";
+    /// Ours, Event of a Service or Ingress: it has an annotation with our prefixes that nothing reads.
+    pub const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
     /// Ours, of the condition `Ready` of a Pod: the replica does not answer, and the reconciler made it unready.
     pub const UNREACHABLE: &str = "TailyardUnreachable";
 }

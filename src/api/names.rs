@@ -117,6 +117,28 @@ pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
 /// Ours, annotation of the config Secret: verified record of the replica's device, JSON.
 pub const DEVICE: &str = "tailyard.io/device";
 
+/// Prefixes of annotations of the Tailscale operator and of ours.
+pub const ANNOTATION_PREFIXES: [&str; 2] = ["tailscale.com/", "tailyard.io/"];
+/// Every annotation of users' Services and Ingresses that Tailyard or the Tailscale operator reads or writes.
+pub const OBJECT_ANNOTATIONS: [&str; 15] = [
+    EXPOSE,
+    HOSTNAME,
+    TAGS,
+    TAILNET_FQDN,
+    TAILNET_IP,
+    FORMER_TAILNET_IP,
+    PROXY_CLASS,
+    PROXY_GROUP,
+    HTTP_REDIRECT,
+    HTTP_ENDPOINT,
+    FUNNEL,
+    PROXY_PROTOCOL,
+    FORMER_EXTERNAL_NAME,
+    // Served by the Tailscale operator only.
+    "tailscale.com/experimental-forward-cluster-traffic-via-ingress",
+    "tailscale.com/magic-dnsname",
+];
+
 /// Name of a replica's Pod and state Secret.
 pub fn replica(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}")

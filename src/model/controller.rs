@@ -1,5 +1,6 @@
 //! The reconciler: from observed objects to desired objects and conditions, one module for each kind, and match ports.
 
+pub mod annotations;
 pub mod control_plane;
 pub mod finalizers;
 pub mod group_assignment;

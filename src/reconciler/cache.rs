@@ -12,16 +12,18 @@ use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
-use crate::model::controller::ingress_spec::UserCertificate;
+use crate::model::controller::ingress_spec::{Publisher, UserCertificate};
 use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
 use crate::model::controller::standalone;
 
+use annotations::AnnotationNotice;
 use index::Indices;
 pub use index::parent;
 use object::CachedObject;
 pub use observe::ControlPlaneView;
 use store::{ObjectStore, StoredObject};
 
+mod annotations;
 mod assignment;
 mod certificates;
 mod foreign;
@@ -46,6 +48,8 @@ pub enum WorkKey {
     Tailnet(String),
     /// Control plane of groups without Tailnet.
     DefaultControlPlane,
+    /// A user's object with unknown annotations.
+    Annotations(Publisher),
 }
 
 impl WorkKey {
@@ -56,6 +60,7 @@ impl WorkKey {
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
             Self::DefaultControlPlane => "ControlPlane",
+            Self::Annotations(publisher) => publisher.source.kind(),
         }
     }
 
@@ -64,6 +69,7 @@ impl WorkKey {
         match self {
             Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
             Self::DefaultControlPlane => "",
+            Self::Annotations(publisher) => &publisher.name,
         }
     }
 }
@@ -108,6 +114,8 @@ pub struct ClusterCache {
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
+    /// Users' objects with unknown annotations.
+    annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
 
 impl ClusterCache {
@@ -127,6 +135,7 @@ impl ClusterCache {
             certificates: BTreeMap::new(),
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -174,6 +183,7 @@ impl ClusterCache {
             return BTreeSet::new();
         }
         let mut object = CachedObject::read(role, &id, value);
+        let annotated = self.follow_annotations(role, &id, Some(&object));
         if let CachedObject::Service(service) = &object
             && self.groups_of(&id, &object).is_empty()
             && !self.assignment.depends_on_namespace(service)
@@ -184,8 +194,9 @@ impl ClusterCache {
         let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone() });
         let old = old.map(|stored| stored.object);
         if old.as_ref() == Some(&object) {
-            return BTreeSet::new();
+            return annotated.into_iter().collect();
         }
+        keys.extend(annotated);
         keys.extend(old.iter().flat_map(|old| self.keys(role, &id, old)));
         self.follow(role, &id, old.as_ref(), Some(&object));
         keys.extend(self.reassign(role, &id));
@@ -269,6 +280,7 @@ impl ClusterCache {
     fn drop_stored(&mut self, role: WatchRole, id: &Id) -> BTreeSet<WorkKey> {
         let Some(StoredObject { object, .. }) = self.store(role).objects.remove(id) else { return BTreeSet::new() };
         let mut keys = self.keys(role, id, &object);
+        self.follow_annotations(role, id, None);
         self.follow(role, id, Some(&object), None);
         keys.extend(self.reassign(role, id));
         keys

@@ -16,11 +16,12 @@ use super::informers::Stores;
 use super::metrics::Metrics;
 use super::tailnets::Tailnets;
 use super::{default_control_plane, proxyclass, tailnets};
+use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
-use crate::model::controller::ingress_spec::ServiceOwner;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner};
 use crate::model::controller::objects::{Kind, digest};
-use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Observed, Replacements};
+use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Notice, Observed, Replacements};
 use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
@@ -67,6 +68,7 @@ impl Worker {
             WorkKey::Class(name) => proxyclass::reconcile(self, name).await,
             WorkKey::Tailnet(name) => tailnets::reconcile(self, name).await,
             WorkKey::DefaultControlPlane => Ok(default_control_plane::reconcile(self).await),
+            WorkKey::Annotations(publisher) => Ok(self.annotations(publisher).await),
         };
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
         match done {
@@ -135,6 +137,18 @@ impl Worker {
 
     fn replacements(&self) -> MutexGuard<'_, Replacements> {
         self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports the unknown annotations of a user's object.
+    async fn annotations(&self, publisher: &Publisher) -> WorkOutcome {
+        let report = self.stores.cache().report_annotations(publisher);
+        if let Some((uid, message)) = report {
+            let Publisher { source, namespace, name } = publisher;
+            let resource = if *source == PublishSource::Service { Resource::SERVICE } else { Resource::INGRESS };
+            let notice = Notice { subject: publisher.into(), warning: true, reason: reason::UNKNOWN_ANNOTATION, message };
+            self.actor.notice(&resource.reference(namespace, name, uid), &notice).await;
+        }
+        WorkOutcome::Done
     }
 
     async fn group(&self, name: &str) -> Result<WorkOutcome, ActError> {

@@ -13,6 +13,7 @@ mod looking;
 mod many;
 mod names;
 mod planes;
+mod policy;
 mod proxies;
 mod publish;
 mod services;

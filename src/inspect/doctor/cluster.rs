@@ -29,6 +29,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const SYSTEM: &str = "kube-system";
 /// Label selector of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// Label selector of users' Services: without the label of child Services.
+const OF_USERS: &str = "!tailscale.com/managed";
 /// Maximum concurrent requests.
 const AT_A_TIME: usize = 8;
 /// Number of groups whose accounts are checked; the others have the same Role.
@@ -73,6 +75,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         lease: Ok(None),
         renewed: false,
         pods: list(Resource::POD, Some(namespace), Some(OF_A_GROUP)).await,
+        services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
+        ingresses: list(Resource::INGRESS, None, None).await,
         nodes: list(Resource::NODE, None, None).await,
         ranges: list(Resource::SERVICE_RANGE, None, None).await,
         dns: look(Resource::SERVICE, Some(SYSTEM), "kube-dns").await,

@@ -14,6 +14,7 @@ mod control;
 mod facts;
 mod network;
 pub mod node;
+mod objects;
 pub mod rights;
 
 /// Result of one check.

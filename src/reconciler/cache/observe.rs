@@ -168,6 +168,7 @@ impl ClusterCache {
             .chain([WorkKey::DefaultControlPlane])
             .chain(names(WatchRole::Class).map(WorkKey::Class))
             .chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet))
+            .chain(self.annotation_keys())
             .collect()
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::control;
 use super::rights::{self, Right};
-use super::{Check, is_reconciler, network, page};
+use super::{Check, is_reconciler, network, objects, page};
 use crate::model::controller::objects::image_path;
 use crate::model::diagnostics::overview::stuck;
 
@@ -27,6 +27,7 @@ pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
     checks.extend(control::checks(&facts.credentials));
     checks.extend(network::checks(facts));
     checks.push(pods(facts));
+    checks.extend(objects::checks(facts));
     checks
 }
 

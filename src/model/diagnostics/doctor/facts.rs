@@ -27,6 +27,9 @@ pub struct ClusterFacts {
     /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
+    /// Users' Services and Ingresses, of all namespaces.
+    pub services: ReadResult<Vec<Value>>,
+    pub ingresses: ReadResult<Vec<Value>>,
     pub nodes: ReadResult<Vec<Value>>,
     /// Address ranges of Services.
     pub ranges: ReadResult<Vec<Value>>,

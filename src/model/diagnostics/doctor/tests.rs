@@ -41,6 +41,8 @@ fn well() -> cluster::ClusterFacts {
         lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
         renewed: true,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
+        services: Ok(vec![json!({"metadata": {"namespace": "u", "name": "web", "annotations": {"tailscale.com/expose": "true"}}})]),
+        ingresses: Ok(vec![]),
         nodes: Ok(vec![node("n1", "6.8.0-45-generic", "10.244.1.0/24"), node("n2", "6.8.0-45-generic", "10.244.2.0/24")]),
         ranges: Ok(vec![json!({"spec": {"cidrs": ["10.96.0.0/16"]}})]),
         dns: Ok(Some(json!({"spec": {"clusterIPs": ["10.96.0.10"]}}))),
@@ -72,6 +74,8 @@ fn ill() -> cluster::ClusterFacts {
         ]),
         renewed: false,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
+        services: Ok(vec![json!({"metadata": {"namespace": "u", "name": "web", "annotations": {"tailscale.com/exposed": "true"}}})]),
+        ingresses: Err(Gap::Forbidden),
         nodes: Ok(vec![node("old", "5.4.0-200", "100.65.0.0/16"), node("new", "7.1.2", "10.244.2.0/24")]),
         cilium: Ok(Some(json!({"data": {"kube-proxy-replacement": "true"}}))),
         kube_proxy: Ok(None),
@@ -99,6 +103,8 @@ fn closed() -> cluster::ClusterFacts {
         lease: Err(Gap::Forbidden),
         renewed: false,
         pods: Err(Gap::Forbidden),
+        services: Err(Gap::Forbidden),
+        ingresses: Err(Gap::Forbidden),
         nodes: Err(Gap::Forbidden),
         ranges: Err(Gap::Forbidden),
         dns: Err(Gap::Forbidden),
@@ -260,4 +266,13 @@ fn credentials_are_read_from_the_mounted_secret() {
     assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));
     assert_eq!(credentials(&found[0], &secret("key")), Err("has no api_key".to_owned()));
     assert!(credentials(&found[1], &secret("client_id")).is_err_and(|why| why.contains("client_secret")));
+}
+
+#[test]
+fn many_objects_with_unknown_annotations_are_counted() {
+    let service =
+        |n: u32| json!({"metadata": {"namespace": "u", "name": format!("s{n}"), "annotations": {"tailscale.com/exposed": "true"}}});
+    let facts = cluster::ClusterFacts { services: Ok((0..25).map(service).collect()), ..well() };
+    finds(&facts, "annotations", Finding::Warn, "Service u/s9: Annotation tailscale.com/exposed is unknown");
+    finds(&facts, "annotations", Finding::Warn, "15 more objects have unknown annotations");
 }
