@@ -166,6 +166,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lead
         cluster: settings.ingress.owner.clone(),
         shared_account: settings.ingress.shared_account,
         tenancy: settings.tenancy,
+        standalone_tenants: Arc::new(settings.standalone_tenants.clone()),
         acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };

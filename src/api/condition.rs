@@ -68,6 +68,10 @@ pub mod reason {
     pub const INGRESS_SVC_NO_BACKENDS: &str = "IngressSvcNoBackendsConfigured";
     pub const NAME_CONFLICT: &str = "NameConflict";
     pub const CONFIGURATION_FAILED: &str = "ConfigurationFailed";
+    /// Ours: tenants do not permit it.
+    pub const NOT_ALLOWED: &str = "NotAllowed";
+    /// Ours: the namespace has no names left.
+    pub const TOO_MANY_NAMES: &str = "TooManyNames";
     pub const DEVICE_ORPHANED: &str = "DeviceOrphaned";
     /// Ours, Event of a `ProxyGroup`: the Pod of an unreachable replica was made unready.
     pub const REPLICA_LOST: &str = "ReplicaLost";

@@ -179,6 +179,9 @@ pub struct Tenant {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(regex(pattern = r"^([a-z0-9][a-z0-9-]{0,62}\*?|\*)$")))]
     pub shared_names: Vec<String>,
+    /// Whether Ingresses may ask for Funnel, so that they are reached from the internet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub funnel: bool,
     /// Most ports of egress Services of one namespace; 5,000 if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]

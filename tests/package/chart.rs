@@ -268,6 +268,8 @@ fn program_accepts_the_rendered_settings() {
     assert_eq!((everything.image.as_str(), everything.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
     assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
     assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
+    let tenants = everything.standalone_tenants;
+    assert_eq!((tenants.len(), tenants[0].funnel, tenants[0].max_names), (1, true, Some(5)));
     let groups = everything.default_groups;
     assert_eq!((groups.ingress.as_deref(), groups.egress.as_deref()), (Some("web"), Some("eg")));
     assert_eq!((everything.drain_timeout.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));

@@ -61,6 +61,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         services: OrdMap::unit(("default".into(), "db".into()), Arc::new(serde_json::from_value(service).expect("a Service"))),
         nodes: vec![node("a", "203.0.113.7"), node("b", "203.0.113.8"), node("c", "203.0.113.9")],
         namespaces: OrdMap::new(),
+        names_before: 0,
         node_ports: BTreeSet::from([30_000]),
         publish: PublishInputs::default(),
         replacements: 0,
@@ -237,7 +238,7 @@ fn standalone() -> [(&'static str, Observed); 5] {
         let service =
             json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
         let service: Service = serde_json::from_value(service).expect("a Service");
-        observed.group = Some(Arc::new(as_group(Parent::Service(&service))));
+        observed.group = Some(Arc::new(as_group(Parent::Service(&service), &[])));
         (observed.name, observed.workload) = ("default/web".into(), new_name("web", "1234-UID"));
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
         observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
@@ -253,7 +254,7 @@ fn standalone_ingress() -> (&'static str, Observed) {
     let ingress = json!({"metadata": {"name": "app", "namespace": "default", "uid": "1234-UID", "annotations": annotations},
         "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
     let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");
-    observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress))));
+    observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress), &[])));
     (observed.name, observed.workload) = ("ingress/default/app".into(), new_name("app", "1234-UID"));
     observed.services = OrdMap::new();
     let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType, Tailyard, Tenant};
 use crate::model::base::conditions;
 use crate::model::base::hash::sha256;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, annotation, ingress_label, is_true, service_label};
@@ -129,13 +129,16 @@ impl<'a> Parent<'a> {
 }
 
 /// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.
-pub fn as_group(parent: Parent<'_>) -> ProxyGroup {
+/// `tenants`: those of standalone proxies.
+pub fn as_group(parent: Parent<'_>, tenants: &[Tenant]) -> ProxyGroup {
     let (type_, label) = match parent {
         Parent::Service(service) => (ProxyGroupType::default(), service_label(service)),
         Parent::Ingress(ingress) => (ProxyGroupType::Ingress, ingress_label(ingress)),
     };
     let metadata = parent.metadata();
-    let spec = ProxyGroupSpec { type_, replicas: Some(1), tags: tags(metadata), hostname_prefix: Some(label), ..ProxyGroupSpec::default() };
+    let tailyard = (!tenants.is_empty()).then(|| Tailyard { tenants: tenants.to_vec(), ..Tailyard::default() });
+    let (replicas, hostname_prefix) = (Some(1), Some(label));
+    let spec = ProxyGroupSpec { type_, replicas, tags: tags(metadata), hostname_prefix, tailyard, ..ProxyGroupSpec::default() };
     let ObjectMeta { uid, deletion_timestamp, .. } = metadata.clone();
     let name = Some(key(&parent.publisher()));
     ProxyGroup { metadata: ObjectMeta { name, uid, deletion_timestamp, ..ObjectMeta::default() }, spec, status: None }

@@ -10,6 +10,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::api::proxygroup::{ProxyGroupSpec, Tenant};
 
+mod parse;
+
+pub use parse::parse;
+
 /// Labels of a namespace.
 pub type Labels = BTreeMap<String, String>;
 
@@ -21,6 +25,15 @@ pub enum DefaultTenancy {
     Bounded,
     /// Every namespace without limits, as the Tailscale operator.
     Open,
+}
+
+/// Owner of tenants, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TenancyScope<'a> {
+    /// A group of this name.
+    Group(&'a str),
+    /// Proxies of objects without a group.
+    Standalone,
 }
 
 /// Default limit of ports for a namespace: half of the default range.
@@ -36,6 +49,7 @@ pub struct TenantQuota {
     names: Patterns,
     tags: Patterns,
     shared_names: Patterns,
+    funnel: bool,
     /// Maximum ports of egress Services.
     pub max_ports: usize,
     /// Maximum names in the tailnet.
@@ -82,6 +96,7 @@ impl TenantQuota {
             names: Patterns::any(),
             tags: others.clone(),
             shared_names: others,
+            funnel: true,
             max_ports: limit.unwrap_or(PORTS),
             max_names: limit.unwrap_or(NAMES),
             max_certificates: limit.unwrap_or(CERTIFICATES),
@@ -94,6 +109,7 @@ impl TenantQuota {
             names: tenant.names.clone().map_or_else(Patterns::any, Patterns),
             tags: Patterns(tenant.tags.clone()),
             shared_names: Patterns(tenant.shared_names.clone()),
+            funnel: tenant.funnel,
             max_ports: limit(tenant.max_ports, PORTS),
             max_names: limit(tenant.max_names, NAMES),
             max_certificates: limit(tenant.max_certificates_per_week, CERTIFICATES),
@@ -105,7 +121,7 @@ impl TenantQuota {
     /// # Errors
     ///
     /// The fault, with an action.
-    pub fn allows(&self, namespace: &str, group: &str, label: &str, tags: &[String]) -> Result<(), String> {
+    pub fn allows(&self, namespace: &str, scope: TenancyScope<'_>, label: &str, tags: &[String]) -> Result<(), String> {
         let wrong = if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
             format!("give an object the tag {tag}")
         } else if !self.names.matches(label) {
@@ -113,7 +129,16 @@ impl TenantQuota {
         } else {
             return Ok(());
         };
-        Err(denied(namespace, group, &wrong))
+        Err(denied(namespace, scope, &wrong))
+    }
+
+    /// Checks a request for Funnel.
+    ///
+    /// # Errors
+    ///
+    /// The fault, with an action.
+    pub fn allows_funnel(&self, namespace: &str, scope: TenancyScope<'_>, requested: bool) -> Result<(), String> {
+        if requested && !self.funnel { Err(denied(namespace, scope, "use Funnel")) } else { Ok(()) }
     }
 
     /// Whether a name may be shared with another cluster.
@@ -142,15 +167,19 @@ impl Tenancy {
     ///
     /// # Errors
     ///
-    /// The namespace may not use the group; the message names an action.
-    pub fn allowance(&self, namespace: &str, group: &str) -> Result<&TenantQuota, String> {
+    /// The namespace has no tenant; the message names an action.
+    pub fn allowance(&self, namespace: &str, scope: TenancyScope<'_>) -> Result<&TenantQuota, String> {
         let found = self.selected.get(namespace).and_then(|at| self.tenants.get(*at)).or(self.default.as_ref());
-        found.ok_or_else(|| denied(namespace, group, "use it"))
+        found.ok_or_else(|| denied(namespace, scope, if scope == TenancyScope::Standalone { "use the tailnet" } else { "use it" }))
     }
 }
 
-fn denied(namespace: &str, group: &str, what: &str) -> String {
-    format!("Namespace {namespace} may not {what} in ProxyGroup {group}: an administrator can allow it in spec.tailyard.tenants.")
+fn denied(namespace: &str, scope: TenancyScope<'_>, what: &str) -> String {
+    let (place, field) = match scope {
+        TenancyScope::Group(group) => (format!("in ProxyGroup {group}"), "spec.tailyard.tenants"),
+        TenancyScope::Standalone => ("without a ProxyGroup".to_owned(), "standalone.tenants of the chart (--standalone-tenants)"),
+    };
+    format!("Namespace {namespace} may not {what} {place}: an administrator can allow it in {field}.")
 }
 
 /// Whether a selector matches labels. An unknown operator matches nothing.
@@ -178,6 +207,8 @@ mod tests {
 
     use super::*;
 
+    const G: TenancyScope<'_> = TenancyScope::Group("g");
+
     fn tenancy(tenants: Value) -> Tenancy {
         let group = json!({"type": "ingress", "tailyard": {"tenants": tenants}});
         let labels = |pairs: &[(&str, &str)]| -> Arc<Labels> {
@@ -195,7 +226,7 @@ mod tests {
     fn namespace_selectors_match_as_in_kubernetes() {
         let selected = |selector: Value| {
             let tenancy = tenancy(json!([{"namespaceSelector": selector}]));
-            ["shop", "shop-test", "bare"].map(|namespace| tenancy.allowance(namespace, "g").is_ok())
+            ["shop", "shop-test", "bare"].map(|namespace| tenancy.allowance(namespace, G).is_ok())
         };
         let expression =
             |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "stage", "operator": operator, "values": values}]});
@@ -210,28 +241,32 @@ mod tests {
             selected(json!({"matchLabels": {"team": "shop"}, "matchExpressions": [{"key": "stage", "operator": "DoesNotExist"}]})),
             [false, true, false]
         );
-        assert!(tenancy(json!([{"namespaceSelector": {}}])).allowance("unknown", "g").is_err(), "unknown labels match nothing");
+        assert!(tenancy(json!([{"namespaceSelector": {}}])).allowance("unknown", G).is_err(), "unknown labels match nothing");
     }
 
     #[test]
     fn first_matching_tenant_applies() {
         let tenancy = tenancy(json!([
             {"namespaceSelector": {"matchLabels": {"stage": "prod"}}, "names": ["shop", "shop-*"], "tags": ["tag:shop"], "maxPorts": 5},
-            {"namespaceSelector": {"matchLabels": {"team": "shop"}}, "names": [], "tags": ["*"], "sharedNames": ["eu-*"], "maxNames": 0},
+            {"namespaceSelector": {"matchLabels": {"team": "shop"}}, "names": [], "tags": ["*"], "sharedNames": ["eu-*"], "funnel": true, "maxNames": 0},
         ]));
-        let shop = tenancy.allowance("shop", "g").expect("selected");
+        let shop = tenancy.allowance("shop", G).expect("selected");
         let allowed =
-            |label: &str, tags: &[&str]| shop.allows("shop", "g", label, &tags.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>());
+            |label: &str, tags: &[&str]| shop.allows("shop", G, label, &tags.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>());
         assert_eq!((allowed("shop", &["tag:shop"]), allowed("shop-eu", &[])), (Ok(()), Ok(())));
         let denied = "Namespace shop may not use the name payroll in ProxyGroup g: an administrator can allow it in spec.tailyard.tenants.";
         assert_eq!(allowed("payroll", &[]), Err(denied.to_owned()));
         assert!(allowed("shop", &["tag:shop", "tag:hr"]).is_err_and(|why| why.contains("the tag tag:hr")));
         assert_eq!((shop.max_ports, shop.max_names, shop.max_certificates), (5, 100, 50));
         assert!(!shop.shares("shop"));
-        let test = tenancy.allowance("shop-test", "g").expect("selected");
-        assert!(test.allows("shop-test", "g", "shop", &[]).is_err(), "an empty list of names allows none");
+        let test = tenancy.allowance("shop-test", G).expect("selected");
+        assert!(test.allows("shop-test", G, "shop", &[]).is_err(), "an empty list of names allows none");
         assert_eq!((test.max_names, test.shares("eu-1"), test.shares("eu")), (0, true, false));
-        assert!(tenancy.allowance("bare", "g").is_err());
+        assert!(tenancy.allowance("bare", G).is_err());
+        let funnel = |quota: &TenantQuota, requested| quota.allows_funnel("shop", TenancyScope::Standalone, requested);
+        let denied = "Namespace shop may not use Funnel without a ProxyGroup: an administrator can allow it in standalone.tenants of the \
+                      chart (--standalone-tenants).";
+        assert_eq!((funnel(shop, false), funnel(shop, true), funnel(test, true)), (Ok(()), Err(denied.to_owned()), Ok(())));
     }
 
     #[test]
@@ -241,10 +276,10 @@ mod tests {
             Tenancy::of(&group, default, &BTreeMap::new())
         };
         let (bounded, open) = (group(DefaultTenancy::Bounded), group(DefaultTenancy::Open));
-        let [bounded, open] = [&bounded, &open].map(|tenancy| tenancy.allowance("any", "g").expect("everybody"));
+        let [bounded, open] = [&bounded, &open].map(|tenancy| tenancy.allowance("any", G).expect("everybody"));
         let tag = ["tag:hr".to_owned()];
-        assert!(bounded.allows("any", "g", "payroll", &[]).is_ok() && bounded.allows("any", "g", "payroll", &tag).is_err());
-        assert!(open.allows("any", "g", "payroll", &tag).is_ok());
+        assert!(bounded.allows("any", G, "payroll", &[]).is_ok() && bounded.allows("any", G, "payroll", &tag).is_err());
+        assert!(open.allows("any", G, "payroll", &tag).is_ok());
         assert_eq!(
             [bounded, open].map(|one| (one.max_ports, one.max_names, one.max_certificates, one.shares("a"))),
             [(5_000, 100, 50, false), (usize::MAX, usize::MAX, usize::MAX, true)]

@@ -13,6 +13,9 @@ pub enum SettingFault {
         value: String,
         want: &'static str,
     },
+    /// A part of a structured value is invalid.
+    #[error("{setting} is invalid: {why}")]
+    Content { setting: String, why: String },
     #[error("{first} and {second} exclude each other: unset one of them")]
     Exclusive { first: String, second: String },
     #[error("{setting} needs {needs}")]
@@ -23,7 +26,7 @@ impl SettingFault {
     /// Reason; closed set.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Value { .. } => "InvalidValue",
+            Self::Value { .. } | Self::Content { .. } => "InvalidValue",
             Self::Exclusive { .. } => "Exclusive",
             Self::Needs { .. } => "Needs",
         }

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
-use crate::api::proxygroup::ProxyGroupType;
+use crate::api::proxygroup::{ProxyGroupType, Tenant};
 use crate::model::controller::group_assignment::DefaultGroups;
 use crate::model::controller::ingress_spec::{ServiceOwner, dns_label};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
-use crate::model::controller::tenancy::DefaultTenancy;
+use crate::model::controller::tenancy::{self, DefaultTenancy};
 
 /// Variables of the Tailscale operator's Deployment without effect here.
 const WITHOUT_MEANING: [&str; 7] = [
@@ -32,7 +32,7 @@ const WITHOUT_MEANING: [&str; 7] = [
 const GROUP: &str = "the name of a ProxyGroup";
 
 /// All settings of `tailyard reconciler`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Reconciler {
     /// Namespace of all managed objects; default: that of the Pod, or of the kubeconfig.
     pub namespace: Option<String>,
@@ -63,6 +63,8 @@ pub struct Reconciler {
     pub types: Vec<ProxyGroupType>,
     /// Whether Services that name no group have proxies of their own.
     pub standalone: bool,
+    /// Tenants of these proxies; none if every namespace may have them.
+    pub standalone_tenants: Vec<Tenant>,
     /// Groups of objects that name none.
     pub default_groups: DefaultGroups,
     /// Limits of namespaces in groups that name no tenants.
@@ -163,9 +165,10 @@ impl Reconciler {
                 .unwrap_or(MatchPortRange::DEFAULT),
             drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
             control: control(source),
-            tenancy: tenancy(source),
+            tenancy: default_tenancy(source),
             types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
             standalone: source.parsed("TAILYARD_STANDALONE", "one of on, off", on_or_off).unwrap_or_default(),
+            standalone_tenants: standalone_tenants(source),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
@@ -212,13 +215,23 @@ fn tags(source: &mut SettingSource<'_>) -> Vec<String> {
     read.unwrap_or_default()
 }
 
-fn tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
+fn default_tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
     let parsed = |text: &str| match text {
         "bounded" => Some(DefaultTenancy::Bounded),
         "open" => Some(DefaultTenancy::Open),
         _ => None,
     };
     source.parsed("TAILYARD_TENANCY", "one of bounded, open", parsed).unwrap_or_default()
+}
+
+fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {
+    const VARIABLE: &str = "TAILYARD_STANDALONE_TENANTS";
+    let Some(text) = source.text(VARIABLE) else { return Vec::new() };
+    tenancy::parse(text).unwrap_or_else(|why| {
+        let setting = source.spelled(VARIABLE);
+        source.faults.push(SettingFault::Content { setting, why });
+        Vec::new()
+    })
 }
 
 fn on_or_off(text: &str) -> Option<bool> {
@@ -334,12 +347,14 @@ mod tests {
             ("TAILYARD_WORKERS", "0"),
             ("TAILYARD_FAILOVER", "no"),
             ("TAILYARD_STANDALONE", "yes"),
+            ("TAILYARD_STANDALONE_TENANTS", r#"[{"namespaceSelector": {}, "name": ["a"]}]"#),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
             ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 12, "{faults}");
+        assert_eq!(faults.0.len(), 13, "{faults}");
+        assert!(faults.to_string().contains("TAILYARD_STANDALONE_TENANTS is invalid: tenant 0: the tenant has the field name"), "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::reconciler()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

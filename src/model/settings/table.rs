@@ -219,6 +219,13 @@ const RECONCILER: [(&str, &[SettingRow]); 6] = [
                 "Whether a Service or Ingress that requests Tailscale and names no ProxyGroup gets a proxy of its own",
             ),
             (
+                "--standalone-tenants",
+                "TAILYARD_STANDALONE_TENANTS",
+                "JSON",
+                "",
+                "Namespaces that may have such proxies, a list of tenants as in spec.tailyard.tenants of a ProxyGroup (default: all)",
+            ),
+            (
                 "--tenancy",
                 "TAILYARD_TENANCY",
                 "bounded|open",

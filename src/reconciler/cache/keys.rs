@@ -33,7 +33,8 @@ impl ClusterCache {
                 self.showing(name)
             }
             CachedObject::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
-            CachedObject::Namespace(_) => self.groups_that(has_tenants),
+            // Tenants select namespaces by labels.
+            CachedObject::Namespace(_) => self.groups_that(has_tenants).into_iter().chain(self.standalone_keys_in(name).cloned()).collect(),
             CachedObject::IngressClass(_) if *name == self.assignment.ingress_class => {
                 let standalone = self.standalone_keys().filter(|key| self.standalone_ingress(key)).cloned();
                 self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter().chain(standalone).collect()

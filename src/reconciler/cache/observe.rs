@@ -16,7 +16,7 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::identity::DeviceId;
-use crate::model::controller::ingress_spec::Publisher;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
 use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
@@ -39,14 +39,24 @@ impl ClusterCache {
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let parent = self.standalone_parent(name);
-        let group = parent.map_or_else(|| self.group(name), |parent| Some(Arc::new(standalone::as_group(parent))));
+        let group = match parent {
+            Some(parent) => Some(Arc::new(standalone::as_group(parent, &settings.standalone_tenants))),
+            None => self.group(name),
+        };
         let class = match parent {
             Some(parent) => standalone::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
         };
         let class = class.map_or(Class::None, |name| self.class_state(name));
         let workload = self.workload(name);
-        let namespaces = if group.as_deref().is_some_and(has_tenants) { self.indices.namespaces.clone() } else { OrdMap::new() };
+        let namespaces = match parent.and_then(|parent| parent.metadata().namespace.as_ref()) {
+            _ if !group.as_deref().is_some_and(has_tenants) => OrdMap::new(),
+            Some(own) => {
+                self.indices.namespaces.get_key_value(own).into_iter().map(|(name, labels)| (name.clone(), labels.clone())).collect()
+            }
+            None => self.indices.namespaces.clone(),
+        };
+        let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
@@ -61,6 +71,7 @@ impl ClusterCache {
             services: self.services(name),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
+            names_before,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
             publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
             settings,
@@ -245,6 +256,40 @@ impl ClusterCache {
     /// Keys of standalone Services and Ingresses, and of those that are being released.
     pub(super) fn standalone_keys(&self) -> impl Iterator<Item = &String> {
         self.indices.groups.keys().filter(|key| standalone::parse_key(key).is_some())
+    }
+
+    /// Keys of a namespace among them.
+    pub(super) fn standalone_keys_in(&self, namespace: &str) -> impl Iterator<Item = &String> {
+        let prefixes = [PublishSource::Service, PublishSource::Ingress]
+            .map(|source| standalone::key(&Publisher { source, namespace: namespace.to_owned(), name: String::new() }));
+        let all = prefixes.into_iter().flat_map(|prefix| {
+            self.indices.groups.range(prefix.clone()..).map(|(key, _)| key).take_while(move |key| key.starts_with(&prefix))
+        });
+        all.filter(move |key| standalone::parse_key(key).is_some_and(|parent| parent.namespace == namespace))
+    }
+
+    /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier; 0 for an object that has one, which
+    /// is not limited.
+    fn names_before(&self, key: &str) -> usize {
+        let has_proxy = |key: &str| {
+            let owned = self.indices.groups.get(key).map(|members| &members.owned);
+            owned.is_some_and(|owned| owned.keys().any(|object| object.kind == Kind::StatefulSet))
+        };
+        if has_proxy(key) {
+            return 0;
+        }
+        let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
+        let rank = |key: &str| {
+            let publisher = standalone::parse_key(key)?;
+            Some((self.created(&publisher)?, publisher))
+        };
+        let requests = |key: &String| match self.standalone_parent(key) {
+            Some(Parent::Service(service)) => self.assignment.is_standalone(service),
+            Some(Parent::Ingress(ingress)) => self.assignment.is_standalone_ingress(ingress),
+            None => false,
+        };
+        let before = |other: &&String| *other != key && (has_proxy(other) || (requests(other) && rank(other) < rank(key)));
+        self.standalone_keys_in(&own.namespace).filter(before).count()
     }
 
     /// Running replicas of all groups.

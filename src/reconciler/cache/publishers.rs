@@ -144,7 +144,7 @@ impl ClusterCache {
         others.filter_map(rival).collect()
     }
 
-    fn created(&self, claimant: &Publisher) -> Option<i64> {
+    pub(super) fn created(&self, claimant: &Publisher) -> Option<i64> {
         let metadata = self.claimant(claimant)?.1.user_metadata()?;
         // An object in deletion requests nothing.
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second());

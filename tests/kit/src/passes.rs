@@ -119,6 +119,7 @@ fn nothing() -> Observed {
         services: OrdMap::new(),
         nodes: Vec::new(),
         namespaces: OrdMap::new(),
+        names_before: 0,
         node_ports: [].into(),
         publish: PublishInputs::default(),
         replacements: 0,

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::api::proxyclass::ProxyClass;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType, Tenant};
 use crate::api::vip::VipService;
 use crate::api::{egress, ingress, names, state};
 use crate::model::base::gzip;
@@ -69,8 +69,11 @@ pub struct Observed {
     pub services: OrdMap<(String, String), Arc<Service>>,
     /// Nodes, if the class has static endpoints; else empty.
     pub nodes: Vec<Arc<Node>>,
-    /// Labels of all namespaces, if the group has tenants; else empty.
+    /// Labels of all namespaces, if the group has tenants; else empty. Of a standalone object at most its own namespace.
     pub namespaces: OrdMap<String, Arc<Labels>>,
+    /// Standalone objects of its namespace that have a proxy, or requested one earlier; counted for an object
+    /// without proxy, if there are tenants of standalone proxies.
+    pub names_before: usize,
     /// Node ports of other groups, and those that the API server has rejected.
     pub node_ports: BTreeSet<u16>,
     /// Requests for advertised names.
@@ -162,6 +165,8 @@ pub struct GroupSettings {
     pub shared_account: Option<bool>,
     /// Limits of groups without tenants.
     pub tenancy: DefaultTenancy,
+    /// Tenants of standalone proxies; none if every namespace may have them.
+    pub standalone_tenants: Arc<Vec<Tenant>>,
     /// ACME directory URL, if not Let's Encrypt's.
     pub acme_directory: Option<String>,
     /// Whether the `ServiceMonitor` CRD exists.
@@ -286,6 +291,7 @@ impl GroupSettings {
             cluster: ServiceOwner::default(),
             shared_account: None,
             tenancy: DefaultTenancy::default(),
+            standalone_tenants: Arc::default(),
             acme_directory: None,
             service_monitors: false,
             linger: LINGER,

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::claims::{ServiceClaim, ServiceKey, ServiceRole, created};
-use crate::model::controller::tenancy::Tenancy;
+use crate::model::controller::tenancy::{Tenancy, TenancyScope};
 
 /// Freezes Services whose namespace may not use the group: those that are served continue unchanged.
 pub(super) fn deny(claims: &mut [ServiceClaim<'_>], tenancy: &Tenancy, group: &str) {
     for claim in claims.iter_mut().filter(|claim| claim.role == ServiceRole::Serve && claim.served.is_none()) {
-        if let Err(why) = tenancy.allowance(claim.key.0, group) {
+        if let Err(why) = tenancy.allowance(claim.key.0, TenancyScope::Group(group)) {
             claim.role = ServiceRole::Hold;
             claim.wrong = vec![why];
         }
@@ -23,7 +23,7 @@ pub(super) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, grou
     }
     for tenant in claims.chunk_by(|one, other| one.key.0 == other.key.0) {
         let namespace = tenant[0].key.0;
-        let Ok(most) = tenancy.allowance(namespace, group).map(|allowance| allowance.max_ports) else { continue };
+        let Ok(most) = tenancy.allowance(namespace, TenancyScope::Group(group)).map(|allowance| allowance.max_ports) else { continue };
         if tenant.iter().map(wanted).sum::<usize>() <= most {
             continue;
         }

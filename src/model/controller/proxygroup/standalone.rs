@@ -19,10 +19,12 @@ use crate::model::controller::objects::{
 use crate::model::controller::standalone::{Parent, parse_key};
 use crate::model::plan::world::Single;
 
+mod admission;
 mod pace;
 mod report;
 mod request;
 
+use admission::{Admission, admit};
 pub use pace::Replacements;
 
 /// Order of deletion of the objects that remain when the device is deleted.
@@ -102,6 +104,11 @@ fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(
 }
 
 fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
+    match admit(work, Parent::Service(service)) {
+        Admission::Granted => {}
+        Admission::Undecided => return,
+        Admission::Refused(reason, why) => return report::refused(work, service, reason, why),
+    }
     let single = match request::read(service, &work.observed.settings) {
         Ok(single) => single,
         Err(wrong) => return report::invalid(work, service, &wrong),
@@ -118,6 +125,11 @@ fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
 }
 
 fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
+    match admit(work, Parent::Ingress(ingress)) {
+        Admission::Granted => {}
+        Admission::Undecided => return,
+        Admission::Refused(reason, why) => return report::news(work, ingress, Some((reason, why))),
+    }
     let Some((mut usable, mut shape)) = shape(work, owner, Single::None) else { return };
     let read = request::ingress(ingress, &shape).and_then(|()| ingress::alone(work, &shape));
     let plan = match read {

@@ -26,7 +26,8 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
     for (kind, plural, objects) in kinds(facts) {
         match objects {
             Err(gap) => {
-                checks.push(Check::unread(NAME, &format!("annotations of {plural}"), gap, &format!("list {plural} in all namespaces")))
+                let need = format!("list {plural} in all namespaces");
+                checks.push(Check::unread(NAME, &format!("annotations of {plural}"), gap, &need));
             }
             Ok(objects) => found.extend(objects.iter().filter_map(|object| {
                 let metadata = ObjectMeta::deserialize(&object["metadata"]).ok()?;

@@ -9,11 +9,12 @@ use serde_json::Value;
 use super::claims::IngressClaim;
 use super::room::by_age;
 use super::{IngressPlan, Item, Rejection, ServiceState, teardown};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress_spec::{PublishSpec, PublishTarget};
 use crate::model::controller::objects::{Kind, Ordered, RenderContext, certificate_ref, domain_of};
 use crate::model::controller::proxygroup::work::GroupPass;
-use crate::model::controller::tenancy::Tenancy;
+use crate::model::controller::tenancy::{Tenancy, TenancyScope};
 
 /// Period for counting orders: Let's Encrypt's limits are per week.
 const WEEK: Duration = Duration::from_hours(7 * 24);
@@ -22,12 +23,14 @@ const MAX_RECORDED: usize = 1_000;
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
 pub(super) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
-    let namespace = &claim.claimant.namespace;
-    let allowed = tenancy.allowance(namespace, group).and_then(|allowance| {
-        allowance.allows(namespace, group, &wish.label, &wish.tags)?;
+    let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(group));
+    let funnel = matches!(&wish.target, PublishTarget::Site(site) if site.funnel);
+    let allowed = tenancy.allowance(namespace, scope).and_then(|allowance| {
+        allowance.allows(namespace, scope, &wish.label, &wish.tags)?;
+        allowance.allows_funnel(namespace, scope, funnel)?;
         Ok(allowance.shares(&wish.label))
     });
-    allowed.map_err(|why| Rejection::new("NotAllowed", why))
+    allowed.map_err(|why| Rejection::new(reason::NOT_ALLOWED, why))
 }
 
 /// Rejects new names beyond the limits of their namespaces; the oldest objects win.
@@ -42,12 +45,12 @@ pub(super) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &
         let item = &plan.items[name];
         let namespace = item.claimant.namespace.clone();
         let group = &shape.owner.group;
-        let Ok(allowance) = plan.tenancy.allowance(&namespace, group) else { continue };
+        let Ok(allowance) = plan.tenancy.allowance(&namespace, TenancyScope::Group(group)) else { continue };
         let (names, ordered) = (used.entry(namespace.clone()).or_default(), orders.entry(namespace.clone()).or_default());
         let orders_one = issues(item) && work.owned(&certificate_ref(&shape.owner, &item.dns)).is_none();
         let refused = if *names >= allowance.max_names {
             let most = allowance.max_names;
-            Some(("TooManyNames", format!("has {names} of {most} names in ProxyGroup {group}"), "maxNames"))
+            Some((reason::TOO_MANY_NAMES, format!("has {names} of {most} names in ProxyGroup {group}"), "maxNames"))
         } else if orders_one && ordered.len() >= allowance.max_certificates {
             let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, now));
             work.again(next);

@@ -58,6 +58,11 @@ pub(super) fn invalid(work: &mut GroupPass<'_>, service: &Service, wrong: &[Stri
     set(work, service, condition, is_finalized(service), ObjectChange::default());
 }
 
+/// Reports that tenants do not permit the proxy of a Service. One that exists stays as it is.
+pub(super) fn refused(work: &mut GroupPass<'_>, service: &Service, reason: &'static str, why: String) {
+    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), ObjectChange::default());
+}
+
 /// Reports that the API server has rejected an object of a Service.
 pub(super) fn failed(work: &mut GroupPass<'_>, service: &Service, why: &str) {
     let condition = ProxyCondition::unready(reason::PROXY_FAILED, why.to_owned());

@@ -54,8 +54,14 @@ pub(super) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>) -> Result<()
 /// Fault of tags that only administrators may set.
 fn foreign_tags(metadata: &ObjectMeta, settings: &GroupSettings) -> Option<String> {
     let own = || standalone::tags(metadata).iter().any(|tag| !settings.tags.contains(tag));
-    let refused = settings.tenancy == DefaultTenancy::Bounded && own();
-    refused.then(|| format!("{}: own tags are not permitted: remove the annotation, or set tenancy: open in the chart.", names::TAGS))
+    // Tenants permit tags by namespace.
+    let refused = settings.standalone_tenants.is_empty() && settings.tenancy == DefaultTenancy::Bounded && own();
+    refused.then(|| {
+        format!(
+            "{}: own tags are not permitted: remove the annotation, or permit them by standalone.tenants or tenancy: open in the chart.",
+            names::TAGS
+        )
+    })
 }
 
 fn published(service: &Service, settings: &GroupSettings) -> (Option<Single>, Vec<String>) {

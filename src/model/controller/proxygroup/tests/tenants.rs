@@ -8,8 +8,9 @@ use serde_json::Value;
 
 use super::publish::{expose, publishing};
 use super::*;
-use crate::api::condition::INGRESS_SVC_VALID;
-use crate::model::controller::tenancy::DefaultTenancy;
+use crate::api::condition::{INGRESS_SVC_VALID, PROXY_READY};
+use crate::model::controller::group_assignment::StandaloneScope;
+use crate::model::controller::tenancy::{DefaultTenancy, parse};
 
 /// Spec of a group with one tenant: namespaces of the team `shop`, with additional fields.
 fn tenant(kind: &str, more: Value) -> Value {
@@ -21,6 +22,21 @@ fn tenant(kind: &str, more: Value) -> Value {
 /// Sets the team label of the users' namespace.
 fn team(world: &mut World, team: &str) {
     world.namespaces.insert("default".to_owned(), Arc::new([("team".to_owned(), team.to_owned())].into()));
+}
+
+/// A cluster whose namespaces of the team `shop` may have standalone proxies.
+fn standalone_world(more: Value) -> World {
+    let mut world = World::new();
+    world.assignment.standalone = StandaloneScope::Everywhere;
+    let Value::Object(spec) = tenant("egress", more) else { unreachable!() };
+    let tenants = parse(&spec["tailyard"]["tenants"].to_string()).expect("tenants");
+    world.settings.standalone_tenants = Arc::new(tenants);
+    world
+}
+
+/// Reason and message of the condition of a standalone Service.
+fn proxy(world: &World, name: &str) -> (String, String) {
+    world.condition(name, PROXY_READY).map(|(_, reason, message)| (reason, message)).unwrap_or_default()
 }
 
 fn whole(address: u8) -> Value {
@@ -154,4 +170,82 @@ fn weekly_certificate_quota_counts_deleted_names() {
     world.now += 7 * DAY;
     world.settle();
     assert!(world.config("in").orders.is_empty(), "the record ends");
+}
+
+#[test]
+fn standalone_service_outside_of_the_tenants_is_refused_alone() {
+    let mut world = standalone_world(json!({"names": ["default-*"]}));
+    let exposed = || json!({"tailscale.com/expose": "true"});
+    world.plain("web", exposed(), whole(1));
+    world.settle();
+    assert_eq!((proxy(&world, "web").0.as_str(), world.objects.len()), ("", 0), "the labels of the namespace are not listed");
+    team(&mut world, "hr");
+    world.settle();
+    let why = "Namespace default may not use the tailnet without a ProxyGroup: an administrator can allow it in standalone.tenants of the \
+               chart (--standalone-tenants).";
+    assert_eq!(proxy(&world, "web"), ("NotAllowed".to_owned(), why.to_owned()));
+    assert_eq!((world.objects.len(), world.minted, world.event_count("NotAllowed")), (0, 0, 1));
+    team(&mut world, "shop");
+    world.plain("payroll", json!({"tailscale.com/expose": "true", "tailscale.com/hostname": "payroll"}), whole(2));
+    world.plain("tagged", json!({"tailscale.com/expose": "true", "tailscale.com/tags": "tag:other"}), whole(3));
+    world.settle();
+    assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+    assert!(proxy(&world, "payroll").1.contains("may not use the name payroll"), "{:?}", proxy(&world, "payroll"));
+    assert!(proxy(&world, "tagged").1.contains("may not give an object the tag tag:other"), "{:?}", proxy(&world, "tagged"));
+    assert_eq!(world.minted, 1);
+    let writes = world.writes;
+    assert!(idle(&world.pass("default/payroll")) && world.writes == writes, "it is reported once");
+}
+
+#[test]
+fn withdrawn_tenant_leaves_a_standalone_proxy_as_it_is() {
+    let mut world = standalone_world(json!({}));
+    team(&mut world, "shop");
+    world.plain("web", json!({"tailscale.com/expose": "true"}), whole(1));
+    world.settle();
+    assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+    let objects = world.objects.clone();
+    team(&mut world, "hr");
+    world.settle();
+    assert_eq!((proxy(&world, "web").0.as_str(), world.objects == objects, world.devices.len()), ("NotAllowed", true, 1));
+    world.delete_service("web");
+    world.settle();
+    assert!(world.objects.is_empty() && world.devices.is_empty(), "its deletion needs no right");
+}
+
+#[test]
+fn number_of_standalone_proxies_is_limited_and_existing_ones_stay() {
+    let mut world = standalone_world(json!({"maxNames": 2}));
+    team(&mut world, "shop");
+    world.names_before = 2;
+    world.plain("web", json!({"tailscale.com/expose": "true"}), whole(1));
+    world.settle();
+    let (reason, message) = proxy(&world, "web");
+    assert!(reason == "TooManyNames" && message.contains("may have 2 standalone proxies") && message.contains("maxNames"), "{message}");
+    assert!(world.objects.is_empty() && world.pass("default/web").again.is_some(), "it is tried again");
+    world.names_before = 1;
+    world.settle();
+    assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+    world.names_before = 7;
+    world.settle();
+    assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+}
+
+#[test]
+fn funnel_needs_a_tenant_that_permits_it() {
+    let funnel = json!({"tailscale.com/funnel": "true"});
+    let spec = json!({"tls": [{"hosts": ["shop"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    for permitted in [false, true] {
+        let mut world = standalone_world(json!({"funnel": permitted}));
+        team(&mut world, "shop");
+        world.plain("web", json!({}), whole(1));
+        world.put_ingress("shop", funnel.clone(), spec.clone());
+        world.settle();
+        assert_eq!((world.event_count("NotAllowed"), world.minted), if permitted { (0, 1) } else { (1, 0) });
+    }
+    let mut world = publishing(tenant("ingress", json!({})));
+    team(&mut world, "shop");
+    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), spec);
+    world.settle();
+    assert_eq!(world.event_count("NotAllowed"), 1);
 }

@@ -80,6 +80,8 @@ pub(super) struct World {
     pub(super) own_certificates: BTreeMap<String, UserCertificate>,
     /// Suffix that the control plane appends to taken names.
     pub(super) renamed: &'static str,
+    /// Standalone objects of the namespace before the observed one.
+    pub(super) names_before: usize,
 }
 
 /// State Secret and config Secret of a replica.
@@ -121,6 +123,7 @@ impl World {
             objects: BTreeMap::new(),
             pods: BTreeMap::new(),
             devices: BTreeMap::new(),
+            names_before: 0,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),
@@ -271,7 +274,10 @@ impl World {
         };
         let services =
             self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
-        let group = self.parent(name).map(standalone::as_group).or_else(|| self.groups.get(name).cloned());
+        let group = self
+            .parent(name)
+            .map(|parent| standalone::as_group(parent, &self.settings.standalone_tenants))
+            .or_else(|| self.groups.get(name).cloned());
         let workload = self.workload(name, &owned);
         Observed {
             name: name.into(),
@@ -288,6 +294,7 @@ impl World {
             services: services.collect(),
             nodes: Vec::new(),
             namespaces: self.namespaces.clone(),
+            names_before: self.names_before,
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
             replacements: self.replacements.besides(name),
