@@ -30,7 +30,7 @@ fn message(key: &str) -> String {
 fn nearest(key: &str) -> &'static str {
     let name = |key: &str| key.split_once('/').map_or(key, |(_, name)| name).to_ascii_lowercase();
     let wanted = name(key);
-    OBJECT_ANNOTATIONS.into_iter().min_by_key(|known| distance(&wanted, &name(known))).unwrap_or_default()
+    OBJECT_ANNOTATIONS.into_iter().min_by_key(|annotation| distance(&wanted, &name(annotation))).unwrap_or_default()
 }
 
 /// Number of inserted, removed and replaced bytes.
