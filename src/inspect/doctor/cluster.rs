@@ -27,8 +27,8 @@ const RENEWED: Duration = Duration::from_secs(15);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Namespace of a cluster's system components.
 const SYSTEM: &str = "kube-system";
-/// Label selector of a group's own objects.
-const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// Label selector of the Pods of groups and standalone proxies.
+const OF_PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
 /// Label selector of users' Services: without the label of child Services.
 const OF_USERS: &str = "!tailscale.com/managed";
 /// Maximum concurrent requests.
@@ -74,7 +74,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         unreconciled,
         lease: Ok(None),
         renewed: false,
-        pods: list(Resource::POD, Some(namespace), Some(OF_A_GROUP)).await,
+        pods: list(Resource::POD, Some(namespace), Some(OF_PROXIES)).await,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
         nodes: list(Resource::NODE, None, None).await,

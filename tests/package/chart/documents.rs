@@ -7,8 +7,7 @@ use std::fs;
 use super::{deployment, helm, objects, path, read, rendered, rendered_with, template};
 
 /// Documents on installing or operating the chart.
-const DOCUMENTS: [&str; 6] =
-    ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/migrate.md", "docs/migrate.md"];
+const DOCUMENTS: [&str; 5] = ["README.md", "charts/tailyard/README.md", "docs/headscale.md", "docs/quickstart.md", "docs/migrate.md"];
 
 /// Fenced blocks of a document, each with its language.
 fn blocks(text: &str) -> Vec<(&str, &str)> {

@@ -6,13 +6,47 @@ use serde_json::Value;
 
 use super::facts::ClusterFacts;
 use super::{Check, ReadResult, page};
+use crate::api::condition::PROXY_READY;
 use crate::model::controller::annotations;
 
 /// Maximum number of objects in a result.
 const MAX_LISTED: usize = 10;
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
-    annotated(facts)
+    let mut checks = annotated(facts);
+    checks.extend(proxies(facts));
+    checks
+}
+
+/// Services whose standalone proxy does not serve. A missing right is reported by [`annotated`].
+fn proxies(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "proxies";
+    let Ok(services) = &facts.services else { return Vec::new() };
+    let mut ready = 0;
+    let mut unready = Vec::new();
+    for service in services {
+        let condition = service["status"]["conditions"].as_array().and_then(|all| all.iter().find(|one| one["type"] == PROXY_READY));
+        let Some(condition) = condition else { continue };
+        if condition["status"] == "True" {
+            ready += 1;
+        } else {
+            let text = |key: &str| condition[key].as_str().unwrap_or_default();
+            unready.push(format!("Service {}: {}: {}", named(service), text("reason"), text("message")));
+        }
+    }
+    if unready.is_empty() {
+        return vec![Check::ok(NAME, format!("{ready} Services with a proxy of their own are served"))];
+    }
+    let fix = format!("as the message says; tailyard status shows Pod and device ({})", page("standalone.md"));
+    listed(NAME, unready, "more Services are not served by their proxies", &fix)
+}
+
+/// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.
+fn listed(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -> Vec<Check> {
+    let more = found.len().saturating_sub(MAX_LISTED);
+    found.truncate(MAX_LISTED);
+    found.extend((more > 0).then(|| format!("{more} {others}")));
+    found.into_iter().map(|what| Check::warn(name, what, fix.to_owned())).collect()
 }
 
 /// Kinds of users' objects.
@@ -39,10 +73,7 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
         return vec![Check::ok(NAME, "all of Tailscale and Tailyard are known")];
     }
     let fix = format!("kubectl annotate KIND NAME ANNOTATION- removes one ({})", page("standalone.md"));
-    let more = found.len().saturating_sub(MAX_LISTED);
-    found.truncate(MAX_LISTED);
-    checks.extend(found.into_iter().map(|what| Check::warn(NAME, what, fix.clone())));
-    checks.extend((more > 0).then(|| Check::warn(NAME, format!("{more} more objects have unknown annotations"), fix)));
+    checks.extend(listed(NAME, found, "more objects have unknown annotations", &fix));
     checks
 }
 

@@ -28,6 +28,13 @@ fn group(name: &str, type_: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"type": type_}})
 }
 
+/// A Service with an annotation and the condition of its standalone proxy.
+fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value {
+    let condition = json!({"type": "TailscaleProxyReady", "status": status, "reason": reason, "message": message});
+    let annotations = json!({format!("tailscale.com/{annotation}"): "true"});
+    json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
+}
+
 fn well() -> cluster::ClusterFacts {
     let tried = CredentialCheck { whose: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
     cluster::ClusterFacts {
@@ -41,7 +48,7 @@ fn well() -> cluster::ClusterFacts {
         lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
         renewed: true,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
-        services: Ok(vec![json!({"metadata": {"namespace": "u", "name": "web", "annotations": {"tailscale.com/expose": "true"}}})]),
+        services: Ok(vec![service("expose", "True", "ProxyCreated", "served")]),
         ingresses: Ok(vec![]),
         nodes: Ok(vec![node("n1", "6.8.0-45-generic", "10.244.1.0/24"), node("n2", "6.8.0-45-generic", "10.244.2.0/24")]),
         ranges: Ok(vec![json!({"spec": {"cidrs": ["10.96.0.0/16"]}})]),
@@ -74,7 +81,7 @@ fn ill() -> cluster::ClusterFacts {
         ]),
         renewed: false,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
-        services: Ok(vec![json!({"metadata": {"namespace": "u", "name": "web", "annotations": {"tailscale.com/exposed": "true"}}})]),
+        services: Ok(vec![service("exposed", "False", "ProxyPending", "Pod ts-web-0 is not ready")]),
         ingresses: Err(Gap::Forbidden),
         nodes: Ok(vec![node("old", "5.4.0-200", "100.65.0.0/16"), node("new", "7.1.2", "10.244.2.0/24")]),
         cilium: Ok(Some(json!({"data": {"kube-proxy-replacement": "true"}}))),
