@@ -10,6 +10,7 @@ pub mod ingress;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
+pub mod standby;
 pub mod state_secret;
 pub mod tailnet;
 
@@ -21,8 +22,10 @@ use crate::model::settings::Settings;
 use crate::runtime::metrics::MetricsError;
 use crate::runtime::tasks::{self, TaskError, Tasks};
 
+use config::inputs::cluster;
 use metrics::Metrics;
 use replica::Replica;
+use standby::Standby;
 
 /// How often the kernel is written and looked at.
 const PACE: forwarding::ruleset_sync::SyncPace = forwarding::ruleset_sync::SyncPace {
@@ -57,7 +60,20 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let (leaver, leave) = tasks::stop();
     spawn(&mut tasks, "signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
-    let mut replica = Replica::start(settings, &mut tasks).await;
+    let cluster = cluster(settings.kube.as_ref()).await;
+    let election = settings.active_lease.as_ref().zip(cluster.clone());
+    let standby = election.map(|(lease, cluster)| Standby::start(cluster, lease, &mut tasks));
+    if let Some(standby) = &standby
+        && !standby.wait(settings.http, &tasks, &leave).await
+    {
+        return Ok(());
+    }
+    let mut replica = Replica::start(settings, cluster.as_ref(), &mut tasks).await;
+    if let (Some(standby), Some(daemon)) = (&standby, &replica.tailnet.daemon) {
+        let daemon = daemon.clone();
+        let kill = async move { daemon.stop(Duration::ZERO).await };
+        tasks.spawn("fence", standby.fence(kill, leave.clone(), tasks.stop()));
+    }
     let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, leave.clone(), &tasks));
     http::start(&mut tasks, &replica.settings, &sources);
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
@@ -68,6 +84,9 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
             return;
         }
         replica.leave(&leave, sources.grace_began()).await;
+        if let Some(standby) = standby {
+            standby.release().await;
+        }
         // Before the replica is dropped: tasks that find its channels closed must know why.
         stopper.stop();
     });

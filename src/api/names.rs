@@ -104,6 +104,9 @@ pub const ADOPTED: &str = "tailyard.io/adopted";
 /// Ours, annotation of an advertised Service: TCP ports that get a PROXY protocol v2 header with the client's address: `true` for all, or
 /// port numbers and names separated by commas.
 pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
+/// Ours, annotation of a standalone Service or Ingress: `true` gives its proxy a second Pod that takes over. Label of that Pod and its
+/// `StatefulSet`.
+pub const STANDBY: &str = "tailyard.io/standby";
 /// Ours, annotation of a group's issuer Lease: the first replica, which requests it back.
 pub const ISSUER_ASKED: &str = "tailyard.io/handback-requested-by";
 /// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` permits Ingresses to use it as a
@@ -120,7 +123,7 @@ pub const DEVICE: &str = "tailyard.io/device";
 /// Prefixes of annotations of the Tailscale operator and of ours.
 pub const ANNOTATION_PREFIXES: [&str; 2] = ["tailscale.com/", "tailyard.io/"];
 /// Every annotation of users' Services and Ingresses that Tailyard or the Tailscale operator reads or writes.
-pub const OBJECT_ANNOTATIONS: [&str; 15] = [
+pub const OBJECT_ANNOTATIONS: [&str; 16] = [
     EXPOSE,
     HOSTNAME,
     TAGS,
@@ -133,6 +136,7 @@ pub const OBJECT_ANNOTATIONS: [&str; 15] = [
     HTTP_ENDPOINT,
     FUNNEL,
     PROXY_PROTOCOL,
+    STANDBY,
     FORMER_EXTERNAL_NAME,
     // Served by the Tailscale operator only.
     "tailscale.com/experimental-forward-cluster-traffic-via-ingress",

@@ -57,6 +57,8 @@ pub struct Settings {
     pub auto_advertise: bool,
     /// Destination of this replica's state.
     pub state: StateOut,
+    /// Election of the Pod that runs tailscaled; `None` if no other Pod has this identity.
+    pub active_lease: Option<ActiveLease>,
     /// Kubernetes API; `None` outside a cluster.
     pub kube: Option<Kube>,
     /// Limits of HTTP clients.
@@ -200,6 +202,14 @@ pub enum StateOut {
     Secret(String),
     /// File (`--state-file`).
     File(PathBuf),
+}
+
+/// Lease of the active Pod among those with one identity (`TAILYARD_ACTIVE_LEASE`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActiveLease {
+    /// Also the name of the state Secret.
+    pub name: String,
+    pub pod_uid: String,
 }
 
 /// Kubernetes API.

@@ -69,6 +69,17 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSourc
     }
 }
 
+/// Probes of a Pod that waits for the Lease. It has no metrics yet: an empty page.
+pub fn standby_routes(tasks: &Tasks) -> Routes {
+    let heartbeats = tasks.heartbeats();
+    let waits = |_| std::future::ready(text(StatusCode::SERVICE_UNAVAILABLE, "standby: another Pod is active\n"));
+    Routes::new()
+        .with("/livez", move |_| std::future::ready(liveness(&heartbeats, STALLED_AFTER)))
+        .with("/healthz", waits)
+        .with("/readyz", waits)
+        .with("/metrics", |_| std::future::ready(text(StatusCode::OK, "")))
+}
+
 /// Serves an address until the stop; retries a failed bind.
 pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop) {
     let mut retry = Backoff::DAEMON;

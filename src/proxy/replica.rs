@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use crate::edge::kube::Cluster;
 use crate::model::settings::Settings;
 use crate::model::tailnet::advertise::Advertised;
 use crate::runtime::tasks::Tasks;
 
-use crate::proxy::config::inputs::{ConfigPart, cluster};
+use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::start::{IngressInputs, IngressPart};
 use crate::proxy::state_secret::start::{StateInputs, StatePart};
@@ -29,10 +30,8 @@ pub struct Replica {
 
 impl Replica {
     /// Starts every part. The HTTP listeners start afterwards.
-    pub async fn start(settings: Settings, tasks: &mut Tasks) -> Self {
+    pub async fn start(settings: Settings, cluster: Option<&Cluster>, tasks: &mut Tasks) -> Self {
         let settings = Arc::new(settings);
-        let cluster = cluster(settings.kube.as_ref()).await;
-        let cluster = cluster.as_ref();
         let (advertised, advertise) = watch::channel(Advertised::default());
         let (writes, requests) = mpsc::channel(8);
         let configs = ConfigPart::start(&settings, cluster, tasks);

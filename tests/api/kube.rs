@@ -5,4 +5,5 @@ mod endpoints;
 mod kinds;
 mod lease;
 mod scripted;
+mod standby;
 mod state;

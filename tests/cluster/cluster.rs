@@ -7,6 +7,7 @@ mod group;
 mod published;
 mod scenarios;
 mod standalone;
+mod standby;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};

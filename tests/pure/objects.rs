@@ -64,6 +64,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         names_before: 0,
         node_ports: BTreeSet::from([30_000]),
         publish: PublishInputs::default(),
+        waiting: None,
         replacements: 0,
         denied: BTreeMap::new(),
     }

@@ -36,7 +36,7 @@ pub struct Lease {
     cluster: Cluster,
     name: String,
     candidate: LeaseCandidate,
-    /// Secret whose owner references are copied to the Lease, so that both are deleted together.
+    /// Secret whose owner references are copied to the Lease, so that both are deleted together; without any, the Secret owns it.
     owned_like: Option<String>,
     leading: Option<Leading>,
     logged: Option<&'static str>,
@@ -47,7 +47,7 @@ impl Lease {
         Self { cluster, name: name.into(), candidate, owned_like: None, leading: None, logged: None }
     }
 
-    /// Copies the owner references of this Secret to the Lease.
+    /// Copies the owner references of this Secret to the Lease; one without any owns the Lease.
     #[must_use]
     pub fn owned_like(self, secret: impl Into<String>) -> Self {
         Self { owned_like: Some(secret.into()), ..self }
@@ -194,7 +194,7 @@ impl Lease {
     async fn owners(&self) -> Result<Option<Vec<OwnerReference>>, KubeError> {
         let Some(secret) = &self.owned_like else { return Ok(None) };
         let state = within(|| self.cluster.call(Verb::Get, "Secret", secret), self.cluster.secrets().get_metadata_opt(secret)).await?;
-        Ok(state.and_then(|state| state.metadata.owner_references))
+        Ok(state.and_then(|state| state.metadata.owner_references.or_else(|| Some(vec![reference(secret, state.metadata.uid?)]))))
     }
 
     fn api(&self) -> Api<Object> {
@@ -214,6 +214,11 @@ impl Lease {
         };
         Err(KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
     }
+}
+
+fn reference(secret: &str, uid: String) -> OwnerReference {
+    let (api_version, kind, name) = ("v1".to_owned(), "Secret".to_owned(), secret.to_owned());
+    OwnerReference { api_version, kind, name, uid, ..OwnerReference::default() }
 }
 
 fn record(object: Object) -> LeaseRecord {

@@ -27,6 +27,8 @@ impl LeaseTerms {
     pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
     /// Taken within milliseconds when it is free, and held only while a replica is suspected: a dead holder delays failover by 4 s.
     pub const FAILOVER: Self = Self { duration: Duration::from_secs(4), trust: Duration::from_secs(2), every: Duration::from_millis(500) };
+    /// Another Pod has the identity of a standalone proxy 10 s after its node is lost, and within a second of a release.
+    pub const ACTIVE_POD: Self = Self { duration: Duration::from_secs(10), trust: Duration::from_secs(7), every: Duration::from_secs(1) };
     /// Ten minutes: a restarted node is back by then, and no renewal is urgent. Two leaders do no harm, so `trust` is practically
     /// unlimited.
     pub const CERT_LEADER: Self =

@@ -48,7 +48,7 @@ pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_tex
 pub use shape::{RenderContext, image_path};
 pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
 pub use standalone_service::{headless_service, selected_app};
-pub use statefulset::{pod_health_port, stateful_set};
+pub use statefulset::{pod_health_port, standby_set, stateful_set};
 
 /// The proxy's container.
 const PROXY: &str = "tailscale";

@@ -128,6 +128,11 @@ impl<'a> Parent<'a> {
     }
 }
 
+/// Whether an object requests a second Pod that takes over.
+pub fn wants_standby(metadata: &ObjectMeta) -> bool {
+    annotation(metadata.annotations.as_ref(), names::STANDBY).is_some_and(is_true)
+}
+
 /// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.
 /// `tenants`: those of standalone proxies.
 pub fn as_group(parent: Parent<'_>, tenants: &[Tenant]) -> ProxyGroup {
@@ -160,6 +165,12 @@ pub fn new_name(name: &str, uid: &str) -> String {
     let part = name.get(..name.len().min(LONGEST_PART)).unwrap_or(name).trim_end_matches(['-', '.']);
     let part = part.replace('.', "-");
     format!("ts-{part}-{}", &sha256(uid.as_bytes())[..SUFFIX])
+}
+
+/// Name of the `StatefulSet` of a workload's second Pod: as long as a new name, so that labels with it have room.
+pub fn standby_name(workload: &str) -> String {
+    let stem = workload.rsplit_once('-').map_or(workload, |(stem, _)| stem);
+    format!("{stem}-{}", &sha256(format!("{workload}/standby").as_bytes())[..SUFFIX])
 }
 
 #[cfg(test)]

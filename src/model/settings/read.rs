@@ -9,8 +9,8 @@ use super::front_end::front_end;
 use super::issuing::issuing;
 use super::source::SettingSource;
 use super::{
-    CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault, Settings,
-    StateOut, TailnetMode, daemon,
+    ActiveLease, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault,
+    Settings, StateOut, TailnetMode, daemon,
 };
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
@@ -45,6 +45,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let tailnet = tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
     homes(source, kube.is_some(), &state, &tailnet);
     via_ingress(source, cluster_via_ingress);
+    let active_lease = active_lease(source, &pod, kube.is_some());
     let http = http(source, egress.is_some());
     let health_addr = health_addr(source);
     for (variable, why) in WITHOUT_MEANING {
@@ -68,6 +69,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         cert_share,
         issuing: issuing(source),
         auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
+        active_lease,
         state,
         kube,
         front_end: front_end(source),
@@ -206,6 +208,14 @@ fn homes(source: &mut SettingSource<'_>, in_cluster: bool, state: &StateOut, tai
     source.needs("TS_INGRESS_PROXIES_CONFIG_PATH", home, needs);
     source.needs("TAILYARD_EGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
     source.needs("TAILYARD_INGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+}
+
+fn active_lease(source: &mut SettingSource<'_>, pod: &Pod, in_cluster: bool) -> Option<ActiveLease> {
+    const SETTING: &str = "TAILYARD_ACTIVE_LEASE";
+    let name = source.owned(SETTING)?;
+    source.needs(SETTING, in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+    source.needs(SETTING, pod.uid.is_some(), "POD_UID");
+    Some(ActiveLease { name, pod_uid: pod.uid.clone()? })
 }
 
 fn via_ingress(source: &mut SettingSource<'_>, on: bool) {

@@ -1,6 +1,8 @@
 use super::*;
 use crate::model::tailnet::supervise::{Login, StateStore};
 
+mod replica;
+
 fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
@@ -82,6 +84,7 @@ fn environment_of_an_egress_pod_is_read() {
         },
         auto_advertise: false,
         state: StateOut::Secret("eg-0".into()),
+        active_lease: None,
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
         front_end: FrontEnd::default(),
         backend: FirewallMode::Auto,
@@ -365,62 +368,9 @@ fn front_end_limits_are_read() {
 }
 
 #[test]
-fn wireguard_port_is_stable_per_pod() {
-    let port = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env["PORT"].parse::<u16>().expect("a port");
-    let pod = |name: &str, ip: &str| port(&[("POD_NAME", name), ("POD_IP", ip)]);
-    assert_eq!(pod("eg-0", "10.0.0.5"), pod("eg-0", "10.0.0.5"));
-    let ports: BTreeSet<_> = (0..20).map(|i| pod(&format!("eg-{i}"), "10.0.0.5")).collect();
-    assert!(ports.len() > 15 && ports.iter().all(|port| *port >= 61_000), "{ports:?}");
-    assert_eq!(port(&[("POD_NAME", "eg-0"), ("PORT", "7777")]), 7777);
-}
-
-#[test]
 fn whole_address_modes_reserve_the_wireguard_port() {
     let ports = |pairs: &[(&str, &str)]| read(pairs).reserved().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert!(ports(&[("TS_TAILNET_TARGET_IP", "100.64.0.9")]).contains(&"udp/41641".to_owned()));
     assert!(ports(&[("TS_TAILNET_TARGET_FQDN", "a.b"), ("PORT", "7777")]).contains(&"udp/7777".to_owned()));
     assert!(!ports(&[("TS_DEST_IP", "10.0.0.9")]).iter().any(|port| port.starts_with("udp")));
-}
-
-#[test]
-fn config_from_api_requires_directory_and_pod_name() {
-    let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/run/tailyard/config");
-    let all = read(&[dir, ("POD_NAME", "eg-0"), ("TAILYARD_CONFIG_FROM_API", "true")]);
-    assert!(daemon(&all).fill_config);
-    assert!(!daemon(&read(&[dir, ("POD_NAME", "eg-0")])).fill_config);
-    assert_eq!(faults(&[("TAILYARD_CONFIG_FROM_API", "true")]).len(), 2);
-}
-
-#[test]
-fn acme_directory_and_account_are_read() {
-    let issuing = |env: &[(&str, &str)]| read(env).issuing;
-    let staging = "https://acme-staging-v02.api.letsencrypt.org/directory";
-    assert_eq!(issuing(&[("TS_DEBUG_ACME_DIRECTORY_URL", staging)]).directory, staging);
-    let both = [("TS_DEBUG_ACME_DIRECTORY_URL", staging), ("TAILYARD_ACME_DIRECTORY", "https://ca.example/acme")];
-    assert_eq!(issuing(&both).directory, "https://ca.example/acme");
-    let account = [("TS_ACME_ACCOUNT_SECRET_NAME", "tailscale-acme-accounts"), ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem")];
-    assert_eq!(issuing(&account).account, Some(("tailscale-acme-accounts".into(), "_default.acme-account.key.pem".into())));
-    assert_eq!(issuing(&[("TAILYARD_CERT_LEADER_TIMEOUT", "1m")]).away, Duration::from_mins(1));
-    let name_each = |pairs: &[(&str, &str)]| {
-        let faults = faults(pairs);
-        assert_eq!(faults.len(), pairs.len(), "{faults:?}");
-        assert!(pairs.iter().all(|(name, _)| faults.iter().any(|fault| fault.contains(name))), "{faults:?}");
-    };
-    name_each(&[("TS_ACME_ACCOUNT_FIELD", "x")]);
-    name_each(&[("TAILYARD_ACME_DIRECTORY", "ca.example"), ("TAILYARD_CERT_LEADER_TIMEOUT", "0")]);
-}
-
-#[test]
-fn userspace_group_member_serves_only_sites() {
-    let group = [
-        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
-        ("POD_NAME", "in-0"),
-        ("TS_KUBE_SECRET", "in-0"),
-        ("TS_SERVE_CONFIG", "/etc/proxies/serve-config.json"),
-        ("TAILYARD_INGRESS_CONFIGMAP", "tailscale/in-ingress-config"),
-        ("TS_USERSPACE", "true"),
-    ];
-    let settings = read(&group);
-    assert!(daemon(&settings).userspace && !settings.forwards() && settings.limits_advertising());
-    assert!(settings.serve.is_some_and(|serve| serve.configmap.is_some()));
 }

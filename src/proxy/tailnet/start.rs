@@ -112,7 +112,9 @@ fn supervise(
         _ => None,
     };
     let reach = copies.as_ref().map(|copies| state_backup::reach(&copies.secret));
-    let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives: settings.init.is_some() };
+    // A process that is not there cannot end tailscaled when the Lease is lost.
+    let outlives = settings.init.is_some() && settings.active_lease.is_none();
+    let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {
         spawn(tasks, "state copies", copies.run(daemon.state()));

@@ -57,6 +57,9 @@ impl ClusterCache {
             None => self.indices.namespaces.clone(),
         };
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
+        let mut replicas = self.replicas(name, &workload);
+        let second = self.replicas(name, &standalone::standby_name(&workload)).remove(&0).and_then(|replica| replica.pod);
+        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second));
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
@@ -64,7 +67,8 @@ impl ClusterCache {
             group,
             class,
             tailnet,
-            replicas: self.replicas(name, &workload),
+            replicas,
+            waiting,
             workload,
             owned: self.with_shared(self.owned(name), name, &settings.namespace),
             slices: self.indices.groups.get(name).map(|members| members.slices.clone()).unwrap_or_default(),
@@ -229,7 +233,8 @@ impl ClusterCache {
         let members = self.indices.groups.get(key);
         let owned = members.into_iter().flat_map(|members| &members.owned);
         let is_named = |object: &ObjectRef, value: &Value| {
-            object.kind == Kind::StatefulSet || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
+            (object.kind == Kind::StatefulSet && value["metadata"]["labels"][names::STANDBY].is_null())
+                || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
         };
         let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
         let replicas = members.into_iter().flat_map(|members| &members.replicas);

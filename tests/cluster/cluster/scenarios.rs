@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::PORT;
-use crate::cluster::{documents, published, standalone, whole};
+use crate::cluster::{documents, published, standalone, standby, whole};
 use kit::cluster::Cluster;
 use kit::cluster::DEADLINE;
 use kit::cluster::pods::client;
@@ -42,7 +42,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 17] = [
+const ALL: [Scenario; 18] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -54,6 +54,7 @@ const ALL: [Scenario; 17] = [
     ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
     ("Services without a group", standalone::services_have_proxies_of_their_own),
+    ("a proxy with standby", standby::a_waiting_pod_takes_over),
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),

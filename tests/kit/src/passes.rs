@@ -122,6 +122,7 @@ fn nothing() -> Observed {
         names_before: 0,
         node_ports: [].into(),
         publish: PublishInputs::default(),
+        waiting: None,
         replacements: 0,
         denied: BTreeMap::new(),
     }

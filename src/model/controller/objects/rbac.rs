@@ -78,13 +78,15 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         // The Tailscale operator's image finds certificates by labels, which RBAC cannot express.
         rules.push(rule("secrets", &["list", "watch"], Vec::new()));
     }
-    if shape.ingress() && !shape.stock() {
-        // Election of the cert leader.
+    // Elections of the cert leader and of the active Pod.
+    let issuer = (shape.ingress() && !shape.stock()).then(|| names::issuer(group));
+    let leases: Vec<_> = issuer.into_iter().chain(shape.active_lease()).collect();
+    if !leases.is_empty() {
         let lease = |verbs: &[&str], names: Vec<String>| PolicyRule {
             api_groups: Some(list(&["coordination.k8s.io"])),
             ..rule("leases", verbs, names)
         };
-        rules.push(lease(&["get", "patch", "update"], vec![names::issuer(group)]));
+        rules.push(lease(&["get", "patch", "update"], leases));
         rules.push(lease(&["create"], Vec::new()));
     }
     if !shape.stock() && shape.has_config_map() {

@@ -24,6 +24,8 @@ pub(super) const DEBUG: u16 = 9001;
 pub(super) const ADMIN: u16 = 9003;
 /// Termination time beyond the drain timeout: to become unready, reset remaining flows and leave the tailnet.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
+/// Maximum drain timeout of a Pod with a standby.
+const STANDBY_DRAIN: Duration = Duration::from_secs(5);
 /// Let's Encrypt's staging environment.
 const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// Maximum drain timeout in seconds: a day.
@@ -58,6 +60,8 @@ pub struct RenderContext<'a> {
     pub node_sites: bool,
     /// User-provided certificates that the Pods read.
     pub own_certificates: BTreeSet<String>,
+    /// Whether a second Pod waits to take over.
+    pub standby: bool,
     /// Certificate Secrets that the Pods read and write.
     pub certificates: BTreeSet<String>,
 }
@@ -91,6 +95,11 @@ impl RenderContext<'_> {
     /// Whether the workload is the proxy of a standalone Service or Ingress.
     pub fn standalone(&self) -> bool {
         self.owner.parent.is_some()
+    }
+
+    /// Lease of the Pod that has the identity of a proxy with a standby.
+    pub fn active_lease(&self) -> Option<String> {
+        self.standby.then(|| names::replica(&self.owner.group, 0))
     }
 
     /// Whether the replicas read a `ConfigMap`.
@@ -138,7 +147,9 @@ impl RenderContext<'_> {
     /// Time for which a draining replica forwards existing flows.
     pub fn drain_timeout(&self) -> Duration {
         let own = self.own().and_then(|own| own.drain_timeout_seconds).and_then(|grace| grace.clamp(0, LONGEST_GRACE).try_into().ok());
-        own.map_or(self.settings.drain_timeout, Duration::from_secs)
+        let timeout = own.map_or(self.settings.drain_timeout, Duration::from_secs);
+        // Its flows cannot continue in the second Pod, and new ones wait for that.
+        if self.standby { timeout.min(STANDBY_DRAIN) } else { timeout }
     }
 
     /// `terminationGracePeriodSeconds`.

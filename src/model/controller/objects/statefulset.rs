@@ -4,6 +4,8 @@
 //! Pod. The Tailscale operator's image reads its config from a mounted Secret; volumes exist for ordinals in tens, so that scaling within
 //! ten restarts no Pod.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
@@ -20,6 +22,7 @@ use super::overlay::overlay;
 use super::shape::DEBUG;
 use super::{Kind, Manifest, PROXY, RenderContext, SYSCTLER, env};
 use crate::api::names;
+use crate::model::controller::standalone::standby_name;
 
 /// Mount path of the replicas' configs, one folder for each.
 const CONFIGS: &str = "/etc/tsconfig";
@@ -36,6 +39,30 @@ const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
 
 /// The `StatefulSet`. `observed` supplies immutable fields.
 pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
+    Manifest::of(Kind::StatefulSet, &set(shape, observed))
+}
+
+/// The `StatefulSet` of the second Pod of a proxy, with the name of the first one in place of its own.
+pub fn standby_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
+    let mut set = set(shape, observed);
+    let label = |labels: &mut Option<BTreeMap<String, String>>| {
+        labels.get_or_insert_default().insert(names::STANDBY.to_owned(), "true".to_owned());
+    };
+    set.metadata.name = Some(standby_name(&shape.owner.group));
+    label(&mut set.metadata.labels);
+    if let Some(spec) = &mut set.spec {
+        label(&mut spec.selector.match_labels);
+        let template = &mut spec.template;
+        template.metadata.iter_mut().for_each(|metadata| label(&mut metadata.labels));
+        let containers = template.spec.iter_mut().flat_map(|pod| &mut pod.containers);
+        for container in containers.filter(|container| container.name == PROXY) {
+            env::set(container.env.get_or_insert_default(), env::value("POD_NAME", &names::replica(&shape.owner.group, 0)));
+        }
+    }
+    Manifest::of(Kind::StatefulSet, &set)
+}
+
+fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
     let (labels, pod_labels) = (shape.owner.selector(), shape.owner.pod_labels());
     let new_policy = if shape.standalone() { "OrderedReady" } else { "Parallel" };
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
@@ -58,7 +85,7 @@ pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Mani
     if !shape.stock() {
         spare_sysctler(&mut set, shape);
     }
-    Manifest::of(Kind::StatefulSet, &set)
+    set
 }
 
 /// Removes the init container where the proxy can enable IP forwarding itself, or forwards nothing: it only delays starts.
@@ -87,8 +114,8 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
             sysctls: by_pod.then(sysctls),
             ..PodSecurityContext::default()
         }),
-        topology_spread_constraints: (!shape.standalone()).then(|| vec![over_nodes(shape)]),
-        affinity: (!shape.standalone()).then(|| over_zones(shape)),
+        topology_spread_constraints: is_replicated(shape).then(|| vec![over_nodes(shape)]),
+        affinity: is_replicated(shape).then(|| over_zones(shape)),
         init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
@@ -104,6 +131,10 @@ fn dns() -> PodDNSConfig {
     let option = |(name, value): (&str, &str)| PodDNSConfigOption { name: Some(name.to_owned()), value: Some(value.to_owned()) };
     let options = [("ndots", "1"), ("timeout", "1"), ("attempts", "3")].map(option).to_vec();
     PodDNSConfig { options: Some(options), ..PodDNSConfig::default() }
+}
+
+fn is_replicated(shape: &RenderContext<'_>) -> bool {
+    !shape.standalone() || shape.standby
 }
 
 fn siblings(shape: &RenderContext<'_>) -> LabelSelector {

@@ -56,6 +56,7 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         wireguard: None,
         share_account,
         node_sites: false,
+        standby: false,
         own_certificates: BTreeSet::new(),
         certificates,
     };

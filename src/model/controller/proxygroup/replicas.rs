@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value, json};
 
 use super::ingress::IngressPlan;
@@ -210,14 +211,21 @@ pub(super) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32
 /// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
 /// cannot serve any more. Its Service must not wait for it.
 fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
-    let Some(pod) = replica.pod.as_deref() else { return false };
-    let standalone = work.observed.is_standalone();
-    let Some(end) = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone) else { return true };
-    let wait = ABANDONED.saturating_sub(elapsed(end.0, work.observed.now));
-    if !wait.is_zero() {
-        work.again(wait);
+    let (standalone, now) = (work.observed.is_standalone(), work.observed.now);
+    let wait = |pod: &Pod| {
+        let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
+        Some(ABANDONED.saturating_sub(elapsed(end.0, now)))
+    };
+    let pods = replica.pod.iter().chain(&work.observed.waiting);
+    match pods.map(|pod| wait(pod)).try_fold(Duration::ZERO, |longest, wait| Some(longest.max(wait?))) {
+        None => true,
+        Some(wait) => {
+            if !wait.is_zero() {
+                work.again(wait);
+            }
+            !wait.is_zero()
+        }
     }
-    !wait.is_zero()
 }
 
 /// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.

@@ -12,17 +12,19 @@ use serde_json::Value;
 use super::work::{GroupPass, Ownership, whose};
 use super::{GroupPlan, Memory, Observed, TailnetState, ingress, is_ready, provision, replicas, services};
 use crate::api::condition::reason;
+use crate::api::names;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, endpoints, headless_service, image_path, rbac, selected_app,
 };
-use crate::model::controller::standalone::{Parent, parse_key};
+use crate::model::controller::standalone::{Parent, parse_key, wants_standby};
 use crate::model::plan::world::Single;
 
 mod admission;
 mod pace;
 mod report;
 mod request;
+mod standby;
 
 use admission::{Admission, admit};
 pub use pace::Replacements;
@@ -92,10 +94,17 @@ fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(
         // An account for each proxy would soon exceed the limit of new accounts.
         share_account: Some(settings.shared_account.unwrap_or(true)),
         node_sites: false,
+        standby: false,
         own_certificates: BTreeSet::new(),
         certificates: BTreeSet::new(),
     };
     shape.node_sites = shape.ingress();
+    shape.standby = parent(observed).is_some_and(|parent| wants_standby(parent.metadata()));
+    if shape.standby && shape.stock() {
+        shape.standby = false;
+        let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);
+        work.fault(reason::PROXY_FAILED, message);
+    }
     if image_path(shape.image()).ends_with("k8s-proxy") {
         work.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
         usable = false;
@@ -164,22 +173,37 @@ fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     }
     replicas::secrets(work, shape, &std::collections::BTreeMap::new(), None);
     provision::pods(work, shape);
+    standby::standby(work, shape);
     pace::pace(work, &shape.owner);
     delete_stuck(work, &shape.owner);
 }
 
-/// Deletes a `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
+/// Deletes each `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
 /// ready, which it may never be; the next pass creates the `StatefulSet` again.
 fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
-    let object = ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone());
-    let pod = work.observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
-    let (Some(set), Some(pod)) = (work.owned(&object), pod) else { return };
-    let uid = set["metadata"]["uid"].as_str();
-    let is_own = pod.metadata.owner_references.iter().flatten().any(|reference| Some(reference.uid.as_str()) == uid);
-    let waits = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
-    if is_own && waits && is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object) {
-        work.delete(owner, &object);
+    let pods: Vec<_> = standby::pods(work).collect();
+    for pod in pods {
+        let object = set_ref(owner, pod);
+        let Some(set) = work.owned(&object) else { continue };
+        let uid = set["metadata"]["uid"].as_str();
+        let is_own = pod.metadata.owner_references.iter().flatten().any(|reference| Some(reference.uid.as_str()) == uid);
+        let waits = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
+        if is_own && waits && is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object) {
+            work.delete(owner, &object);
+        }
     }
+}
+
+/// `StatefulSet` of a Pod: of the first one, or of the second one of a proxy with standby.
+fn set_ref(owner: &Owner, pod: &Pod) -> ObjectRef {
+    let name = pod.metadata.name.as_deref().and_then(|name| name.rsplit_once('-')).map_or(owner.group.as_str(), |(set, _)| set);
+    ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)
+}
+
+/// Whether a Pod has the template of its `StatefulSet`, which Kubernetes has observed.
+fn is_current(set: &Value, pod: &Pod) -> bool {
+    let generation = set["metadata"]["generation"].as_u64();
+    generation <= set["status"]["observedGeneration"].as_u64().or(generation) && !is_outdated(set, pod)
 }
 
 /// Whether a Pod has an older template than its `StatefulSet`.
@@ -202,7 +226,9 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
     if moves.is_some_and(|service| services::external_name(service) == host) {
         return;
     }
-    work.delete(owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    for set in standby::sets(owner) {
+        work.delete(owner, &set);
+    }
     if !replicas::remove_replicas(work, owner, 0) {
         if let TailnetState::Unavailable(why) = &observed.tailnet {
             work.fault(reason::PROXY_FAILED, why.clone());

@@ -25,6 +25,7 @@ mod slices;
 mod standalone;
 mod standalone_ingress;
 mod standalone_pace;
+mod standalone_standby;
 mod tenants;
 mod world;
 

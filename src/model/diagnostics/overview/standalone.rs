@@ -38,7 +38,14 @@ type Key = (&'static str, String, String);
 
 /// Proxies by kind, namespace and name.
 pub(super) fn standalone(view: &ClusterView) -> Vec<StandaloneOverview> {
-    let pods: BTreeMap<Key, (&String, &Pod)> = view.pods.iter().filter_map(|(name, pod)| Some((parent(pod)?, (name, pod)))).collect();
+    let mut pods: BTreeMap<Key, (&String, &Pod)> = BTreeMap::new();
+    for (key, found) in view.pods.iter().filter_map(|(name, pod)| Some((parent(pod)?, (name, pod)))) {
+        // Of a proxy with standby the active Pod is ready.
+        let shown = pods.entry(key).or_insert(found);
+        if is_ready(found.1) {
+            *shown = found;
+        }
+    }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let key = |service: &Service| ("Service", text(&service.metadata.namespace), text(&service.metadata.name));
     let services = view.services.iter().map(|service| (key(service), service));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::is_outdated;
+use super::{is_outdated, set_ref};
 use crate::model::controller::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::proxygroup::readiness::{elapsed, is_ready, unready_since};
 use crate::model::controller::proxygroup::work::GroupPass;
@@ -38,13 +38,13 @@ impl Replacements {
 /// Withholds a changed template of a proxy that serves, while many others are being replaced.
 pub(super) fn pace(work: &mut GroupPass<'_>, owner: &Owner) {
     let observed = work.observed;
-    let object = ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone());
-    let pod = observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
-    let (Some(set), Some(pod)) = (observed.owned.get(&object), pod) else { return };
-    let changes = work.pass.apply.iter().any(|manifest| manifest.object == object);
+    let Some(pod) = observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref()) else { return };
+    let Some(set) = observed.owned.get(&set_ref(owner, pod)) else { return };
+    let is_changed = |object: &ObjectRef| object.kind == Kind::StatefulSet && observed.owned.contains_key(object);
+    let changes = work.pass.apply.iter().any(|manifest| is_changed(&manifest.object));
     let serves = is_ready(pod);
     if changes && serves && observed.replacements >= MAX_REPLACED {
-        work.pass.apply.retain(|manifest| manifest.object != object);
+        work.pass.apply.retain(|manifest| !is_changed(&manifest.object));
         return work.again(RETRY);
     }
     let is_awaited = unready_since(pod).is_some_and(|since| elapsed(since, observed.now) < MAX_WAIT);

@@ -3,18 +3,18 @@
 //! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
 //! rules are in force and its target is known. A change of reason or message is reported once.
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
-use super::is_outdated;
+use super::{is_current, set_ref};
 use crate::api::condition::{PROXY_READY, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::PublishSource;
-use crate::model::controller::objects::{Kind, ObjectRef, Owner, RenderContext, covers};
+use crate::model::controller::objects::{Owner, RenderContext, covers};
 use crate::model::controller::proxygroup::replicas::other_tags;
 use crate::model::controller::proxygroup::services::{external_name, host, is_child, own_name, restored};
 use crate::model::controller::proxygroup::status;
@@ -163,18 +163,11 @@ fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
 /// Device of a ready Pod of the current template whose target is served, with its name in the tailnet.
 fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)> {
     let replica = work.observed.replicas.get(&0)?;
-    let current = is_current(work, owner, replica.pod.as_deref()?);
+    let pod = replica.pod.as_deref()?;
+    let object = set_ref(owner, pod);
+    let is_current = is_current(work.owned(&object)?, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object);
     let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
-    status::device(replica).filter(|_| current && rejected_target(work).is_none()).map(|device| (device, name))
-}
-
-/// Whether a Pod has the template of the observed `StatefulSet`, which is up to date.
-fn is_current(work: &GroupPass<'_>, owner: &Owner, pod: &Pod) -> bool {
-    let object = ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone());
-    let Some(set) = work.owned(&object) else { return false };
-    let (status, generation) = (&set["status"], set["metadata"]["generation"].as_u64());
-    let observed = generation <= status["observedGeneration"].as_u64().or(generation);
-    observed && !is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object)
+    status::device(replica).filter(|_| is_current && rejected_target(work).is_none()).map(|device| (device, name))
 }
 
 fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {

@@ -279,6 +279,7 @@ impl World {
             .map(|parent| standalone::as_group(parent, &self.settings.standalone_tenants))
             .or_else(|| self.groups.get(name).cloned());
         let workload = self.workload(name, &owned);
+        let (replicas, waiting) = self.with_waiting(&workload);
         Observed {
             name: name.into(),
             now: self.time(),
@@ -287,7 +288,7 @@ impl World {
             group: group.map(Arc::new),
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),
-            replicas: self.observed_replicas(&workload),
+            replicas,
             workload,
             owned: self.with_shared(owned, name),
             slices: self.child_slices(name),
@@ -297,6 +298,7 @@ impl World {
             names_before: self.names_before,
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
+            waiting,
             replacements: self.replacements.besides(name),
             denied: self.denied.clone(),
         }
@@ -314,7 +316,9 @@ impl World {
     /// Name of the workload of a key.
     fn workload(&self, key: &str, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
         let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
-        let sets = owned.keys().filter(|object| object.kind == Kind::StatefulSet).map(|object| object.name.as_str());
+        let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();
+        let sets = owned.iter().filter(|(object, value)| object.kind == Kind::StatefulSet && is_first(value));
+        let sets = sets.map(|(object, _)| object.name.as_str());
         let has_device = |value: &Value| value["data"]["device_id"].is_string();
         let devices = owned.iter().filter(|(object, value)| object.kind == Kind::Secret && has_device(value));
         let devices = devices.map(|(object, _)| object.name.as_str()).collect();

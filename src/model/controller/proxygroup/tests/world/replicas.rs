@@ -45,6 +45,14 @@ impl World {
         wanted
     }
 
+    /// Replicas of a workload, and the Pod that waits to take over.
+    pub(super) fn with_waiting(&self, workload: &str) -> (BTreeMap<u32, ObservedReplica>, Option<Arc<Pod>>) {
+        let mut replicas = self.observed_replicas(workload);
+        let second = self.pods.get(&names::replica(&standalone::standby_name(workload), 0)).cloned().map(Arc::new);
+        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second));
+        (replicas, waiting)
+    }
+
     /// Sets the condition `Ready` of a replica's Pod.
     pub(in super::super) fn set_ready(&mut self, replica: &str, condition: &Value) {
         let status = self.pods.get_mut(replica).and_then(|pod| pod.status.as_mut()).expect("a Pod");

@@ -1,0 +1,67 @@
+//! Settings of Pods that share an identity or a name with others.
+
+use super::*;
+
+#[test]
+fn wireguard_port_is_stable_per_pod() {
+    let port = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env["PORT"].parse::<u16>().expect("a port");
+    let pod = |name: &str, ip: &str| port(&[("POD_NAME", name), ("POD_IP", ip)]);
+    assert_eq!(pod("eg-0", "10.0.0.5"), pod("eg-0", "10.0.0.5"));
+    let ports: BTreeSet<_> = (0..20).map(|i| pod(&format!("eg-{i}"), "10.0.0.5")).collect();
+    assert!(ports.len() > 15 && ports.iter().all(|port| *port >= 61_000), "{ports:?}");
+    assert_eq!(port(&[("POD_NAME", "eg-0"), ("PORT", "7777")]), 7777);
+}
+
+#[test]
+fn config_from_api_requires_directory_and_pod_name() {
+    let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/run/tailyard/config");
+    let all = read(&[dir, ("POD_NAME", "eg-0"), ("TAILYARD_CONFIG_FROM_API", "true")]);
+    assert!(daemon(&all).fill_config);
+    assert!(!daemon(&read(&[dir, ("POD_NAME", "eg-0")])).fill_config);
+    assert_eq!(faults(&[("TAILYARD_CONFIG_FROM_API", "true")]).len(), 2);
+}
+
+#[test]
+fn acme_directory_and_account_are_read() {
+    let issuing = |env: &[(&str, &str)]| read(env).issuing;
+    let staging = "https://acme-staging-v02.api.letsencrypt.org/directory";
+    assert_eq!(issuing(&[("TS_DEBUG_ACME_DIRECTORY_URL", staging)]).directory, staging);
+    let both = [("TS_DEBUG_ACME_DIRECTORY_URL", staging), ("TAILYARD_ACME_DIRECTORY", "https://ca.example/acme")];
+    assert_eq!(issuing(&both).directory, "https://ca.example/acme");
+    let account = [("TS_ACME_ACCOUNT_SECRET_NAME", "tailscale-acme-accounts"), ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem")];
+    assert_eq!(issuing(&account).account, Some(("tailscale-acme-accounts".into(), "_default.acme-account.key.pem".into())));
+    assert_eq!(issuing(&[("TAILYARD_CERT_LEADER_TIMEOUT", "1m")]).away, Duration::from_mins(1));
+    let name_each = |pairs: &[(&str, &str)]| {
+        let faults = faults(pairs);
+        assert_eq!(faults.len(), pairs.len(), "{faults:?}");
+        assert!(pairs.iter().all(|(name, _)| faults.iter().any(|fault| fault.contains(name))), "{faults:?}");
+    };
+    name_each(&[("TS_ACME_ACCOUNT_FIELD", "x")]);
+    name_each(&[("TAILYARD_ACME_DIRECTORY", "ca.example"), ("TAILYARD_CERT_LEADER_TIMEOUT", "0")]);
+}
+
+#[test]
+fn userspace_group_member_serves_only_sites() {
+    let group = [
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ("POD_NAME", "in-0"),
+        ("TS_KUBE_SECRET", "in-0"),
+        ("TS_SERVE_CONFIG", "/etc/proxies/serve-config.json"),
+        ("TAILYARD_INGRESS_CONFIGMAP", "tailscale/in-ingress-config"),
+        ("TS_USERSPACE", "true"),
+    ];
+    let settings = read(&group);
+    assert!(daemon(&settings).userspace && !settings.forwards() && settings.limits_advertising());
+    assert!(settings.serve.is_some_and(|serve| serve.configmap.is_some()));
+}
+
+#[test]
+fn active_lease_requires_a_cluster_and_the_uid_of_the_pod() {
+    let lease = ("TAILYARD_ACTIVE_LEASE", "ts-web-1a2b3-0");
+    let (server, uid) = (("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("POD_UID", "7d5c"));
+    let expected = ActiveLease { name: "ts-web-1a2b3-0".into(), pod_uid: "7d5c".into() };
+    assert_eq!(read(&[lease, server, uid]).active_lease, Some(expected));
+    assert_eq!(read(&[server, uid]).active_lease, None);
+    assert!(faults(&[lease, server])[0].contains("POD_UID"));
+    assert!(faults(&[lease, uid])[0].contains("KUBERNETES_SERVICE_HOST"));
+}

@@ -1,0 +1,141 @@
+//! A standalone proxy with a second Pod that takes over.
+
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::{PORT, Stage};
+use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::images::TOOLS;
+use kit::cluster::{Cluster, DEADLINE, pods};
+use kit::machine::Machine;
+use kit::wait::eventually;
+
+/// Response of the backend.
+const ANSWER: &str = "hello";
+/// Timeout of one attempt.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time without a failed attempt after which an outage is over.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Name and holder of each Lease, by lines.
+const LEASES: &str = r"jsonpath={range .items[*]}{.metadata.name} {.spec.holderIdentity}{'\n'}{end}";
+
+/// Pods of the proxy: the ready one, and the waiting one.
+struct Pair {
+    active: String,
+    waiting: String,
+}
+
+/// One Pod runs tailscaled, the other takes over when it is deleted, killed or lost, as the same device; never do both run it.
+pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let guest = cluster.tailnet.machine("pair-guest");
+    let _tailscaled = guest.tailscaled();
+    cluster.tailnet.join(&guest, &[]);
+    cluster.apply(&[service()]);
+    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/pair"]);
+    let first = settled(cluster);
+    let nodes = [&first.active, &first.waiting].map(|pod| pods::node(cluster, NAMESPACE, pod));
+    assert_ne!(nodes[0], nodes[1]);
+    let free = cluster.nodes.iter().find(|node| !nodes.contains(&node.name)).expect("a third node");
+    cluster.apply(&[backend(&free.name)]);
+    let address = cluster.kubectl(&["get", "service/pair", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
+    let address: IpAddr = address.parse().expect("an address");
+    eventually("an answer", DEADLINE, || answer(&guest, address));
+    let outage = |pair: &Pair, what: &str, fault: &dyn Fn()| {
+        let uids = [&pair.active, &pair.waiting].map(|pod| pods::uid(cluster, NAMESPACE, pod));
+        outage(&uids, what, fault, || answer(&guest, address).is_some());
+    };
+
+    outage(&first, "the active Pod is deleted", &|| {
+        cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &first.active, "--wait=false"]);
+    });
+    let second = settled(cluster);
+    assert_eq!(second.active, first.waiting, "the other one takes over");
+
+    let uid = pods::uid(cluster, NAMESPACE, &second.active);
+    outage(&second, "the active Pod is killed", &|| pods::signal(&uid, None, Signal::SIGKILL));
+    let third = settled(cluster);
+
+    let name = pods::node(cluster, NAMESPACE, &third.active);
+    let node = cluster.nodes.iter().find(|node| node.name == name).expect("a node");
+    outage(&third, "the node of the active Pod is lost", &|| cluster.tailnet.cut(&node.machine));
+    cluster.tailnet.repair(&node.machine);
+    cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
+    assert_eq!(settled(cluster).active, third.waiting);
+    cluster.wait(&["--for=condition=TailscaleProxyReady", "service/pair"]);
+    assert!(cluster.tailnet.addresses_of("default-pair").contains(&address), "it is the same device");
+
+    cluster.kubectl(&["delete", "service/pair", "pod/pair", "--timeout=120s"]);
+    chart::wait_gone(cluster, "pair");
+    assert!(!cluster.tailnet.knows("default-pair"), "its device is deleted before its finalizer");
+    let leases = || cluster.kubectl(&["get", "leases", "-n", NAMESPACE, "-o", "name"]);
+    eventually("its Lease is deleted", DEADLINE, || (!leases().contains("ts-pair-")).then_some(()));
+}
+
+/// Waits until the Pod that holds the Lease is ready, and the other one waits.
+fn settled(cluster: &Cluster) -> Pair {
+    let fields =
+        [".metadata.name", ".metadata.uid", r#".status.conditions[?(@.type=="Ready")].status"#, ".status.containerStatuses[0].started"];
+    let fields = fields.map(|field| format!("{{{field}}} ")).concat();
+    let path = format!("jsonpath={{range .items[*]}}{fields}{{end}}");
+    let found = || cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "tailscale.com/parent-resource=pair", "-o", &path]);
+    let holder = || cluster.kubectl(&["get", "leases", "-n", NAMESPACE, "-o", LEASES]);
+    eventually("an active and a waiting Pod", DEADLINE, || {
+        let (found, holder) = (found(), holder());
+        let holder = holder.lines().find_map(|line| line.strip_prefix("ts-pair-")?.split_once(' '))?.1;
+        let words: Vec<&str> = found.split_whitespace().collect();
+        let pods = words.chunks(4).filter(|pod| pod.len() == 4 && pod[3] == "true");
+        let (active, waiting): (Vec<_>, Vec<_>) = pods.partition(|pod| pod[1] == holder);
+        match (active.as_slice(), waiting.as_slice()) {
+            ([active], [waiting]) if active[2] == "True" && waiting[2] == "False" => {
+                Some(Pair { active: active[0].to_owned(), waiting: waiting[0].to_owned() })
+            }
+            _ => None,
+        }
+    })
+}
+
+/// Runs a fault, and tries connections until they work by another process than before. At no time do two run.
+fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -> bool) {
+    let running = || uids.iter().flat_map(|uid| pods::processes(uid, Some("tailscaled"))).collect::<Vec<_>>();
+    let (before, begin) = (running(), Instant::now());
+    fault();
+    let (mut moved, mut failed) = (None, begin);
+    while moved.is_none_or(|moved: Instant| moved.max(failed).elapsed() < QUIET) {
+        let now = running();
+        assert!(now.len() < 2, "{what}: both Pods run tailscaled");
+        if !now.is_empty() && now != before {
+            moved.get_or_insert_with(Instant::now);
+        }
+        if !answers() {
+            failed = Instant::now();
+        }
+        assert!(begin.elapsed() < DEADLINE, "{what}: no answer after {DEADLINE:?}");
+    }
+    let moved = moved.map(|moved| moved - begin);
+    println!("{what}: tailscaled started after {moved:?}, the last failed connection ended after {:?}", failed - begin);
+}
+
+fn answer(guest: &Machine, address: IpAddr) -> Option<()> {
+    let mut text = String::new();
+    guest.node.connect(SocketAddr::from((address, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
+    (text.trim() == ANSWER).then_some(())
+}
+
+fn backend(node: &str) -> Value {
+    let container = json!({"name": "pair", "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pair", "namespace": "default", "labels": {"app": "pair"}},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]}})
+}
+
+fn service() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "pair", "namespace": "default", "annotations": {"tailyard.io/standby": "true"}},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "allocateLoadBalancerNodePorts": false,
+            "selector": {"app": "pair"}, "ports": [{"port": PORT}]}})
+}
