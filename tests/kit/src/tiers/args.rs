@@ -21,7 +21,7 @@ pub(super) struct Options {
     #[arg(long)]
     check: bool,
     /// Slots: a heavy tier uses two, others one
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) jobs: u32,
     /// Run the chosen tiers this many times
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
