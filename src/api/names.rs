@@ -107,6 +107,8 @@ pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
 /// Ours, annotation of a standalone Service or Ingress: `true` gives its proxy a second Pod that takes over. Label of that Pod and its
 /// `StatefulSet`.
 pub const STANDBY: &str = "tailyard.io/standby";
+/// Annotation of a standalone Ingress: `true` serves clients of the cluster at the Pod's addresses.
+pub const FORWARD_CLUSTER_TRAFFIC: &str = "tailscale.com/experimental-forward-cluster-traffic-via-ingress";
 /// Ours, annotation of a group's issuer Lease: the first replica, which requests it back.
 pub const ISSUER_ASKED: &str = "tailyard.io/handback-requested-by";
 /// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` permits Ingresses to use it as a
@@ -137,9 +139,9 @@ pub const OBJECT_ANNOTATIONS: [&str; 16] = [
     FUNNEL,
     PROXY_PROTOCOL,
     STANDBY,
+    FORWARD_CLUSTER_TRAFFIC,
     FORMER_EXTERNAL_NAME,
     // Served by the Tailscale operator only.
-    "tailscale.com/experimental-forward-cluster-traffic-via-ingress",
     "tailscale.com/magic-dnsname",
 ];
 

@@ -49,6 +49,8 @@ pub struct Settings {
     /// Whether virtual hosts are served on the node's own addresses because the control plane has no Tailscale Services
     /// (`TAILYARD_SERVE_ON_NODE_ADDRESS`).
     pub node_sites: bool,
+    /// Addresses of the Pod on which virtual hosts also serve the cluster (`TAILYARD_SERVE_ON_POD_ADDRESS`).
+    pub pod_sites: BTreeSet<IpAddr>,
     /// Whether the group shares certificates, and which replica issues them.
     pub cert_share: CertShare,
     /// Settings of the group's certificate orders.

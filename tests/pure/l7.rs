@@ -2,6 +2,7 @@
 
 mod balance;
 mod changes;
+mod cluster;
 mod flood;
 mod limits;
 mod messages;

@@ -251,7 +251,8 @@ fn standalone() -> [(&'static str, Observed); 5] {
 fn standalone_ingress() -> (&'static str, Observed) {
     let mut observed = observed(json!({"type": "ingress"}), Some(json!({"metrics": {"enable": true}})));
     let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
-    let annotations = json!({"tailscale.com/http-redirect": "true", "tailscale.com/funnel": "true"});
+    let annotations = json!({"tailscale.com/http-redirect": "true", "tailscale.com/funnel": "true",
+        "tailscale.com/experimental-forward-cluster-traffic-via-ingress": "true"});
     let ingress = json!({"metadata": {"name": "app", "namespace": "default", "uid": "1234-UID", "annotations": annotations},
         "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
     let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");

@@ -128,9 +128,9 @@ impl<'a> Parent<'a> {
     }
 }
 
-/// Whether an object requests a second Pod that takes over.
-pub fn wants_standby(metadata: &ObjectMeta) -> bool {
-    annotation(metadata.annotations.as_ref(), names::STANDBY).is_some_and(is_true)
+/// Whether an annotation of an object is `true`.
+pub fn requests(metadata: &ObjectMeta, name: &str) -> bool {
+    annotation(metadata.annotations.as_ref(), name).is_some_and(is_true)
 }
 
 /// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.

@@ -45,6 +45,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let tailnet = tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
     homes(source, kube.is_some(), &state, &tailnet);
     via_ingress(source, cluster_via_ingress);
+    let pod_sites = pod_sites(source, &pod);
     let active_lease = active_lease(source, &pod, kube.is_some());
     let http = http(source, egress.is_some());
     let health_addr = health_addr(source);
@@ -66,6 +67,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         ingress,
         serve,
         node_sites: source.boolean("TAILYARD_SERVE_ON_NODE_ADDRESS", false),
+        pod_sites,
         cert_share,
         issuing: issuing(source),
         auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
@@ -208,6 +210,17 @@ fn homes(source: &mut SettingSource<'_>, in_cluster: bool, state: &StateOut, tai
     source.needs("TS_INGRESS_PROXIES_CONFIG_PATH", home, needs);
     source.needs("TAILYARD_EGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
     source.needs("TAILYARD_INGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+}
+
+fn pod_sites(source: &mut SettingSource<'_>, pod: &Pod) -> BTreeSet<IpAddr> {
+    const SETTING: &str = "TAILYARD_SERVE_ON_POD_ADDRESS";
+    if !source.boolean(SETTING, false) {
+        return BTreeSet::new();
+    }
+    let serves = source.text("TS_SERVE_CONFIG").is_some();
+    source.needs(SETTING, serves, "TS_SERVE_CONFIG");
+    source.needs(SETTING, !pod.ips.is_empty(), "POD_IPS");
+    pod.ips.clone()
 }
 
 fn active_lease(source: &mut SettingSource<'_>, pod: &Pod, in_cluster: bool) -> Option<ActiveLease> {

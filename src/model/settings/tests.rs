@@ -75,6 +75,7 @@ fn environment_of_an_egress_pod_is_read() {
         ingress: None,
         serve: None,
         node_sites: false,
+        pod_sites: BTreeSet::new(),
         cert_share: CertShare::Off,
         issuing: Issuing {
             directory: "https://acme-v02.api.letsencrypt.org/directory".into(),

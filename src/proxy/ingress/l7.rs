@@ -1,10 +1,11 @@
 //! HTTP front end of an ingress group: terminates TLS and forwards requests to endpoints of cluster services.
 //!
 //! tailscaled forwards each port of a Tailscale Service to a loopback listener with a PROXY protocol v2 header ([`SiteStatus`] has the
-//! addresses). Virtual hosts, certificates and endpoints are latest-wins: a change applies to the next request or handshake and ends no
+//! addresses). On request listeners on the Pod's addresses serve the cluster as well. Virtual hosts, certificates and endpoints are latest-wins: a change applies to the next request or handshake and ends no
 //! connection. Orders no certificates and does not change tailscaled's config.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::snapshot::SnapshotCell;
 use crate::runtime::watch_ext::put;
 
+use client::ClientNetwork;
 use endpoints::UpstreamEndpoints;
 use identify::{Identify, WhoIsLookup};
 use listen::Listeners;
@@ -64,6 +66,8 @@ pub struct Inputs {
     pub ask: Option<WhoIsLookup>,
     pub place: ReplicaLocation,
     pub loopback: Loopback,
+    /// Addresses of the Pod that also serve the cluster, whose clients have no identity.
+    pub pod_addresses: BTreeSet<IpAddr>,
     pub limits: Limits,
     pub upgrades: Upgrades,
 }
@@ -156,6 +160,7 @@ struct ListenerContext {
     connections: Arc<Semaphore>,
     requests: Arc<Semaphore>,
     loopback: Loopback,
+    pod_addresses: BTreeSet<IpAddr>,
     closing: watch::Receiver<Closing>,
 }
 
@@ -171,6 +176,7 @@ struct SitePort {
     service: String,
     number: u16,
     over_tls: bool,
+    network: ClientNetwork,
     served: SnapshotCell<PortSnapshot>,
     counts: Arc<Counts>,
     room: Arc<Semaphore>,
@@ -248,6 +254,7 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
         connections: room(limits.shares.connections),
         requests: room(limits.shares.requests),
         loopback: inputs.loopback,
+        pod_addresses: inputs.pod_addresses,
         closing: inputs.closing.clone(),
     });
     let (placed, in_place) = watch::channel(Arc::default());

@@ -124,6 +124,7 @@ impl Listening {
             ask: Some(identify::by(daemon.api().clone())),
             place: ReplicaLocation { zone: None, node: settings.pod.node.clone() },
             loopback: Loopback::Named,
+            pod_addresses: settings.pod_sites.clone(),
             limits,
             upgrades: front_end.upgrades.clone(),
         };

@@ -39,6 +39,7 @@ pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
         env.push(field("NODE_IP", "status.hostIP"));
         env.extend(shape.ingress().then(|| field("NODE_NAME", "spec.nodeName")));
         env.extend(shape.node_sites.then(|| value("TAILYARD_SERVE_ON_NODE_ADDRESS", "true")));
+        env.extend(shape.pod_sites.then(|| value("TAILYARD_SERVE_ON_POD_ADDRESS", "true")));
         env.extend(shape.active_lease().map(|lease| value("TAILYARD_ACTIVE_LEASE", &lease)));
         let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));

@@ -58,6 +58,8 @@ pub struct RenderContext<'a> {
     pub share_account: Option<bool>,
     /// Virtual hosts are served on the replicas' own addresses: of a standalone proxy, or where the control plane has no Tailscale Services.
     pub node_sites: bool,
+    /// Whether the proxy of an Ingress also serves the cluster, on the Pod's addresses.
+    pub pod_sites: bool,
     /// User-provided certificates that the Pods read.
     pub own_certificates: BTreeSet<String>,
     /// Whether a second Pod waits to take over.

@@ -44,7 +44,6 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     let (spec, settings) = (&group.spec, &*observed.settings);
     let share_account = group.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true");
-    let certificates = BTreeSet::new();
     let mut shape = RenderContext {
         owner,
         spec,
@@ -56,9 +55,10 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         wireguard: None,
         share_account,
         node_sites: false,
+        pod_sites: false,
         standby: false,
         own_certificates: BTreeSet::new(),
-        certificates,
+        certificates: BTreeSet::new(),
     };
     shape.wireguard = endpoints::wireguard(work, &shape);
     let plan = shape.ingress().then(|| ingress::plan(work, &shape));

@@ -17,7 +17,7 @@ use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, endpoints, headless_service, image_path, rbac, selected_app,
 };
-use crate::model::controller::standalone::{Parent, parse_key, wants_standby};
+use crate::model::controller::standalone::{Parent, parse_key, requests};
 use crate::model::plan::world::Single;
 
 mod admission;
@@ -94,12 +94,15 @@ fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(
         // An account for each proxy would soon exceed the limit of new accounts.
         share_account: Some(settings.shared_account.unwrap_or(true)),
         node_sites: false,
+        pod_sites: false,
         standby: false,
         own_certificates: BTreeSet::new(),
         certificates: BTreeSet::new(),
     };
     shape.node_sites = shape.ingress();
-    shape.standby = parent(observed).is_some_and(|parent| wants_standby(parent.metadata()));
+    let wants = |annotation| parent(observed).is_some_and(|parent| requests(parent.metadata(), annotation));
+    shape.pod_sites = shape.ingress() && wants(names::FORWARD_CLUSTER_TRAFFIC);
+    shape.standby = wants(names::STANDBY);
     if shape.standby && shape.stock() {
         shape.standby = false;
         let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);

@@ -65,3 +65,14 @@ fn active_lease_requires_a_cluster_and_the_uid_of_the_pod() {
     assert!(faults(&[lease, server])[0].contains("POD_UID"));
     assert!(faults(&[lease, uid])[0].contains("KUBERNETES_SERVICE_HOST"));
 }
+
+#[test]
+fn clients_of_the_cluster_are_served_at_the_addresses_of_the_pod() {
+    let on = ("TAILYARD_SERVE_ON_POD_ADDRESS", "true");
+    let (serve, ips) = (("TS_SERVE_CONFIG", "/etc/proxies/serve-config.json"), ("POD_IPS", "10.0.0.5,fd00::5"));
+    let addresses = |pairs: &[(&str, &str)]| read(pairs).pod_sites.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(addresses(&[on, serve, ips]), ["10.0.0.5", "fd00::5"]);
+    assert!(addresses(&[serve, ips]).is_empty());
+    assert!(faults(&[on, serve])[0].contains("POD_IPS"));
+    assert!(faults(&[on, ips])[0].contains("TS_SERVE_CONFIG"));
+}

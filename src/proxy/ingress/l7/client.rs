@@ -1,6 +1,6 @@
-//! A client's connection and its budget, shared by listeners, requests and tunnels.
+//! A client's network, connection and budget, shared by listeners, requests and tunnels.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -8,6 +8,15 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::SitePort;
 use super::sources::ConnectionSlot;
 use super::stats::OpenGuard;
+
+/// Network of the clients of a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ClientNetwork {
+    /// Clients of the tailnet: tailscaled forwards them to a loopback address, with a PROXY protocol header.
+    Tailnet,
+    /// Clients of the cluster, which have no identity: at this address of the Pod.
+    Cluster(IpAddr),
+}
 
 /// Permits for one connection: of its virtual host, and of the process. Held until the connection and its tunnels end.
 #[derive(Debug)]

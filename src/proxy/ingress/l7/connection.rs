@@ -22,7 +22,7 @@ use crate::edge::tls::{TlsError, is_http2};
 use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
-use super::client::{ClientConnection, ConnectionBudget};
+use super::client::{ClientConnection, ClientNetwork, ConnectionBudget};
 use super::linger_close::hand_out;
 use super::request::answer;
 use super::{Closing, Limits, SitePort};
@@ -62,7 +62,13 @@ pub(super) async fn serve(
     let _ = stream.set_nodelay(true);
     let open = port.shared.stats.opened(&port.counts);
     let limits = &port.shared.limits;
-    let client = match timeout(limits.proxy_header_timeout, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late)) {
+    let client = match port.network {
+        ClientNetwork::Tailnet => {
+            timeout(limits.proxy_header_timeout, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late))
+        }
+        ClientNetwork::Cluster(_) => stream.peer_addr().map(Some).map_err(RejectedConnection::Broken),
+    };
+    let client = match client {
         Ok(client) => client,
         Err(error) => {
             port.counts.refused(error.reason());

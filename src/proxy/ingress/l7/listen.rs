@@ -1,7 +1,8 @@
-//! Listeners: one for each port of each virtual host.
+//! Listeners: one for each port of each virtual host on the loopback network, and on request on each address of the Pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +18,16 @@ use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::snapshot::SnapshotCell;
 
-use super::client::ConnectionBudget;
+use super::client::{ClientNetwork, ConnectionBudget};
 use super::connection::serve;
 use super::linger_close::linger;
 use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
 
 /// Pause after a failed accept, e.g. because of exhausted file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Keys of the listeners of the tailnet.
+const TAILNET: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Tailnet, 0)..=(ClientNetwork::Tailnet, u16::MAX);
 
 /// Listeners of all virtual hosts.
 #[derive(Debug, Default)]
@@ -37,8 +41,8 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct BoundListener {
     served: SnapshotCell<PortSnapshot>,
-    ports: BTreeMap<u16, (Listener, SocketAddr, watch::Sender<bool>)>,
-    faults: BTreeMap<u16, String>,
+    ports: BTreeMap<(ClientNetwork, u16), (Listener, SocketAddr, watch::Sender<bool>)>,
+    faults: BTreeMap<(ClientNetwork, u16), String>,
     room: Arc<Semaphore>,
 }
 
@@ -86,8 +90,10 @@ impl Listeners {
             let over_tls = site.is_over_tls();
             let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
             let certified = missing.is_empty() || missing.len() < site.hosts.len();
-            let ports = opened.ports.iter().map(|(port, (_, address, _))| (*port, *address)).collect();
-            (name.clone(), SiteStatus { ports, missing, certified, faults: opened.faults.clone() })
+            // The tailnet does not wait for listeners of the cluster.
+            let ports = opened.ports.range(TAILNET).map(|((_, port), (_, address, _))| (*port, *address)).collect();
+            let faults = opened.faults.range(TAILNET).map(|((_, port), why)| (*port, why.clone())).collect();
+            (name.clone(), SiteStatus { ports, missing, certified, faults })
         };
         self.sites.iter().map(place).collect()
     }
@@ -107,40 +113,54 @@ impl BoundListener {
 
     async fn open(&mut self, name: &str, site: &Vhost, address: Option<Ipv4Addr>, shared: &Arc<ListenerContext>, tasks: &mut JoinSet<()>) {
         self.faults.clear();
-        self.ports.retain(|port, (kind, _, closing)| {
+        self.ports.retain(|(_, port), (kind, _, closing)| {
             let stays = site.listeners.get(port).is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
             if !stays {
                 closing.send_replace(true);
             }
             stays
         });
-        let missing: Vec<_> = site.listeners.iter().filter(|(port, _)| !self.ports.contains_key(port)).collect();
-        for (&port, &kind) in missing {
-            match bind(shared.loopback, address, port).await {
+        let cluster = shared.pod_addresses.iter().map(|address| ClientNetwork::Cluster(*address));
+        let networks: Vec<_> = std::iter::once(ClientNetwork::Tailnet).chain(cluster).collect();
+        let wanted = site.listeners.iter().flat_map(|(port, kind)| networks.iter().map(|network| ((*network, *port), *kind)));
+        let missing: Vec<_> = wanted.filter(|(key, _)| !self.ports.contains_key(key)).collect();
+        for (key, kind) in missing {
+            let (network, port) = key;
+            let at = address_of(network, shared.loopback, address, port);
+            match bind(at).await {
                 Ok((listener, at)) => {
                     let (closing, closed) = watch::channel(false);
                     let port_of = SitePort {
                         service: name.to_owned(),
                         number: port,
                         over_tls: is_over_tls(kind),
+                        network,
                         served: self.served.clone(),
                         counts: shared.stats.site(name),
                         room: Arc::clone(&self.room),
                         shared: Arc::clone(shared),
                         tunnels: watch::Sender::new(()),
                     };
-                    self.ports.insert(port, (kind, at, closing));
+                    self.ports.insert(key, (kind, at, closing));
                     tasks.spawn(listen(listener, Arc::new(port_of), closed));
                 }
                 Err(error) => {
-                    let at =
-                        address.map_or_else(|| "the loopback network".to_owned(), |address| listener_addr::at(address, port).to_string());
+                    let at = at.map_or_else(|| "the loopback network".to_owned(), |at| at.to_string());
                     let why = format!("port {port} cannot be listened on at {at}: {error}");
                     tracing::error!(service = name, "{why}");
-                    self.faults.insert(port, why);
+                    self.faults.insert(key, why);
                 }
             }
         }
+    }
+}
+
+/// Address of a listener; `None` if the loopback network has no more addresses.
+fn address_of(network: ClientNetwork, loopback: Loopback, site: Option<Ipv4Addr>, port: u16) -> Option<SocketAddr> {
+    match (network, loopback) {
+        (ClientNetwork::Cluster(address), _) => Some((address, port).into()),
+        (ClientNetwork::Tailnet, Loopback::Any) => Some((Ipv4Addr::LOCALHOST, 0).into()),
+        (ClientNetwork::Tailnet, Loopback::Named) => site.map(|address| listener_addr::at(address, port)),
     }
 }
 
@@ -148,12 +168,8 @@ fn is_over_tls(listener: Listener) -> bool {
     listener == Listener::Https
 }
 
-async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::io::Result<(TcpListener, SocketAddr)> {
-    let at = match (loopback, address) {
-        (Loopback::Any, _) => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        (Loopback::Named, Some(address)) => listener_addr::at(address, port),
-        (Loopback::Named, None) => return Err(std::io::Error::other("there are more services than addresses")),
-    };
+async fn bind(at: Option<SocketAddr>) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let at = at.ok_or_else(|| std::io::Error::other("there are more services than addresses"))?;
     let listener = TcpListener::bind(at).await?;
     let at = listener.local_addr()?;
     Ok((listener, at))

@@ -19,7 +19,7 @@ use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 use super::SitePort;
 use super::activity::{InFlight, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
-use super::client::ClientConnection;
+use super::client::{ClientConnection, ClientNetwork};
 use super::dial::DialError;
 use super::pool::Pool;
 use super::tunnel;
@@ -110,7 +110,8 @@ struct UpstreamRoute<'a> {
 async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request<Incoming>) -> ProxiedResponse {
     let (shared, client) = (&way.port.shared, way.connection.client);
     let Ok(room) = Arc::clone(&shared.requests).try_acquire_owned() else { return way.end(Unanswered::Full) };
-    let identity = match client {
+    // In the cluster a client may have the address of a tailnet client.
+    let identity = match client.filter(|_| way.port.network == ClientNetwork::Tailnet) {
         Some(client) => shared.identify.who(client).await,
         None => None,
     };

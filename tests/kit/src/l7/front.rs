@@ -1,7 +1,7 @@
 //! A terminator with certificates of an authority of the test, and clients that come as tailscaled forwards them.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,6 +111,7 @@ pub struct Options {
     pub upgrades: Upgrades,
     pub ask: Option<WhoIsLookup>,
     pub place: ReplicaLocation,
+    pub pod_addresses: BTreeSet<IpAddr>,
 }
 
 impl Front {
@@ -132,6 +133,7 @@ impl Front {
             ask: options.ask,
             place: options.place,
             loopback: Loopback::Any,
+            pod_addresses: options.pod_addresses,
             limits: options.limits,
             upgrades: options.upgrades,
         };

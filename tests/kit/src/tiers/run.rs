@@ -16,6 +16,9 @@ use super::servers::{self, Built};
 use super::table::Table;
 use super::verdict::{Fault, Outcome, faults};
 
+/// Time for servers of the cache to be found.
+const CACHED: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 enum News {
     Servers(Built),
@@ -99,6 +102,7 @@ impl Runner {
             self.jobs[id].stage = Stage::Waiting;
             self.settle(id, round);
         }
+        self.await_cached_servers(round);
         loop {
             if !process::stopped() {
                 for id in next(&self.jobs, self.options.jobs) {
@@ -120,6 +124,18 @@ impl Runner {
             if self.jobs[id].stage != Stage::Ended {
                 let fault = Fault::of_tier("did not start", String::new());
                 self.outcomes.push(self.outcome(id, round, vec![fault]));
+            }
+        }
+    }
+
+    /// Servers of the cache are there at once: else short tiers would take the slots of long ones, which need servers.
+    fn await_cached_servers(&mut self, round: u32) {
+        let begin = Instant::now();
+        while self.servers.iter().any(|servers| matches!(servers, Servers::Building)) {
+            match self.news.recv_timeout(CACHED.saturating_sub(begin.elapsed())) {
+                Ok(News::Servers(built)) => self.servers_built(&built, round),
+                Ok(News::Ended(id, outcome)) => self.end(id, outcome),
+                Err(_) => return,
             }
         }
     }
