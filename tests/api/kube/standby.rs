@@ -82,7 +82,7 @@ fn second_pod_waits_and_answers_probes_until_the_first_has_left() {
             () = probes => {}
         }
         first.standby.release().await;
-        assert!(second.becomes_active(3 * LeaseTerms::ACTIVE_POD.every).await, "a Lease that was released is not waited for");
+        assert!(second.becomes_active(LeaseTerms::ACTIVE_POD.trust).await, "a Lease that was released is not waited for");
     });
 }
 

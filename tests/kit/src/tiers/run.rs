@@ -16,9 +16,6 @@ use super::servers::{self, Built};
 use super::table::Table;
 use super::verdict::{Fault, Outcome, faults};
 
-/// Time for servers of the cache to be found.
-const CACHED: Duration = Duration::from_secs(5);
-
 #[derive(Debug)]
 enum News {
     Servers(Built),
@@ -102,10 +99,11 @@ impl Runner {
             self.jobs[id].stage = Stage::Waiting;
             self.settle(id, round);
         }
-        self.await_cached_servers(round);
         loop {
             if !process::stopped() {
-                for id in next(&self.jobs, self.options.jobs) {
+                // The compiler of the servers uses a slot.
+                let budget = self.options.jobs.saturating_sub(u32::from(self.is_building())).max(1);
+                for id in next(&self.jobs, budget) {
                     self.start(id, round);
                 }
             }
@@ -128,16 +126,8 @@ impl Runner {
         }
     }
 
-    /// Servers of the cache are there at once: else short tiers would take the slots of long ones, which need servers.
-    fn await_cached_servers(&mut self, round: u32) {
-        let begin = Instant::now();
-        while self.servers.iter().any(|servers| matches!(servers, Servers::Building)) {
-            match self.news.recv_timeout(CACHED.saturating_sub(begin.elapsed())) {
-                Ok(News::Servers(built)) => self.servers_built(&built, round),
-                Ok(News::Ended(id, outcome)) => self.end(id, outcome),
-                Err(_) => return,
-            }
-        }
+    fn is_building(&self) -> bool {
+        self.servers.iter().any(|servers| matches!(servers, Servers::Building))
     }
 
     fn servers_built(&mut self, built: &Built, round: u32) {

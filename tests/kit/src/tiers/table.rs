@@ -136,10 +136,10 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
-        Tier { heavy: true, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 750) },
-        clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 200),
-        clusters(&["crossing"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 160),
-        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 600),
+        Tier { heavy: true, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 470) },
+        clusters(&["ingress"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 180),
+        clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
+        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450),
     ],
 };
 
