@@ -101,9 +101,7 @@ impl Runner {
         }
         loop {
             if !process::stopped() {
-                // The compiler of the servers uses a slot.
-                let budget = self.options.jobs.saturating_sub(u32::from(self.is_building())).max(1);
-                for id in next(&self.jobs, budget) {
+                for id in next(&self.jobs, self.options.jobs) {
                     self.start(id, round);
                 }
             }
@@ -124,10 +122,6 @@ impl Runner {
                 self.outcomes.push(self.outcome(id, round, vec![fault]));
             }
         }
-    }
-
-    fn is_building(&self) -> bool {
-        self.servers.iter().any(|servers| matches!(servers, Servers::Building))
     }
 
     fn servers_built(&mut self, built: &Built, round: u32) {
@@ -203,8 +197,6 @@ fn execute(members: &Members, only: Option<&str>) -> Result<(Output, Vec<Fault>)
     }
     command
         .env("RUSTC_BOOTSTRAP", "1")
-        // Kubernetes' servers, which are short of processor time rather than memory, collect garbage less often.
-        .env("GOGC", "300")
         .env(crate::PROGRAMS_BUILT, "1")
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .current_dir(&program.directory);
