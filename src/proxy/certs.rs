@@ -2,7 +2,7 @@
 //!
 //! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its actions.
 //! Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or unreadable, and
-//! repairs that Secret: nothing is ordered twice because it was lost. In Pods created by our reconciler a file has a copy of the
+//! repairs that Secret: nothing is ordered twice because it was lost. Times are the API server's ([`clock`]). In Pods created by our reconciler a file has a copy of the
 //! certificates in use, so that a restarted container serves them without the API server.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _};
-use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -34,11 +33,13 @@ use crate::runtime::watch_ext::put;
 
 mod account;
 mod act;
+mod clock;
 mod copy;
 
 pub use account::AccountAt;
 use account::Accounts;
 use act::Done;
+use clock::CertClock;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -127,6 +128,9 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
         cluster: inputs.cluster,
         api: inputs.api,
         begin: Instant::now(),
+        clock: CertClock::local(),
+        is_clock_checked: false,
+        leads: false,
         watches: BTreeMap::new(),
         sender: secret_events,
         running: JoinSet::new(),
@@ -154,6 +158,10 @@ struct CertWork {
     cluster: Cluster,
     api: LocalApi,
     begin: Instant,
+    clock: CertClock,
+    /// Nothing is ordered before the API server's time is known.
+    is_clock_checked: bool,
+    leads: bool,
     watches: BTreeMap<String, SecretWatch>,
     sender: mpsc::Sender<SecretEvent>,
     running: JoinSet<Done>,
@@ -195,8 +203,9 @@ impl CertWork {
         mut leads: watch::Receiver<bool>,
         mut secrets: mpsc::Receiver<SecretEvent>,
     ) {
-        let leading = *leads.borrow_and_update();
-        self.step(OrderEvent::Leads(leading));
+        self.leads = *leads.borrow_and_update();
+        let cluster = self.cluster.clone();
+        self.running.spawn(async { Done::ClockRead(clock::read(cluster, Duration::ZERO).await) });
         self.want(&wanted.borrow_and_update().clone(), netmap.borrow_and_update().clone().as_deref());
         loop {
             self.publish();
@@ -205,8 +214,8 @@ impl CertWork {
                 Ok(()) = wanted.changed() => self.want(&wanted.borrow_and_update().clone(), netmap.borrow().clone().as_deref()),
                 Ok(()) = netmap.changed() => self.want(&wanted.borrow().clone(), netmap.borrow_and_update().clone().as_deref()),
                 Ok(()) = leads.changed() => {
-                    let leads = *leads.borrow_and_update();
-                    self.step(OrderEvent::Leads(leads));
+                    self.leads = *leads.borrow_and_update();
+                    self.lead();
                 }
                 Some((secret, event)) = secrets.recv() => self.update_secret(&secret, event),
                 Some(done) = self.running.join_next() => self.done(done),
@@ -218,7 +227,7 @@ impl CertWork {
     /// Watches exactly the Secrets of these names, and orders certificates for permitted names.
     fn want(&mut self, wanted: &Arc<BTreeMap<String, Host>>, netmap: Option<&NetMap>) {
         let permitted = netmap.map(|netmap| netmap.cert_domains.iter().cloned().collect()).unwrap_or_default();
-        let secrets = self.store.want(wanted.clone(), permitted, Timestamp::now());
+        let secrets = self.store.want(wanted.clone(), permitted, self.clock.now());
         self.watches.retain(|secret, _| secrets.contains(secret));
         for secret in secrets {
             if !self.watches.contains_key(&secret) {
@@ -248,7 +257,7 @@ impl CertWork {
 
     fn update_secret(&mut self, secret: &str, event: ObjectEvent<VersionedSecret>) {
         let records = match event {
-            ObjectEvent::Current(noted) => self.store.put(secret, noted, Timestamp::now()),
+            ObjectEvent::Current(noted) => self.store.put(secret, noted, self.clock.now()),
             ObjectEvent::Gone => self.store.gone(secret),
             ObjectEvent::Live => return,
             ObjectEvent::Lost(error) => {
@@ -263,8 +272,12 @@ impl CertWork {
         }
     }
 
+    fn lead(&mut self) {
+        self.step(OrderEvent::Leads(self.leads && self.is_clock_checked));
+    }
+
     fn step(&mut self, event: OrderEvent) {
-        let now = Moment { at: self.begin.elapsed(), wall: Timestamp::now() };
+        let now = Moment { at: self.begin.elapsed(), wall: self.clock.now() };
         let actions = self.issuer.step(event, now, fastrand::f64());
         for action in actions {
             self.act(action);
@@ -274,14 +287,14 @@ impl CertWork {
     /// Time of the next step without events.
     fn wake(&self) -> Instant {
         let own = self.issuer.wake().map(|at| self.begin + at);
-        let ends = self.store.next_end(Timestamp::now()).map(|wait| Instant::now() + wait);
+        let ends = self.store.next_end(self.clock.now()).map(|wait| Instant::now() + wait);
         let far = Instant::now() + std::time::Duration::from_hours(1);
         own.into_iter().chain(ends).fold(far, Ord::min)
     }
 
     fn publish(&mut self) {
         self.store.take_notices().iter().for_each(log);
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let pairs = Arc::new(self.store.pairs(now));
         // The first certificates are published together: a host with several names is advertised with the first.
         let begun = self.store.is_loaded() || self.store.serves_backup() || !self.pairs.borrow().is_empty();

@@ -85,7 +85,6 @@ impl Replica {
     /// Rejects new connections for advertised services. Records recent peers concurrently, without waiting for the write: the next steps take
     /// longer.
     async fn shut(&mut self, within: Duration) {
-        let Some(ingress) = &mut self.ingress else { return };
         let routed = if self.forwarding.in_use() { self.forwarding.service_addresses() } else { BTreeSet::new() };
         let recent_peers = self.state.as_ref().and_then(|state| state.recent_peers.as_ref());
         let record = async {
@@ -93,7 +92,11 @@ impl Replica {
                 recent_peers.look().await;
             }
         };
-        ingress.shut(within, &routed, record).await;
+        match &mut self.ingress {
+            Some(ingress) => ingress.shut(within, &routed, record).await,
+            // An unanswered look costs a handshake of the next Pod at most.
+            None => drop(timeout(within, record).await),
+        }
     }
 
     /// Withdraws everything, at most for `within`. Returns the addresses that are routed to other replicas now: their flows cannot continue

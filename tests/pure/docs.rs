@@ -21,7 +21,6 @@ const DOCUMENTS: [(&str, Check, &[&str]); 3] = [
             "tailscaled rejects `ShieldsUp` during a drain",
             "Another program changes tailscaled's serve config",
             "tailscaled has no config file",
-            "Clock jumps",
         ],
     ),
     ("docs/differences.md", check_tables, &[]),

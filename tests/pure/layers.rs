@@ -18,7 +18,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("clap", &["cli"]),
     ("flate2", &["model/base/gzip"]),
     ("hickory_resolver", &["edge/dns"]),
-    ("httpdate", &["edge/acme", "edge/control"]),
+    ("httpdate", &["edge/acme", "edge/control", "edge/kube"]),
     ("http_body_util", &["edge/acme", "edge/localapi", "load/https", "runtime/admin"]),
     ("hyper", &["edge/acme", "edge/localapi", "load/https", "runtime/admin", "proxy/http", "proxy/ingress/l7", "reconciler/http"]),
     ("hyper_util", &["edge/localapi", "load/https", "proxy/ingress/l7", "runtime/admin"]),

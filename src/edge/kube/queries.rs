@@ -1,8 +1,12 @@
-//! Queries of the command line: the status of a replica through the API server's Pod proxy, and single reads of objects.
+//! Queries: the status of a replica through the API server's Pod proxy, single reads of objects, version and time of the API server.
 
+use http::header::DATE;
+use http::{Request, Uri};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
+use kube::client::Body;
 use serde_json::Value;
 
 use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
@@ -27,6 +31,16 @@ impl Cluster {
     pub async fn version(&self) -> Result<String, KubeError> {
         let call = || ApiCall { verb: Verb::Get, kind: "version", namespace: String::new(), name: "of the API server".to_owned() };
         within(call, self.client.apiserver_version()).await.map(|info| info.git_version)
+    }
+
+    /// Time of the API server, to the second, if its responses have it (RFC 9110, 6.6.1); needs no permission.
+    pub async fn time(&self) -> Result<Option<Timestamp>, KubeError> {
+        let call = || ApiCall { verb: Verb::Get, kind: "version", namespace: String::new(), name: "of the API server".to_owned() };
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = Uri::from_static("/version");
+        let response = within(call, self.client.send(request)).await?;
+        let date = response.headers().get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+        Ok(date.and_then(|date| date.try_into().ok()))
     }
 
     /// Lists the objects of a kind, in one namespace or all, by this label selector; needs `list`.

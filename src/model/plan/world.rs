@@ -50,6 +50,11 @@ impl Single {
         }
     }
 
+    /// Whether the target is in the cluster.
+    pub fn is_ingress(&self) -> bool {
+        matches!(self, Self::DestIp(_) | Self::DestDns(_))
+    }
+
     /// Whether the target is in the tailnet.
     pub fn is_egress(&self) -> bool {
         matches!(self, Self::TailnetIp(_) | Self::TailnetFqdn(_))

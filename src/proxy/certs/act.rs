@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use k8s_openapi::jiff::Timestamp;
 use tokio::task::JoinError;
 
 use super::account::{Accounts, IssueError, fingerprint};
+use super::clock::{self, CertClock};
 use super::{CertWork, NOTE};
 use crate::api::issuance::OrderNote;
 use crate::api::names::ACCOUNT_FINGERPRINT;
@@ -25,6 +25,7 @@ pub(super) enum Done {
     Stored(String, Result<VersionedSecret, KubeError>),
     Ended(String, u64, Result<Issued, IssueError>),
     Suggested(String, Option<(RenewalWindow, Duration)>),
+    ClockRead(CertClock),
 }
 
 impl CertWork {
@@ -75,7 +76,7 @@ impl CertWork {
     fn order(&mut self, name: String, replaces: Option<String>) {
         self.begun += 1;
         let number = self.begun;
-        let reusable = self.store.reusable(&name, Timestamp::now());
+        let reusable = self.store.reusable(&name, self.clock.now());
         let replaces = replaces.map(|id| (id, self.store.fingerprint(&name)));
         let (accounts, api) = (self.accounts.clone(), self.api.clone());
         let order = self.running.spawn({
@@ -116,6 +117,12 @@ impl CertWork {
                 let (window, again) = answer.map_or((None, Some(ASK_AGAIN)), |(window, again)| (Some(window), Some(again)));
                 self.step(OrderEvent::Suggested(name, window, again));
             }
+            Done::ClockRead(clock) => {
+                (self.clock, self.is_clock_checked) = (clock, true);
+                let cluster = self.cluster.clone();
+                self.running.spawn(async { Done::ClockRead(clock::reread(cluster).await) });
+                self.lead();
+            }
         }
     }
 
@@ -123,7 +130,7 @@ impl CertWork {
         match outcome {
             Ok(noted) => {
                 let secret = self.store.secret(name);
-                self.store.put(&secret, noted, Timestamp::now());
+                self.store.put(&secret, noted, self.clock.now());
                 self.store.record(name).map_or(WriteResult::Failed, WriteResult::Done)
             }
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => WriteResult::Conflict,

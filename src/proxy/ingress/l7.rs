@@ -1,8 +1,9 @@
 //! HTTP front end of an ingress group: terminates TLS and forwards requests to endpoints of cluster services.
 //!
 //! tailscaled forwards each port of a Tailscale Service to a loopback listener with a PROXY protocol v2 header ([`SiteStatus`] has the
-//! addresses). On request listeners on the Pod's addresses serve the cluster as well. Virtual hosts, certificates and endpoints are latest-wins: a change applies to the next request or handshake and ends no
-//! connection. Orders no certificates and does not change tailscaled's config.
+//! addresses). On request listeners on the Pod's addresses serve the cluster as well. Virtual hosts, certificates and endpoints are
+//! latest-wins: a change applies to the next request or handshake and ends no connection. Orders no certificates and does not change
+//! tailscaled's config.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -25,7 +25,7 @@ use crate::proxy::tailnet::start::TailnetPart;
 #[derive(Debug)]
 pub struct StatePart {
     pub ledger: Ledger,
-    /// Records recent peers; `None` without ingress or warm-up.
+    /// Records recent peers; `None` without clients of the tailnet or warm-up.
     pub recent_peers: Option<RecentPeersWriter>,
 }
 
@@ -74,12 +74,16 @@ impl StatePart {
     }
 }
 
-/// Starts the recorder of recent peers, if ingress is configured and peers are warmed up.
+/// Starts the recorder of recent peers, if clients of the tailnet are served and peers are warmed up.
 fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> Option<RecentPeersWriter> {
-    let StateInputs { tailnet, forwarding, ingress, .. } = inputs;
+    let StateInputs { settings, tailnet, forwarding, ingress, .. } = inputs;
+    let standing = ingress.map(|ingress| ingress.standing.clone());
+    if standing.is_none() && !settings.single.is_ingress() {
+        return None;
+    }
     let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
     let writer = RecentPeersWriter { api: daemon.api().clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
-    spawn(tasks, "recent-peers", writer.clone().keep(ingress?.standing.clone()));
+    spawn(tasks, "recent-peers", writer.clone().keep(standing));
     Some(writer)
 }
 

@@ -1,6 +1,6 @@
 //! Recent peers: records in the state Secret which peers this replica had traffic with, and reads the record of its predecessor.
 //!
-//! Checked while services are routed to this replica, and once more during shutdown; written only after changes. A killed replica leaves a
+//! Checked while services are routed to this replica, or always if its device is the service, and once more during shutdown; written only after changes. A killed replica leaves a
 //! record that is some minutes old.
 
 use std::collections::BTreeSet;
@@ -98,9 +98,14 @@ fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
 }
 
 impl RecentPeersWriter {
-    /// Checks while services are routed to this replica; ends when the sender is dropped.
-    pub async fn keep(self, mut standing: watch::Receiver<AdvertiseStatus>) {
-        while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
+    /// Checks while services are routed to this replica, or always without a status; ends when the status's sender is dropped.
+    pub async fn keep(self, mut standing: Option<watch::Receiver<AdvertiseStatus>>) {
+        loop {
+            if let Some(standing) = &mut standing
+                && standing.wait_for(|standing| !standing.leading.is_empty()).await.is_err()
+            {
+                return;
+            }
             let began = Instant::now();
             self.look().await;
             sleep(EVERY.max(began.elapsed() * COOLDOWN)).await;

@@ -58,8 +58,8 @@ impl ClusterCache {
         };
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
         let mut replicas = self.replicas(name, &workload);
-        let second = self.replicas(name, &standalone::standby_name(&workload)).remove(&0).and_then(|replica| replica.pod);
-        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second));
+        let second = standalone::parse_key(name).and_then(|_| self.replicas(name, &standalone::standby_name(&workload)).remove(&0));
+        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second.pod?));
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease as Object;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use tailyard::edge::kube::{Leading, Lease};
@@ -115,5 +116,15 @@ fn frozen_api_server_ends_leadership_before_the_lease_expires() {
         assert!(!first.leads());
         cluster.thaw_server();
         first.until(true).await;
+    });
+}
+
+#[test]
+fn time_of_the_api_server_is_read() {
+    cluster(async |cluster| {
+        let before = Timestamp::now();
+        let time = cluster.pod().await.time().await.expect("an answer").expect("a time");
+        let second = SignedDuration::from_secs(1);
+        assert!(time > before - second && time <= Timestamp::now(), "{time}, asked at {before}");
     });
 }

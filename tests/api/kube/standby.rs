@@ -41,11 +41,15 @@ impl Waiting {
     }
 }
 
-async fn begin(cluster: &Cluster) {
+/// The first Pod, which is active.
+async fn active(cluster: &Cluster) -> Waiting {
     cluster.allow_in("coordination.k8s.io", "leases", &[], &["create"]).await;
     cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["get", "patch"]).await;
     cluster.allow("secrets", &[NAME], &["get"]).await;
     cluster.make_secret(NAME, &[]).await;
+    let first = Waiting::start(cluster, "first").await;
+    assert!(first.becomes_active(DEADLINE).await);
+    first
 }
 
 /// Status line of a response.
@@ -60,9 +64,7 @@ fn status(address: SocketAddr, path: &str) -> Option<String> {
 #[test]
 fn second_pod_waits_and_answers_probes_until_the_first_has_left() {
     cluster(async |cluster| {
-        begin(&cluster).await;
-        let first = Waiting::start(&cluster, "first").await;
-        assert!(first.becomes_active(DEADLINE).await);
+        let first = active(&cluster).await;
         let api: Api<Lease> = Api::namespaced(cluster.admin(), NAMESPACE);
         let lease = api.get(NAME).await.expect("the Lease");
         assert_eq!(lease.metadata.owner_references.expect("owners")[0].name, NAME, "it is deleted with the state Secret");
@@ -89,9 +91,7 @@ fn second_pod_waits_and_answers_probes_until_the_first_has_left() {
 #[test]
 fn holder_that_cannot_renew_stops_tailscaled() {
     cluster(async |cluster| {
-        begin(&cluster).await;
-        let first = Waiting::start(&cluster, "first").await;
-        assert!(first.becomes_active(DEADLINE).await);
+        let first = active(&cluster).await;
         let (killed, kill) = oneshot::channel();
         let fence = first.standby.fence(
             async move {

@@ -5,11 +5,8 @@ use std::sync::Arc;
 
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
-use tokio_rustls::client::TlsStream;
 
 use kit::l7::backend::{Backend, header};
 use kit::l7::front::{DEADLINE, Front, Options, forwarded_from, get1, got, service, site};
@@ -25,11 +22,6 @@ fn routes(backend: &Backend) -> Value {
     json!({"svc:web": site})
 }
 
-async fn secure(front: &Front, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(NAME).expect("a name");
-    timeout(DEADLINE, front.authority.client("http/1.1").connect(name, stream)).await.expect("a handshake in time")
-}
-
 #[tokio::test]
 async fn clients_of_the_cluster_are_served_without_identity() {
     let backend = Backend::new("a").await;
@@ -37,7 +29,8 @@ async fn clients_of_the_cluster_are_served_without_identity() {
     let ask = Arc::new(|client| panic!("the address {client} may be that of a tailnet client, too"));
     let options = Options { ask: Some(ask), pod_addresses: [pod].into(), ..Options::default() };
     let front = Front::with(routes(&backend), options).await;
-    let stream = secure(&front, TcpStream::connect((pod, PORT)).await.expect("connected")).await.expect("TLS");
+    let stream = TcpStream::connect((pod, PORT)).await.expect("connected");
+    let stream = front.secure(stream, NAME, "http/1.1").await.expect("TLS");
     let (mut client, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
     tokio::spawn(connection);
     let mut request = get1(&format!("https://{NAME}/path"));
@@ -45,7 +38,7 @@ async fn clients_of_the_cluster_are_served_without_identity() {
     let received = got(client.send_request(request)).await.echoed();
     assert_eq!((header(&received, "x-forwarded-for"), header(&received, "tailscale-user-login")), (Some("127.0.0.1"), None));
     let stream = forwarded_from("100.64.0.1:1", (pod, PORT).into()).await.expect("connected");
-    assert!(secure(&front, stream).await.is_err(), "a PROXY header names no client there");
+    assert!(front.secure(stream, NAME, "http/1.1").await.is_err(), "a PROXY header names no client there");
 }
 
 #[tokio::test]

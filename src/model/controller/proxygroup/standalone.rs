@@ -4,6 +4,7 @@
 //! a lost node or control plane delays that by minutes only.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::Ingress;
@@ -28,6 +29,9 @@ mod standby;
 
 use admission::{Admission, admit};
 pub use pace::Replacements;
+
+/// Requeue delay of a withheld template.
+const RETRY: Duration = Duration::from_secs(15);
 
 /// Order of deletion of the objects that remain when the device is deleted.
 const REMAINING: [Kind; 7] =
@@ -191,7 +195,7 @@ fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
         let uid = set["metadata"]["uid"].as_str();
         let is_own = pod.metadata.owner_references.iter().flatten().any(|reference| Some(reference.uid.as_str()) == uid);
         let waits = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
-        if is_own && waits && is_outdated(set, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object) {
+        if is_own && waits && is_outdated(set, pod) && !work.is_planned(&object) {
             work.delete(owner, &object);
         }
     }

@@ -76,6 +76,11 @@ impl<'a> GroupPass<'a> {
         self.owned(object).is_some_and(|existing| whose(owner, existing) == Ownership::Foreign)
     }
 
+    /// Whether the pass writes an object.
+    pub(super) fn is_planned(&self, object: &ObjectRef) -> bool {
+        self.pass.apply.iter().any(|manifest| manifest.object == *object)
+    }
+
     /// Plans the deletion of an object, if it exists and belongs to the group.
     pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
         if let Some(existing) = self.owned(object).filter(|found| whose(owner, found) == Ownership::Ours) {

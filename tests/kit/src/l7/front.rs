@@ -194,7 +194,11 @@ impl Front {
 
     /// A TLS connection for a name, speaking `h2` or `http/1.1`.
     pub async fn tls(&self, service: &str, name: &str, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = self.forwarded(service, 443).await?;
+        self.secure(self.forwarded(service, 443).await?, name, alpn).await
+    }
+
+    /// TLS on a connection.
+    pub async fn secure(&self, stream: TcpStream, name: &str, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(name.to_owned()).expect("a name");
         timeout(DEADLINE, self.authority.client(alpn).connect(name, stream)).await.expect("a handshake in time")
     }

@@ -20,8 +20,8 @@ pub(super) struct Options {
     /// Only tiers that need neither root nor servers
     #[arg(long)]
     check: bool,
-    /// Slots: a heavy tier uses two, others one
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Slots: a tier uses one to three, the build of servers one
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) jobs: u32,
     /// Run the chosen tiers this many times
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]

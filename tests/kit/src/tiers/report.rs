@@ -61,7 +61,7 @@ pub(super) fn list(table: &Table) -> String {
     let mut text = format!("{:<10} {:<9} {:>7} {:>5} {:>8} {:>6}  needs\n", "tier", "program", "threads", "slots", "expected", "limit");
     for tier in table.tiers {
         let needs: Vec<&str> = tier.resource.into_iter().chain(tier.servers.iter().copied().flatten().copied()).collect();
-        let (program, slots) = (tier.program.target, tier.slots());
+        let (program, slots) = (tier.program.target, tier.slots);
         let Tier { name, threads, expected, limit, .. } = tier;
         let _infallible = writeln!(text, "{name:<10} {program:<9} {threads:>7} {slots:>5} {expected:>8} {limit:>6}  {}", needs.join(" "));
     }

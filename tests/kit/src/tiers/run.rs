@@ -69,7 +69,7 @@ pub(super) fn run(table: &'static Table, options: Options) -> Result<bool, Strin
 
     let servers = tiers.iter().map(|tier| if tier.servers.is_empty() { Servers::Built(0.0) } else { Servers::Building }).collect();
     let job = |members: &Members| Job {
-        slots: members.tier.slots(),
+        slots: members.tier.slots,
         resource: members.tier.resource,
         expected: members.tier.expected,
         stage: Stage::Waiting,
@@ -101,7 +101,9 @@ impl Runner {
         }
         loop {
             if !process::stopped() {
-                for id in next(&self.jobs, self.options.jobs) {
+                // The compiler of the servers takes a slot.
+                let budget = self.options.jobs.saturating_sub(u32::from(self.is_building())).max(1);
+                for id in next(&self.jobs, budget) {
                     self.start(id, round);
                 }
             }
@@ -122,6 +124,10 @@ impl Runner {
                 self.outcomes.push(self.outcome(id, round, vec![fault]));
             }
         }
+    }
+
+    fn is_building(&self) -> bool {
+        self.servers.iter().any(|servers| matches!(servers, Servers::Building))
     }
 
     fn servers_built(&mut self, built: &Built, round: u32) {
@@ -197,6 +203,8 @@ fn execute(members: &Members, only: Option<&str>) -> Result<(Output, Vec<Fault>)
     }
     command
         .env("RUSTC_BOOTSTRAP", "1")
+        // Servers in Go are short of processor time, not of memory: they collect garbage less often.
+        .env("GOGC", "300")
         .env(crate::PROGRAMS_BUILT, "1")
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .current_dir(&program.directory);

@@ -24,8 +24,9 @@ pub struct Tier {
     pub modules: &'static [&'static str],
     /// Tests at once.
     pub threads: u32,
-    /// Uses the processor continuously, or measures time under load. Takes two slots; other tiers mostly wait and take one.
-    pub heavy: bool,
+    /// Slots of the budget: one for a tier that mostly waits, two for one that computes, three for one that measures time on a cluster
+    /// under load.
+    pub slots: u32,
     /// Tiers that name the same resource never run at the same time.
     pub resource: Option<&'static str>,
     /// Servers that have to be built before the tier starts.
@@ -59,11 +60,6 @@ pub enum Kind {
 }
 
 impl Tier {
-    /// Slots of the budget that the tier takes.
-    pub(super) const fn slots(&self) -> u32 {
-        if self.heavy { 2 } else { 1 }
-    }
-
     /// Whether a test of its program is one of its tests.
     pub(super) fn has(&self, test: &str) -> bool {
         let first = test.split_once("::").map(|(module, _)| module);
@@ -98,11 +94,10 @@ const fn test(target: &'static str) -> Program {
 /// A light tier without needs.
 const fn light(name: &'static str, program: Program, modules: &'static [&'static str], expected: u32) -> Tier {
     let limit = if expected < 30 { 300 } else { expected * 10 };
-    Tier { name, program, modules, threads: 2, heavy: false, resource: None, servers: &[], expected, limit, check: false }
+    Tier { name, program, modules, threads: 2, slots: 1, resource: None, servers: &[], expected, limit, check: false }
 }
 
-/// A tier on real clusters, one of which runs in each lane: they mostly wait. That of the tier `cluster` is under a load that allows for no
-/// other beside it on two processors.
+/// A tier on real clusters, one of which runs in each lane: they mostly wait.
 const fn clusters(modules: &'static [&'static str], lane: &'static str, servers: Servers, expected: u32) -> Tier {
     Tier { resource: Some(lane), threads: 1, servers, limit: 1800, ..light(modules[0], CLUSTER, modules, expected) }
 }
@@ -112,7 +107,7 @@ pub static TAILYARD: Table = Table {
     tools: Some("tailyard-kit"),
     servers: "tests/servers/build",
     tiers: &[
-        Tier { heavy: true, check: true, ..light("lib", LIB, &[], 80) },
+        Tier { slots: 2, check: true, ..light("lib", LIB, &[], 80) },
         Tier { check: true, ..light("kit", KIT, &[], 5) },
         Tier {
             check: true,
@@ -123,9 +118,9 @@ pub static TAILYARD: Table = Table {
         Tier { check: true, ..light("l7", PURE, &["l7"], 20) },
         Tier { check: true, threads: 4, ..light("supervise", PURE, &["supervise"], 10) },
         light("kernel", MACHINE, &["kernel", "netns"], 40),
-        Tier { heavy: true, ..light("proxy", MACHINE, &["proxy"], 90) },
-        Tier { heavy: true, threads: 1, ..light("demo", MACHINE, &["demo"], 60) },
-        Tier { heavy: true, ..light("load", MACHINE, &["load"], 20) },
+        Tier { slots: 2, ..light("proxy", MACHINE, &["proxy"], 90) },
+        Tier { slots: 2, threads: 1, ..light("demo", MACHINE, &["demo"], 60) },
+        Tier { slots: 2, ..light("load", MACHINE, &["load"], 20) },
         Tier { servers: &[HELM], ..light("chart", PACKAGE, &["chart"], 20) },
         light("crd", PACKAGE, &["crd"], 15),
         Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
@@ -133,10 +128,10 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], threads: 1, ..light("reconciler", API, &["reconciler"], 440) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
         Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], threads: 1, ..light("certs", API, &["certs"], 85) },
-        Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
+        Tier { servers: &[API_SERVER], slots: 2, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
-        Tier { heavy: true, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 470) },
+        Tier { slots: 3, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 470) },
         clusters(&["ingress"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 180),
         clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
         clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450),
@@ -154,7 +149,7 @@ mod tests {
         let names: BTreeSet<&str> = TAILYARD.tiers.iter().map(|tier| tier.name).collect();
         assert_eq!(names.len(), TAILYARD.tiers.len());
         for tier in TAILYARD.tiers {
-            assert!(tier.threads > 0 && tier.limit >= 2 * tier.expected, "{}", tier.name);
+            assert!(tier.threads > 0 && tier.slots > 0 && tier.limit >= 2 * tier.expected, "{}", tier.name);
             assert!(!tier.check || tier.servers.is_empty(), "{}", tier.name);
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{is_outdated, set_ref};
+use super::{RETRY, is_outdated, set_ref};
 use crate::model::controller::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::proxygroup::readiness::{elapsed, is_ready, unready_since};
 use crate::model::controller::proxygroup::work::GroupPass;
@@ -12,8 +12,6 @@ use crate::model::controller::proxygroup::work::GroupPass;
 const MAX_REPLACED: usize = 10;
 /// Time after which an unready proxy is not awaited: others may be replaced meanwhile.
 const MAX_WAIT: Duration = Duration::from_mins(5);
-/// Requeue delay of a proxy whose template is withheld.
-const RETRY: Duration = Duration::from_secs(15);
 
 /// Keys of the standalone proxies that are being replaced, according to the last pass of each.
 #[derive(Debug, Default)]

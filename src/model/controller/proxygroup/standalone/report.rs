@@ -165,7 +165,7 @@ fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)
     let replica = work.observed.replicas.get(&0)?;
     let pod = replica.pod.as_deref()?;
     let object = set_ref(owner, pod);
-    let is_current = is_current(work.owned(&object)?, pod) && work.pass.apply.iter().all(|manifest| manifest.object != object);
+    let is_current = is_current(work.owned(&object)?, pod) && !work.is_planned(&object);
     let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
     status::device(replica).filter(|_| is_current && rejected_target(work).is_none()).map(|device| (device, name))
 }

@@ -3,17 +3,12 @@
 //! A Lease decides which Pod is active. Two rules hold: the second Pod never exists beside a Pod of a template without the Lease,
 //! and a template changes in the waiting Pod first, in the active one once the other waits again.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{is_current, set_ref};
+use super::{RETRY, is_current, set_ref};
 use crate::model::controller::objects::{Kind, ObjectRef, Owner, RenderContext, standby_set};
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::standalone::standby_name;
-
-/// Requeue delay of a withheld template.
-const RETRY: Duration = Duration::from_secs(15);
 
 /// `StatefulSet`s of a workload: of the first Pod and of the second one.
 pub(super) fn sets(owner: &Owner) -> [ObjectRef; 2] {
@@ -32,43 +27,39 @@ pub(super) fn standby(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     let [first, second] = sets(owner);
     if !shape.standby {
         work.delete(owner, &second);
-        if work.owned(&second).is_some() || pod_of(work, &second).is_some() {
+        if work.owned(&second).is_some() || pod_of(work, owner, &second).is_some() {
             withhold(work, &first);
         }
         return;
     }
     let existing = work.owned(&second).map(|set| &**set);
-    if existing.is_some() || has_lease(work, &first) {
+    if existing.is_some() || has_lease(work, owner, &first) {
         work.want(owner, standby_set(shape, existing));
     }
     let is_first_active = pods(work).next().is_none_or(|pod| set_ref(owner, pod) == first);
     let (active, waiting) = if is_first_active { (first, second) } else { (second, first) };
-    if existing.is_some() && is_planned(work, &active) && !waits(work, &waiting) {
+    if existing.is_some() && work.is_planned(&active) && !waits(work, owner, &waiting) {
         withhold(work, &active);
     }
 }
 
 /// Whether the first `StatefulSet`, and its Pod if there is one, have the template with the Lease.
-fn has_lease(work: &GroupPass<'_>, first: &ObjectRef) -> bool {
+fn has_lease(work: &GroupPass<'_>, owner: &Owner, first: &ObjectRef) -> bool {
     let Some(set) = work.owned(first) else { return false };
-    !is_planned(work, first) && pod_of(work, first).is_none_or(|pod| is_current(set, pod))
+    !work.is_planned(first) && pod_of(work, owner, first).is_none_or(|pod| is_current(set, pod))
 }
 
 /// Whether the Pod of a `StatefulSet` runs its current template.
-fn waits(work: &GroupPass<'_>, object: &ObjectRef) -> bool {
-    let (Some(set), Some(pod)) = (work.owned(object), pod_of(work, object)) else { return false };
+fn waits(work: &GroupPass<'_>, owner: &Owner, object: &ObjectRef) -> bool {
+    let (Some(set), Some(pod)) = (work.owned(object), pod_of(work, owner, object)) else { return false };
     let containers = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     let runs =
         !containers.is_empty() && containers.iter().all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
-    runs && pod.metadata.deletion_timestamp.is_none() && !is_planned(work, object) && is_current(set, pod)
+    runs && pod.metadata.deletion_timestamp.is_none() && !work.is_planned(object) && is_current(set, pod)
 }
 
-fn is_planned(work: &GroupPass<'_>, object: &ObjectRef) -> bool {
-    work.pass.apply.iter().any(|manifest| manifest.object == *object)
-}
-
-fn pod_of<'a>(work: &GroupPass<'a>, object: &ObjectRef) -> Option<&'a Pod> {
-    pods(work).find(|pod| pod.metadata.name.as_deref().and_then(|name| name.rsplit_once('-')).is_some_and(|(set, _)| set == object.name))
+fn pod_of<'a>(work: &GroupPass<'a>, owner: &Owner, object: &ObjectRef) -> Option<&'a Pod> {
+    pods(work).find(|pod| set_ref(owner, pod) == *object)
 }
 
 fn withhold(work: &mut GroupPass<'_>, object: &ObjectRef) {
