@@ -28,6 +28,9 @@ pub mod reconciler;
 mod source;
 pub mod table;
 
+/// Whether the API server is reached by its address; also a variable of tailscaled.
+const BY_ADDRESS: &str = "TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV";
+
 /// All settings of `tailyard proxy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {

@@ -1,11 +1,11 @@
 //! Settings of tailscaled: start and login.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use super::source::SettingSource;
-use super::{CertShare, Pod, SettingFault, StateOut};
+use super::{BY_ADDRESS, CertShare, Pod, SettingFault, StateOut};
 use crate::model::base::go_values;
 use crate::model::config::digest;
 use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
@@ -52,6 +52,9 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
     // A proxy that forwards all ports could not distinguish a port of tailscaled's own choice from forwarded ones.
     let port = chosen.unwrap_or_else(|| if context.whole_pod { WIREGUARD_PORT } else { lasting_port(context.pod) });
     env.insert("PORT".to_owned(), port.to_string());
+    if reaches_api_by_address(source) {
+        env.insert(BY_ADDRESS.to_owned(), "true".to_owned());
+    }
     DaemonSettings {
         tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_default(),
         tailscale: source.path("TAILYARD_TAILSCALE").unwrap_or_default(),
@@ -69,6 +72,13 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
         udp_gro_forwarding,
         cluster_ips: context.pod.ips.iter().copied().chain(context.pod.node_ip).chain(api_server(source)).collect(),
     }
+}
+
+/// Whether tailscaled can use the address of the API server for its state, so that a lost DNS server does not delay its start. It cannot use
+/// an IPv6 address.
+fn reaches_api_by_address(source: &mut SettingSource<'_>) -> bool {
+    let is_ipv4 = source.text("KUBERNETES_SERVICE_HOST").is_some_and(|host| host.parse::<Ipv4Addr>().is_ok());
+    is_ipv4 && source.text("KUBERNETES_SERVICE_PORT_HTTPS").is_some() && source.boolean(BY_ADDRESS, true)
 }
 
 /// Port that remains the same when tailscaled restarts: for some seconds a peer sends to the endpoint of the previous process. It differs

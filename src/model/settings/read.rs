@@ -9,8 +9,8 @@ use super::front_end::front_end;
 use super::issuing::issuing;
 use super::source::SettingSource;
 use super::{
-    ActiveLease, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault,
-    Settings, StateOut, TailnetMode, daemon,
+    ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod,
+    SettingFault, Settings, StateOut, TailnetMode, daemon,
 };
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
@@ -163,7 +163,7 @@ fn cert_share(source: &mut SettingSource<'_>, pod: &Pod) -> CertShare {
 }
 
 pub(super) fn kube(source: &mut SettingSource<'_>) -> Option<Kube> {
-    let by_address = source.boolean("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", true);
+    let by_address = source.boolean(BY_ADDRESS, true);
     let host = source.text("KUBERNETES_SERVICE_HOST")?;
     let port = source.text("KUBERNETES_SERVICE_PORT_HTTPS").or_else(|| source.text("KUBERNETES_SERVICE_PORT"));
     let server = match (by_address, port) {

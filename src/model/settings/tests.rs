@@ -323,6 +323,12 @@ fn api_server_address_comes_from_the_environment() {
     assert_eq!(server(&[host, port]).as_deref(), Some("https://[fd00:96::1]:443"));
     assert_eq!(server(&[host, port, by_name]).as_deref(), Some("https://kubernetes.default.svc"));
     assert_eq!(server(&[host]).as_deref(), Some("https://kubernetes.default.svc"));
+    let daemon_by_address = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env.contains_key(by_name.0);
+    let (host4, port_https) = ((host.0, "10.96.0.1"), ("KUBERNETES_SERVICE_PORT_HTTPS", "443"));
+    assert!(daemon_by_address(&[host4, port_https]));
+    for other in [&[host4, port_https, by_name][..], &[host4, port], &[host, port_https], &[]] {
+        assert!(!daemon_by_address(other), "{other:?}");
+    }
     assert_eq!(read(&[host]).state, StateOut::Secret("tailscale".into()));
     assert_eq!(read(&[host, ("TS_KUBE_SECRET", "")]).state, StateOut::None);
     assert_eq!(read(&[host, ("TAILYARD_STATE_FILE", "/s")]).state, StateOut::File("/s".into()));

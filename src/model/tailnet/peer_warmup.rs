@@ -28,6 +28,8 @@ pub const LIMIT: Duration = Duration::from_secs(7);
 const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
 /// Delay after a peer's disco response where the start of the mute is unknown.
 const SETTLE: Duration = Duration::from_secs(1);
+/// Minimum of this delay: a peer resets its tunnel shortly after it has learned of the new node, and drops a handshake before that.
+const MIN_SETTLE: Duration = Duration::from_millis(200);
 /// Maximum age of a recorded mute start: an older one is not of the previous Pod.
 const OLD: SignedDuration = SignedDuration::from_mins(1);
 
@@ -35,7 +37,7 @@ const OLD: SignedDuration = SignedDuration::from_mins(1);
 /// been silent since `silent_since`. Never longer than [`TRUST`], whatever the clocks say.
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
-    Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
+    Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default().max(MIN_SETTLE)
 }
 
 /// Addresses to probe: one for each distinct target, at most [`MAX_TARGETS`]; only those routed to a peer.
@@ -117,7 +119,7 @@ mod tests {
         let settle = |seconds: i64| settle(Some(now - SignedDuration::from_secs(seconds)), now);
         let trust = Duration::try_from(TRUST).expect("positive");
         assert_eq!(settle(4) + Duration::from_secs(4), trust);
-        assert_eq!(settle(7), Duration::ZERO);
+        assert_eq!(settle(7), MIN_SETTLE);
         assert_eq!(settle(-30), trust, "another node's clock may be ahead");
         assert_eq!([settle(61), super::settle(None, now)], [SETTLE; 2], "nothing is known of who left just now");
     }

@@ -22,7 +22,7 @@ use crate::proxy::state_secret::writer::{Ledger, Store};
 use crate::runtime::watch_ext::put;
 
 /// Minimum interval of checks.
-const EVERY: Duration = Duration::from_mins(1);
+const EVERY: Duration = Duration::from_secs(10);
 /// Minimum interval as a multiple of a check's duration: the status of a large tailnet has megabytes.
 const COOLDOWN: u32 = 200;
 /// Timeout of reading the predecessor's record, so that an unavailable API server does not delay the start.
@@ -100,6 +100,10 @@ fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
 impl RecentPeersWriter {
     /// Checks while services are routed to this replica, or always without a status; ends when the status's sender is dropped.
     pub async fn keep(self, mut standing: Option<watch::Receiver<AdvertiseStatus>>) {
+        if standing.is_none() {
+            // The predecessor's record is loaded meanwhile.
+            sleep(EVERY).await;
+        }
         loop {
             if let Some(standing) = &mut standing
                 && standing.wait_for(|standing| !standing.leading.is_empty()).await.is_err()

@@ -58,7 +58,7 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     assert_eq!(second.active, first.waiting, "the other one takes over");
 
     let uid = pods::uid(cluster, NAMESPACE, &second.active);
-    outage(&second, "the active Pod is killed", &|| pods::signal(&uid, None, Signal::SIGKILL));
+    outage(&second, "the active Pod is killed", &|| pods::signal(&uid, Some("tailyard"), Signal::SIGKILL));
     let third = settled(cluster);
 
     let name = pods::node(cluster, NAMESPACE, &third.active);

@@ -129,7 +129,7 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
 /// first.
 fn dns() -> PodDNSConfig {
     let option = |(name, value): (&str, &str)| PodDNSConfigOption { name: Some(name.to_owned()), value: Some(value.to_owned()) };
-    let options = [("ndots", "1"), ("timeout", "1"), ("attempts", "3")].map(option).to_vec();
+    let options = [("ndots", "1"), ("timeout", "1"), ("attempts", "5")].map(option).to_vec();
     PodDNSConfig { options: Some(options), ..PodDNSConfig::default() }
 }
 

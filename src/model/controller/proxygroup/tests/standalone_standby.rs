@@ -77,7 +77,7 @@ fn second_pod_shares_identity_and_lease() {
     };
     for set in [&first, &second] {
         assert_eq!(env(set, "TAILYARD_ACTIVE_LEASE"), pod(&sets()[0]));
-        assert_eq!(env(set, "TAILYARD_DRAIN_TIMEOUT"), "11s");
+        assert_eq!(env(set, "TAILYARD_DRAIN_TIMEOUT"), "7s");
         assert!(set["spec"]["template"]["spec"]["topologySpreadConstraints"].is_array());
     }
     assert_eq!(env(&second, "POD_NAME"), pod(&sets()[0]));
