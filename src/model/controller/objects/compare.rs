@@ -8,18 +8,23 @@ use serde_json::Value;
 /// Lists keyed by name: an apply does not change items of other managers.
 const BY_NAME: [&str; 6] = ["containers", "initContainers", "env", "volumes", "ports", "imagePullSecrets"];
 
-/// Whether every desired field is observed.
+/// Fields with the type of an object.
+const TYPE: [&str; 2] = ["apiVersion", "kind"];
+
+/// Whether every desired field of an object is observed, its type apart: items of lists have none.
 pub fn covers(observed: &Value, wanted: &Value) -> bool {
-    covered("", observed, wanted)
+    let Value::Object(fields) = wanted else { return covered("", observed, wanted) };
+    fields.iter().filter(|(key, _)| !TYPE.contains(&key.as_str())).all(|(key, wanted)| has(observed, key, wanted))
+}
+
+fn has(observed: &Value, key: &str, wanted: &Value) -> bool {
+    observed.get(key).map_or_else(|| zero(wanted), |observed| covered(key, observed, wanted))
 }
 
 fn covered(key: &str, observed: &Value, wanted: &Value) -> bool {
     match (observed, wanted) {
         (_, Value::Null) => true,
-        (Value::Object(observed), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| match observed.get(key) {
-            Some(observed) => covered(key, observed, wanted),
-            None => zero(wanted),
-        }),
+        (Value::Object(_), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| has(observed, key, wanted)),
         (Value::Array(observed), Value::Array(wanted)) if key == "ownerReferences" => {
             wanted.iter().all(|wanted| observed.iter().any(|observed| covered("", observed, wanted)))
         }
@@ -97,6 +102,13 @@ mod tests {
         ] {
             assert!(!covers(&observed, &wanted), "{observed}");
         }
+    }
+
+    #[test]
+    fn items_of_lists_have_no_type() {
+        let wanted = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"ownerReferences": [{"kind": "X", "uid": "1"}]}});
+        assert!(covers(&json!({"metadata": {"ownerReferences": [{"kind": "X", "uid": "1"}]}}), &wanted));
+        assert!(!covers(&json!({"metadata": {"ownerReferences": [{"uid": "1"}]}}), &wanted));
     }
 
     #[test]

@@ -1,0 +1,81 @@
+//! Many standalone Services: requests of each, none at rest and none of a new leader.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{StreamExt, iter};
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{ListParams, PostParams};
+use serde_json::json;
+
+use super::proxies::SERVICE;
+use kit::reconciler::{Running, Stage, stage};
+use kit::wait::until_async;
+
+const LONG: Duration = Duration::from_mins(10);
+/// Requests at once.
+const CLIENTS: usize = 16;
+
+/// Number of Services: `TAILYARD_PROXIES`, or few.
+fn number() -> usize {
+    env::var("TAILYARD_PROXIES").map_or(40, |number| number.parse().expect("a number"))
+}
+
+async fn make(stage: &Stage, name: String) {
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "ports": [{"port": 80, "protocol": "TCP"}]});
+    let object = json!({"metadata": {"name": name}, "spec": spec});
+    stage.users().create(&PostParams::default(), &serde_json::from_value(object).expect("a Service")).await.expect("made");
+}
+
+async fn all_ready(stage: &Stage, number: usize) -> bool {
+    let services = stage.users().list(&ListParams::default()).await.expect("Services");
+    let is_ready = |service: &Service| {
+        let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        conditions.iter().any(|condition| condition.type_ == "TailscaleProxyReady" && condition.status == "True")
+    };
+    services.iter().filter(|service| is_ready(service)).count() == number
+}
+
+/// Waits until each Service was reconciled by this process.
+async fn reconciled(running: &Running, number: usize) {
+    let passes = || running.metric("tailyard_reconcile_total{kind=\"Service\"");
+    until_async("each was reconciled", LONG, async || passes() >= number as u64).await;
+}
+
+#[test]
+fn many_standalone_services_cost_few_requests_and_a_new_leader_writes_nothing() {
+    stage(async |stage| {
+        let number = number();
+        let running = stage.reconciler("one", 9100);
+        running.leads(true).await;
+        let (before, begin) = (stage.cluster.requests().len(), Instant::now());
+        iter(0..number).for_each_concurrent(CLIENTS, |each| make(&stage, format!("s{each}"))).await;
+        let join = async |each: usize| {
+            let name = format!("s{each}");
+            SERVICE.join(&stage, &name, &format!("default-{name}")).await;
+        };
+        iter(0..number).for_each_concurrent(CLIENTS, join).await;
+        let joined = begin.elapsed();
+        until_async("all are ready", LONG, async || all_ready(&stage, number).await).await;
+        println!("{number} Services: all Pods joined after {joined:?}, all ready after {:?}", begin.elapsed());
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        for request in stage.cluster.requests().into_iter().skip(before) {
+            let words: Vec<_> = request.split(' ').collect();
+            *kinds.entry(words[..words.len() - 2].join(" ")).or_default() += 1;
+        }
+        println!("requests: {kinds:#?}");
+        // With its key, and with its device.
+        let configs = || stage.cluster.writes().iter().filter(|write| write.contains("-config ")).count();
+        until_async("each device is recorded", LONG, async || configs() == 2 * number).await;
+        SERVICE.quiet(&stage, &running, &stage.users(), "s0").await;
+        let writes = stage.cluster.writes();
+        running.kill();
+        let next = stage.reconciler("two", 9101);
+        next.leads(true).await;
+        reconciled(&next, number).await;
+        SERVICE.quiet(&stage, &next, &stage.users(), "s0").await;
+        assert_eq!(stage.cluster.writes().split_off(writes.len()), [""; 0], "nothing has changed");
+        assert!(kinds.values().sum::<usize>() <= 14 * number, "{kinds:#?}");
+    });
+}
