@@ -5,6 +5,7 @@ pub mod conntrack;
 pub mod control;
 pub mod daemon;
 pub mod dns;
+pub mod fence;
 pub mod files;
 pub mod health_probe;
 pub mod iptables;

@@ -45,7 +45,8 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     }
     super::begin(settings.log.json, &settings.log.filter)?;
     if let Some(Init { restarts: 1.., why }) = &settings.init {
-        tracing::error!("the previous supervisor process crashed ({why}); forwarding continued; please report this");
+        let effect = if settings.active_lease.is_none() { "forwarding continued" } else { "tailscaled ended with it" };
+        tracing::error!("the previous supervisor process crashed ({why}); {effect}; please report this");
     }
     for note in &settings.notes {
         tracing::warn!("{note}");

@@ -1,13 +1,15 @@
 //! Warm standby: of the Pods that share an identity, only the holder of a Lease runs tailscaled.
 //!
 //! A waiting Pod answers its liveness probe and is not ready. It starts as a replica once it holds the Lease. The holder releases it after
-//! tailscaled has ended, and kills tailscaled if it cannot renew the Lease in time: another Pod takes it only later.
+//! tailscaled has ended, and kills tailscaled if it cannot renew the Lease in time: another Pod takes it only later. If the holder hangs,
+//! the kernel kills it, and tailscaled with it ([`Fence`]).
 
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use crate::edge::fence::Fence;
 use crate::edge::kube::{Cluster, Leading, Lease};
 use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
 use crate::model::settings::{ActiveLease, HttpListener};
@@ -17,6 +19,8 @@ use super::http;
 
 /// Timeout for the release of the Lease.
 const RELEASE: Duration = Duration::from_secs(1);
+/// Time after the holder should have killed tailscaled until it is considered hung: a second before another Pod takes the Lease.
+const HANGS: Duration = Duration::from_secs(2);
 
 /// The Lease was lost while tailscaled ran.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,7 @@ pub struct Standby {
     leading: watch::Receiver<Option<Leading>>,
     release: oneshot::Sender<()>,
     released: oneshot::Receiver<()>,
+    fence: Option<Fence>,
 }
 
 impl Standby {
@@ -41,7 +46,12 @@ impl Standby {
         let (sender, leading) = watch::channel(None);
         let (release, requested) = oneshot::channel::<()>();
         let (done, released) = oneshot::channel();
-        let publish = move |now| {
+        let fence = Fence::start().inspect_err(|error| tracing::warn!("a process that hangs keeps tailscaled running: {error}")).ok();
+        let armed = fence.clone();
+        let publish = move |now: Option<Leading>| {
+            if let (Some(fence), Some(leading)) = (&armed, now) {
+                fence.arm(leading.until + HANGS - Instant::now());
+            }
             sender.send_replace(now);
         };
         let work = async move {
@@ -56,7 +66,7 @@ impl Standby {
             std::future::pending::<()>().await;
         };
         super::spawn(tasks, "active lease", work);
-        Self { leading, release, released }
+        Self { leading, release, released, fence }
     }
 
     /// Waits for the Lease, and answers probes meanwhile. Returns whether it is held; false if the stop came first.
@@ -82,11 +92,14 @@ impl Standby {
         leave: Stop,
         stop: Stop,
     ) -> impl Future<Output = Result<(), LeaseLost>> + Send + 'static {
-        let mut leading = self.leading.clone();
+        let (mut leading, armed) = (self.leading.clone(), self.fence.clone());
         async move {
             tokio::select! {
                 () = async { drop(leading.wait_for(Option::is_none).await) } => kill.await,
                 () = stop.requested() => return Ok(()),
+            }
+            if let Some(fence) = armed {
+                fence.disarm();
             }
             if !leave.is_requested() {
                 return Err(LeaseLost);

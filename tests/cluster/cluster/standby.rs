@@ -30,7 +30,7 @@ struct Pair {
     waiting: String,
 }
 
-/// One Pod runs tailscaled, the other takes over when it is deleted, killed or lost, as the same device; never do both run it.
+/// One Pod runs tailscaled, the other takes over when it is deleted, killed, hung or lost, as the same device; never do both run it.
 pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     let cluster = &stage.cluster;
     let guest = cluster.tailnet.machine("pair-guest");
@@ -61,12 +61,18 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     outage(&second, "the active Pod is killed", &|| pods::signal(&uid, Some("tailyard"), Signal::SIGKILL));
     let third = settled(cluster);
 
-    let name = pods::node(cluster, NAMESPACE, &third.active);
+    let uid = pods::uid(cluster, NAMESPACE, &third.active);
+    outage(&third, "the active Pod hangs", &|| pods::signal(&uid, Some("tailyard"), Signal::SIGSTOP));
+    pods::signal(&uid, Some("tailyard"), Signal::SIGCONT);
+    let fourth = settled(cluster);
+    assert_eq!(fourth.active, third.waiting, "its tailscaled was killed before the other one started");
+
+    let name = pods::node(cluster, NAMESPACE, &fourth.active);
     let node = cluster.nodes.iter().find(|node| node.name == name).expect("a node");
-    outage(&third, "the node of the active Pod is lost", &|| cluster.tailnet.cut(&node.machine));
+    outage(&fourth, "the node of the active Pod is lost", &|| cluster.tailnet.cut(&node.machine));
     cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
-    assert_eq!(settled(cluster).active, third.waiting);
+    assert_eq!(settled(cluster).active, fourth.waiting);
     cluster.wait(&["--for=condition=TailscaleProxyReady", "service/pair"]);
     assert!(cluster.tailnet.addresses_of("default-pair").contains(&address), "it is the same device");
 
