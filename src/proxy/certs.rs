@@ -2,8 +2,8 @@
 //!
 //! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its actions.
 //! Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or unreadable, and
-//! repairs that Secret: nothing is ordered twice because it was lost. Times are the API server's ([`clock`]). In Pods created by our reconciler a file has a copy of the
-//! certificates in use, so that a restarted container serves them without the API server.
+//! repairs that Secret: nothing is ordered twice because it was lost. Times are the API server's ([`clock`]). In Pods created by our
+//! reconciler a file has a copy of the certificates in use, so that a restarted container serves them without the API server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -205,7 +205,7 @@ impl CertWork {
     ) {
         self.leads = *leads.borrow_and_update();
         let cluster = self.cluster.clone();
-        self.running.spawn(async { Done::ClockRead(clock::read(cluster, Duration::ZERO).await) });
+        self.running.spawn(async { Done::ClockRead(clock::read_after(Duration::ZERO, cluster).await) });
         self.want(&wanted.borrow_and_update().clone(), netmap.borrow_and_update().clone().as_deref());
         loop {
             self.publish();

@@ -54,6 +54,8 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
     env.insert("PORT".to_owned(), port.to_string());
     if reaches_api_by_address(source) {
         env.insert(BY_ADDRESS.to_owned(), "true".to_owned());
+        // With a UID it first checks, by the API server's name, whether it may write Events of the Pod.
+        env.insert("POD_UID".to_owned(), String::new());
     }
     DaemonSettings {
         tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_default(),

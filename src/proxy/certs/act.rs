@@ -120,7 +120,7 @@ impl CertWork {
             Done::ClockRead(clock) => {
                 (self.clock, self.is_clock_checked) = (clock, true);
                 let cluster = self.cluster.clone();
-                self.running.spawn(async { Done::ClockRead(clock::reread(cluster).await) });
+                self.running.spawn(async { Done::ClockRead(clock::read_after(clock::EVERY, cluster).await) });
                 self.lead();
             }
         }

@@ -9,8 +9,9 @@ use crate::edge::kube::Cluster;
 
 /// Difference that is no fault of the node's clock: the API server's time has whole seconds and is some seconds old.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
-/// How often the API server's time is read, and how soon again after a failure.
-const EVERY: Duration = Duration::from_hours(1);
+/// How often the API server's time is read.
+pub(super) const EVERY: Duration = Duration::from_hours(1);
+/// How soon again after a failure.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// A time and the moment when it was read.
@@ -43,7 +44,7 @@ impl CertClock {
 }
 
 /// Reads the API server's time after this delay; tries until it succeeds.
-pub(super) async fn read(cluster: Cluster, delay: Duration) -> CertClock {
+pub(super) async fn read_after(delay: Duration, cluster: Cluster) -> CertClock {
     sleep(delay).await;
     loop {
         match cluster.time().await {
@@ -53,11 +54,6 @@ pub(super) async fn read(cluster: Cluster, delay: Duration) -> CertClock {
         }
         sleep(RETRY).await;
     }
-}
-
-/// Reads it again once the last reading is old.
-pub(super) async fn reread(cluster: Cluster) -> CertClock {
-    read(cluster, EVERY).await
 }
 
 #[cfg(test)]

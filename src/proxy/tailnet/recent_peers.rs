@@ -1,7 +1,7 @@
 //! Recent peers: records in the state Secret which peers this replica had traffic with, and reads the record of its predecessor.
 //!
-//! Checked while services are routed to this replica, or always if its device is the service, and once more during shutdown; written only after changes. A killed replica leaves a
-//! record that is some minutes old.
+//! Checked while services are routed to this replica, or always if its device is the service, and once more during shutdown; written only
+//! after changes. The record of a killed replica is some seconds old.
 
 use std::collections::BTreeSet;
 use std::future::pending;

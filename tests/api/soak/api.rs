@@ -64,7 +64,6 @@ async fn grant(cluster: &Cluster) {
     let configs: Vec<String> = names.iter().map(|name| format!("{name}-config")).collect();
     let both: Vec<&str> = names.iter().chain(&configs).map(String::as_str).collect();
     cluster.allow("secrets", &both, &["get", "list", "watch", "patch", "update"]).await;
-    cluster.allow("events", &[], &["create", "get", "patch"]).await;
 }
 
 /// Executes orders in sequence until all handles are dropped.

@@ -92,6 +92,8 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     if !shape.stock() && shape.has_config_map() {
         rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
     }
-    rules.push(rule("events", &["create", "get", "patch"], Vec::new()));
+    if shape.stock() {
+        rules.push(rule("events", &["create", "get", "patch"], Vec::new()));
+    }
     rules
 }
