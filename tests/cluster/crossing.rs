@@ -20,6 +20,7 @@ use sides::{NAME, PORT, published};
 fn service_is_used_across_clusters_during_proxy_restarts() {
     let both = Both::new();
     let sides = both.turn();
+    sides.expose();
     let begin = Instant::now();
     sides.publisher.apply(&[published()]);
     sides.connect();

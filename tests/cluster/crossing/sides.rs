@@ -71,6 +71,19 @@ impl Sides {
         self.user.wait(&["--for=condition=Ready", "pod/client"]);
     }
 
+    /// Exposes a Service as README.md describes, and withdraws it.
+    pub(crate) fn expose(&self) {
+        let web = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"selector": {"app": "client"}, "ports": [{"port": 80}]}});
+        self.user.apply(&[web]);
+        self.guide.run(README, "$ kubectl annotate", &[]);
+        assert!(self.user.tailnet.knows("default-web"), "a device of its own");
+        self.user.kubectl(&["annotate", "service/web", "tailscale.com/expose-"]);
+        chart::wait_gone(&self.user, "web");
+        assert!(!self.user.tailnet.knows("default-web"), "it is deleted with the annotation");
+        self.user.kubectl(&["delete", "service/web"]);
+    }
+
     /// Creates the user's group and Service as README.md describes: the published name as the Service `db`. Both are ready.
     pub(crate) fn connect(&self) {
         let sample = "config/samples/egress.yaml";

@@ -35,9 +35,10 @@ pub enum Fate {
 use Fate::{NotRun, RunBy};
 
 /// Every block of the documents, by its first words.
-pub const BLOCKS: [(&str, &str, Fate); 32] = [
+pub const BLOCKS: [(&str, &str, Fate); 33] = [
     (README, "$ make demo", NotRun("the tier demo runs the demo")),
     (README, "$ make image", RunBy(&[CROSSING])),
+    (README, "$ kubectl annotate", RunBy(&[CROSSING])),
     (README, "$ kubectl apply", RunBy(&[CROSSING])),
     (README, "$ make build", NotRun("it builds and tests the checkout, which the test is part of")),
     (HEADSCALE, "$ kubectl create namespace", RunBy(&[CLUSTER])),
