@@ -3,7 +3,7 @@
 //
 // The tailnet is tstest/integration/testcontrol of the tailscale module, with a DERP and a STUN server of the same module
 // beside it. The API is written from its published contract, version 2 (https://tailscale.com/api): OAuth tokens, keys,
-// devices, services. Differences from the real one: a node joins with any key; a
+// devices, services. Differences from the real one: a node joins with any key; a name that is taken gets no number; a
 // deleted device disappears from the API, but stays connected, and returns with its identity if it logs in with another key; a node that
 // advertises a service is approved for it unless the API refused it, and one such node is primary of the service, the same for every
 // peer; there is no policy; nothing outlives the process.

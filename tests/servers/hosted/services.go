@@ -38,8 +38,22 @@ func (a *api) serveServices() {
 				hosts[node.Key] = &host{}
 			}
 			a.readServices(node, hosts[node.Key])
+			a.rename(node.Key)
 		}
 		a.route(nodes, hosts, primary)
+	}
+}
+
+// rename gives a node the name of its host after a change, as the real control server does unless an administrator chose another name.
+func (a *api) rename(of key.NodePublic) {
+	node := a.tailnet.Node(of)
+	if node == nil || node.Hostinfo.Hostname() == "" {
+		return
+	}
+	if name := node.Hostinfo.Hostname() + "." + a.tailnet.MagicDNSDomain + "."; node.Name != name {
+		log.Printf("%s is now %s", node.Name, name)
+		node.Name = name
+		a.tailnet.UpdateNode(node)
 	}
 }
 
