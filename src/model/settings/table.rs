@@ -18,8 +18,11 @@ pub struct Setting {
     pub help: &'static str,
 }
 
-/// Flag, variable, form, default and help.
-type SettingRow = (&'static str, &'static str, &'static str, &'static str, &'static str);
+/// A section of `--help`.
+struct Section {
+    heading: &'static str,
+    settings: &'static [Setting],
+}
 
 pub fn proxy() -> impl Iterator<Item = Setting> {
     settings(&PROXY)
@@ -29,300 +32,149 @@ pub fn reconciler() -> impl Iterator<Item = Setting> {
     settings(&RECONCILER)
 }
 
-fn settings(sections: &'static [(&'static str, &'static [SettingRow])]) -> impl Iterator<Item = Setting> {
-    let of = |heading: &'static str| {
-        move |row: &SettingRow| {
-            let (flag, variable, form, default, help) = *row;
-            Setting { heading, flag, variable, form, default, help }
-        }
-    };
-    sections.iter().flat_map(move |(heading, rows)| rows.iter().map(of(heading)))
+fn settings(sections: &'static [Section]) -> impl Iterator<Item = Setting> {
+    sections.iter().flat_map(|&Section { heading, settings }| settings.iter().map(move |setting| Setting { heading, ..*setting }))
+}
+
+const fn section(heading: &'static str) -> Section {
+    Section { heading, settings: &[] }
+}
+
+const fn flag(flag: &'static str, variable: &'static str, form: &'static str, default: &'static str) -> Setting {
+    Setting { heading: "", flag, variable, form, default, help: "" }
+}
+
+impl Section {
+    const fn of(self, settings: &'static [Setting]) -> Self {
+        Self { settings, ..self }
+    }
+}
+
+impl Setting {
+    const fn help(self, help: &'static str) -> Self {
+        Self { help, ..self }
+    }
 }
 
 const FIREWALL_MODES: &str = "Firewall mode: auto, nftables, iptables, iptables-nft or iptables-legacy";
 
-const PROXY: [(&str, &[SettingRow]); 6] = [
-    (
-        "Tailnet",
-        &[
-            (
-                "--tailnet",
-                "TAILYARD_TAILNET",
-                "tailscaled|static:FILE",
-                "tailscaled",
-                "Tailnet client: a supervised tailscaled, or a JSON file that describes one of another make (addresses, peers, services)",
-            ),
-            ("--tailnet-interface", "TAILYARD_TAILNET_INTERFACE", "NAME", "tailscale0", "Network interface of the tailnet"),
-            ("--tailscaled", "TAILYARD_TAILSCALED", "FILE", "tailscaled", "The tailscaled program, a path or a name in PATH"),
-            ("--tailscale", "TAILYARD_TAILSCALE", "FILE", "tailscale", "The tailscale command, a path or a name in PATH"),
-            ("--boot-timeout", "TS_BOOT_TIMEOUT", "TIME", "60s", "Timeout of the first start until the node is connected"),
-        ],
-    ),
-    (
-        "Services",
-        &[
-            ("--egress-config", "TS_EGRESS_PROXIES_CONFIG_PATH", "DIR", "", "Directory where `egress-services` is mounted"),
-            ("--egress-configmap", "TAILYARD_EGRESS_CONFIGMAP", "NAMESPACE/NAME", "", "ConfigMap with `egress-services`, which is watched"),
-            ("--ingress-config", "TS_INGRESS_PROXIES_CONFIG_PATH", "FILE", "", "Mounted file with the L3 ingress services"),
-            (
-                "--ingress-configmap",
-                "TAILYARD_INGRESS_CONFIGMAP",
-                "NAMESPACE/NAME",
-                "",
-                "ConfigMap with `ingress-config.json`, which is watched",
-            ),
-            ("--pod-ips", "POD_IPS", "IP[,IP]", "", "Addresses of this Pod, one of each family"),
-            (
-                "--allowed-targets",
-                "TAILYARD_ALLOWED_TARGETS",
-                "CIDR[,CIDR]",
-                "",
-                "Ranges allowed as targets although they are rejected by default, such as link-local ones",
-            ),
-            (
-                "--denied-targets",
-                "TAILYARD_DENIED_TARGETS",
-                "CIDR[,CIDR]",
-                "",
-                "Ranges rejected as targets, such as those of the cluster's Services; the API server is always rejected",
-            ),
-        ],
-    ),
-    (
-        "HTTP ingress",
-        &[
-            ("--upgrades", "TAILYARD_UPGRADES", "NAME[,NAME]", "websocket", "Protocols to which clients may upgrade a connection"),
-            (
-                "--body-timeout",
-                "TAILYARD_BODY_TIMEOUT",
-                "TIME",
-                "60s",
-                "Idle timeout of request bodies, and of clients that read no response",
-            ),
-            ("--answer-timeout", "TAILYARD_ANSWER_TIMEOUT", "TIME", "1h", "Idle timeout of responses from a backend"),
-            ("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT", "TIME", "1h", "Idle timeout of upgraded connections"),
-            (
-                "--max-connections",
-                "TAILYARD_MAX_CONNECTIONS",
-                "NUMBER",
-                "16384",
-                "Maximum number of client connections, a quarter of it for one client; less if file descriptors or memory are scarce",
-            ),
-        ],
-    ),
-    (
-        "Kernel",
-        &[
-            ("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto", FIREWALL_MODES),
-            ("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s", "Maximum time to drain connections on shutdown"),
-        ],
-    ),
-    (
-        "State",
-        &[
-            (
-                "--kube-secret",
-                "TS_KUBE_SECRET",
-                "NAME",
-                "",
-                "Secret of this replica's state; empty for none (default in a cluster: tailscale)",
-            ),
-            ("--state-file", "TAILYARD_STATE_FILE", "FILE", "", "File in place of the Secret"),
-        ],
-    ),
-    (
-        "Observability",
-        &[
-            (
-                "--http-addr",
-                "TS_LOCAL_ADDR_PORT",
-                "IP:PORT",
-                "",
-                "Listener of health checks, metrics and the preStop hook (default: [::]:9002 if any of them is enabled)",
-            ),
-            (
-                "--admin-addr",
-                "TAILYARD_ADMIN_ADDR",
-                "IP:PORT",
-                "127.0.0.1:9003",
-                "Listener of all endpoints, with /debug/plan; empty for none",
-            ),
-            ("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text", "Log format"),
-            ("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info", "Log filter, such as debug or info,tailyard::proxy=debug"),
-        ],
-    ),
+const PROXY: [Section; 6] = [
+    section("Tailnet").of(&[
+        flag("--tailnet", "TAILYARD_TAILNET", "tailscaled|static:FILE", "tailscaled").help(
+            "Tailnet client: a supervised tailscaled, or a JSON file that describes one of another make (addresses, peers, services)",
+        ),
+        flag("--tailnet-interface", "TAILYARD_TAILNET_INTERFACE", "NAME", "tailscale0").help("Network interface of the tailnet"),
+        flag("--tailscaled", "TAILYARD_TAILSCALED", "FILE", "tailscaled").help("The tailscaled program, a path or a name in PATH"),
+        flag("--tailscale", "TAILYARD_TAILSCALE", "FILE", "tailscale").help("The tailscale command, a path or a name in PATH"),
+        flag("--boot-timeout", "TS_BOOT_TIMEOUT", "TIME", "60s").help("Timeout of the first start until the node is connected"),
+    ]),
+    section("Services").of(&[
+        flag("--egress-config", "TS_EGRESS_PROXIES_CONFIG_PATH", "DIR", "").help("Directory where `egress-services` is mounted"),
+        flag("--egress-configmap", "TAILYARD_EGRESS_CONFIGMAP", "NAMESPACE/NAME", "")
+            .help("ConfigMap with `egress-services`, which is watched"),
+        flag("--ingress-config", "TS_INGRESS_PROXIES_CONFIG_PATH", "FILE", "").help("Mounted file with the L3 ingress services"),
+        flag("--ingress-configmap", "TAILYARD_INGRESS_CONFIGMAP", "NAMESPACE/NAME", "")
+            .help("ConfigMap with `ingress-config.json`, which is watched"),
+        flag("--pod-ips", "POD_IPS", "IP[,IP]", "").help("Addresses of this Pod, one of each family"),
+        flag("--allowed-targets", "TAILYARD_ALLOWED_TARGETS", "CIDR[,CIDR]", "")
+            .help("Ranges allowed as targets although they are rejected by default, such as link-local ones"),
+        flag("--denied-targets", "TAILYARD_DENIED_TARGETS", "CIDR[,CIDR]", "")
+            .help("Ranges rejected as targets, such as those of the cluster's Services; the API server is always rejected"),
+    ]),
+    section("HTTP ingress").of(&[
+        flag("--upgrades", "TAILYARD_UPGRADES", "NAME[,NAME]", "websocket").help("Protocols to which clients may upgrade a connection"),
+        flag("--body-timeout", "TAILYARD_BODY_TIMEOUT", "TIME", "60s")
+            .help("Idle timeout of request bodies, and of clients that read no response"),
+        flag("--answer-timeout", "TAILYARD_ANSWER_TIMEOUT", "TIME", "1h").help("Idle timeout of responses from a backend"),
+        flag("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT", "TIME", "1h").help("Idle timeout of upgraded connections"),
+        flag("--max-connections", "TAILYARD_MAX_CONNECTIONS", "NUMBER", "16384")
+            .help("Maximum number of client connections, a quarter of it for one client; less if file descriptors or memory are scarce"),
+    ]),
+    section("Kernel").of(&[
+        flag("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
+        flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s").help("Maximum time to drain connections on shutdown"),
+    ]),
+    section("State").of(&[
+        flag("--kube-secret", "TS_KUBE_SECRET", "NAME", "")
+            .help("Secret of this replica's state; empty for none (default in a cluster: tailscale)"),
+        flag("--state-file", "TAILYARD_STATE_FILE", "FILE", "").help("File in place of the Secret"),
+    ]),
+    section("Observability").of(&[
+        flag("--http-addr", "TS_LOCAL_ADDR_PORT", "IP:PORT", "")
+            .help("Listener of health checks, metrics and the preStop hook (default: [::]:9002 if any of them is enabled)"),
+        flag("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "127.0.0.1:9003")
+            .help("Listener of all endpoints, with /debug/plan; empty for none"),
+        flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
+        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info").help("Log filter, such as debug or info,tailyard::proxy=debug"),
+    ]),
 ];
 
-const RECONCILER: [(&str, &[SettingRow]); 6] = [
-    (
-        "Cluster",
-        &[
-            ("--namespace", "OPERATOR_NAMESPACE", "NAME", "", "Namespace for all managed objects (default: that of the Pod)"),
-            (
-                "--watch-namespaces",
-                "TAILYARD_WATCH_NAMESPACES",
-                "NAME[,NAME]",
-                "",
-                "Namespaces whose Services and Ingresses are watched, so that Roles in them suffice (default: all)",
-            ),
-            ("--kubeconfig", "KUBECONFIG", "FILE", "", "A kubeconfig, to run outside of a cluster"),
-            (
-                "--cluster-domain",
-                "TAILYARD_CLUSTER_DOMAIN",
-                "NAME",
-                "",
-                "DNS domain of the cluster (default: from the Pod's resolv.conf, else cluster.local)",
-            ),
-            ("--workers", "TAILYARD_WORKERS", "NUMBER", "4", "Number of concurrent reconciliations"),
-        ],
-    ),
-    (
-        "Proxies",
-        &[
-            (
-                "--image",
-                "PROXY_IMAGE",
-                "IMAGE",
-                concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")),
-                "Image of the proxies: Tailyard's, or the stock image of the Tailscale operator",
-            ),
-            (
-                "--image-pull-secrets",
-                "PROXY_IMAGE_PULL_SECRETS",
-                "NAME[,NAME]",
-                "",
-                "Pull Secrets of the proxies, unless the ProxyClass names some",
-            ),
-            ("--tags", "PROXY_TAGS", "TAG[,TAG]", "tag:k8s", "Tags of the devices, unless the ProxyGroup names some"),
-            ("--default-class", "PROXY_DEFAULT_CLASS", "NAME", "", "ProxyClass of ProxyGroups that name none"),
-            ("--firewall-mode", "PROXY_FIREWALL_MODE", "NAME", "auto", FIREWALL_MODES),
-            (
-                "--match-port-range",
-                "TAILYARD_MATCH_PORT_RANGE",
-                "START-END",
-                "10000-19999",
-                "Ports of a Pod that egress Services are assigned, unless the ProxyGroup names a range",
-            ),
-            ("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "45s", "Maximum time for a replica to drain connections on shutdown"),
-            (
-                "--failover",
-                "TAILYARD_FAILOVER",
-                "on|off",
-                "on",
-                "Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s",
-            ),
-            (
-                "--standalone",
-                "TAILYARD_STANDALONE",
-                "on|off",
-                "on",
-                "Whether a Service or Ingress that requests Tailscale and names no ProxyGroup gets a proxy of its own",
-            ),
-            (
-                "--standalone-tenants",
-                "TAILYARD_STANDALONE_TENANTS",
-                "JSON",
-                "",
-                "Namespaces that may have such proxies, a list of tenants as in spec.tailyard.tenants of a ProxyGroup (default: all)",
-            ),
-            (
-                "--tenancy",
-                "TAILYARD_TENANCY",
-                "bounded|open",
-                "bounded",
-                "Limits of namespaces in ProxyGroups that name no tenants; bounded: 5,000 ports, 100 names, 50 new certificates a week, no tags, \
-                 no names of other clusters",
-            ),
-            (
-                "--proxy-group-types",
-                "TAILYARD_PROXY_GROUP_TYPES",
-                "NAME[,NAME]",
-                "egress,ingress",
-                "Types of the ProxyGroups to manage; others are left to the Tailscale operator",
-            ),
-        ],
-    ),
-    (
-        "Default ProxyGroups",
-        &[
-            (
-                "--default-ingress-group",
-                "TAILYARD_DEFAULT_INGRESS_GROUP",
-                "NAME",
-                "",
-                "ProxyGroup of Ingresses and Services that name none and are to be reached from the tailnet",
-            ),
-            (
-                "--default-egress-group",
-                "TAILYARD_DEFAULT_EGRESS_GROUP",
-                "NAME",
-                "",
-                "ProxyGroup of Services that name none and have a target in the tailnet",
-            ),
-        ],
-    ),
-    (
-        "Ingress",
-        &[
-            ("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME", "NAME", "tailscale", "IngressClass of the Ingresses to advertise"),
-            (
-                "--cluster-id",
-                "TAILYARD_CLUSTER_ID",
-                "ID",
-                "",
-                "ID of this cluster in multi-cluster Services (default: from the UID of the namespace kube-system)",
-            ),
-            (
-                "--previous-cluster-ids",
-                "TAILYARD_PREVIOUS_CLUSTER_IDS",
-                "ID[,ID]",
-                "",
-                "Previous IDs of this cluster, such as the node ID of the Tailscale operator that it replaces",
-            ),
-            (
-                "--shared-acme-account",
-                "OPERATOR_SHARED_ACME_ACCOUNT_KEY",
-                "BOOL",
-                "",
-                "Whether all ProxyGroups of a tailnet share one ACME account, in place of one each (default: false; proxies of Ingresses without ProxyGroup: true)",
-            ),
-            (
-                "--acme-directory",
-                "TAILYARD_ACME_DIRECTORY",
-                "URL",
-                "",
-                "Directory of the ACME server, unless the ProxyClass selects one (default: that of Let's Encrypt)",
-            ),
-        ],
-    ),
-    (
-        "Control plane",
-        &[
-            (
-                "--login-server",
-                "OPERATOR_LOGIN_SERVER",
-                "URL",
-                "",
-                "URL, for ProxyGroups that name no Tailnet (default: that of Tailscale)",
-            ),
-            (
-                "--client-id-file",
-                "CLIENT_ID_FILE",
-                "FILE",
-                "",
-                "File with the ID of the OAuth client; the variable CLIENT_ID alone selects workload identity federation",
-            ),
-            ("--client-secret-file", "CLIENT_SECRET_FILE", "FILE", "", "File with the secret of the OAuth client"),
-            ("--headscale-key-file", "TAILYARD_HEADSCALE_KEY_FILE", "FILE", "", "File with an API key of headscale"),
-            ("--control-ca", "TAILYARD_CONTROL_CA", "FILE", "", "Additional trusted CAs, in PEM"),
-        ],
-    ),
-    (
-        "Observability",
-        &[
-            ("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "[::]:9002", "Listener of health checks and metrics; empty for none"),
-            ("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text", "Log format"),
-            ("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info", "Log filter, such as debug or info,tailyard::reconciler=debug"),
-        ],
-    ),
+const RECONCILER: [Section; 6] = [
+    section("Cluster").of(&[
+        flag("--namespace", "OPERATOR_NAMESPACE", "NAME", "").help("Namespace for all managed objects (default: that of the Pod)"),
+        flag("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES", "NAME[,NAME]", "")
+            .help("Namespaces whose Services and Ingresses are watched, so that Roles in them suffice (default: all)"),
+        flag("--kubeconfig", "KUBECONFIG", "FILE", "").help("A kubeconfig, to run outside of a cluster"),
+        flag("--cluster-domain", "TAILYARD_CLUSTER_DOMAIN", "NAME", "")
+            .help("DNS domain of the cluster (default: from the Pod's resolv.conf, else cluster.local)"),
+        flag("--workers", "TAILYARD_WORKERS", "NUMBER", "4").help("Number of concurrent reconciliations"),
+    ]),
+    section("Proxies").of(&[
+        flag("--image", "PROXY_IMAGE", "IMAGE", concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")))
+            .help("Image of the proxies: Tailyard's, or the stock image of the Tailscale operator"),
+        flag("--image-pull-secrets", "PROXY_IMAGE_PULL_SECRETS", "NAME[,NAME]", "")
+            .help("Pull Secrets of the proxies, unless the ProxyClass names some"),
+        flag("--tags", "PROXY_TAGS", "TAG[,TAG]", "tag:k8s").help("Tags of the devices, unless the ProxyGroup names some"),
+        flag("--default-class", "PROXY_DEFAULT_CLASS", "NAME", "").help("ProxyClass of ProxyGroups that name none"),
+        flag("--firewall-mode", "PROXY_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
+        flag("--match-port-range", "TAILYARD_MATCH_PORT_RANGE", "START-END", "10000-19999")
+            .help("Ports of a Pod that egress Services are assigned, unless the ProxyGroup names a range"),
+        flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "45s")
+            .help("Maximum time for a replica to drain connections on shutdown"),
+        flag("--failover", "TAILYARD_FAILOVER", "on|off", "on")
+            .help("Whether the Pod of a replica that does not answer health probes is made unready, in place of Kubernetes' 50 s"),
+        flag("--standalone", "TAILYARD_STANDALONE", "on|off", "on")
+            .help("Whether a Service or Ingress that requests Tailscale and names no ProxyGroup gets a proxy of its own"),
+        flag("--standalone-tenants", "TAILYARD_STANDALONE_TENANTS", "JSON", "")
+            .help("Namespaces that may have such proxies, a list of tenants as in spec.tailyard.tenants of a ProxyGroup (default: all)"),
+        flag("--tenancy", "TAILYARD_TENANCY", "bounded|open", "bounded").help(
+            "Limits of namespaces in ProxyGroups that name no tenants; bounded: 5,000 ports, 100 names, 50 new certificates a week, \
+             no tags, no names of other clusters",
+        ),
+        flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress")
+            .help("Types of the ProxyGroups to manage; others are left to the Tailscale operator"),
+    ]),
+    section("Default ProxyGroups").of(&[
+        flag("--default-ingress-group", "TAILYARD_DEFAULT_INGRESS_GROUP", "NAME", "")
+            .help("ProxyGroup of Ingresses and Services that name none and are to be reached from the tailnet"),
+        flag("--default-egress-group", "TAILYARD_DEFAULT_EGRESS_GROUP", "NAME", "")
+            .help("ProxyGroup of Services that name none and have a target in the tailnet"),
+    ]),
+    section("Ingress").of(&[
+        flag("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME", "NAME", "tailscale").help("IngressClass of the Ingresses to advertise"),
+        flag("--cluster-id", "TAILYARD_CLUSTER_ID", "ID", "")
+            .help("ID of this cluster in multi-cluster Services (default: from the UID of the namespace kube-system)"),
+        flag("--previous-cluster-ids", "TAILYARD_PREVIOUS_CLUSTER_IDS", "ID[,ID]", "")
+            .help("Previous IDs of this cluster, such as the node ID of the Tailscale operator that it replaces"),
+        flag("--shared-acme-account", "OPERATOR_SHARED_ACME_ACCOUNT_KEY", "BOOL", "").help(
+            "Whether all ProxyGroups of a tailnet share one ACME account, in place of one each (default: false; \
+             proxies of Ingresses without ProxyGroup: true)",
+        ),
+        flag("--acme-directory", "TAILYARD_ACME_DIRECTORY", "URL", "")
+            .help("Directory of the ACME server, unless the ProxyClass selects one (default: that of Let's Encrypt)"),
+    ]),
+    section("Control plane").of(&[
+        flag("--login-server", "OPERATOR_LOGIN_SERVER", "URL", "")
+            .help("URL, for ProxyGroups that name no Tailnet (default: that of Tailscale)"),
+        flag("--client-id-file", "CLIENT_ID_FILE", "FILE", "")
+            .help("File with the ID of the OAuth client; the variable CLIENT_ID alone selects workload identity federation"),
+        flag("--client-secret-file", "CLIENT_SECRET_FILE", "FILE", "").help("File with the secret of the OAuth client"),
+        flag("--headscale-key-file", "TAILYARD_HEADSCALE_KEY_FILE", "FILE", "").help("File with an API key of headscale"),
+        flag("--control-ca", "TAILYARD_CONTROL_CA", "FILE", "").help("Additional trusted CAs, in PEM"),
+    ]),
+    section("Observability").of(&[
+        flag("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "[::]:9002").help("Listener of health checks and metrics; empty for none"),
+        flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
+        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info").help("Log filter, such as debug or info,tailyard::reconciler=debug"),
+    ]),
 ];
