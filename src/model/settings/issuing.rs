@@ -7,9 +7,7 @@ use crate::model::base::leader::LeaseTerms;
 pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
 
 pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {
-    let url = |text: &str| text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned());
-    let mut directory = |setting| source.parsed(setting, "a URL that begins with https://", url);
-    let directory = directory("TAILYARD_ACME_DIRECTORY").or_else(|| directory("TS_DEBUG_ACME_DIRECTORY_URL"));
+    let directory = acme_directory(source, "TAILYARD_ACME_DIRECTORY").or_else(|| acme_directory(source, "TS_DEBUG_ACME_DIRECTORY_URL"));
     let (secret, field) = (source.owned("TS_ACME_ACCOUNT_SECRET_NAME"), source.owned("TS_ACME_ACCOUNT_FIELD"));
     if secret.is_some() != field.is_some() {
         let (setting, other) = ("TS_ACME_ACCOUNT_SECRET_NAME", "TS_ACME_ACCOUNT_FIELD");
@@ -22,4 +20,9 @@ pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {
         account: secret.zip(field),
         away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(LeaseTerms::CERT_LEADER.duration),
     }
+}
+
+pub(super) fn acme_directory(source: &mut SettingSource<'_>, variable: &str) -> Option<String> {
+    let url = |text: &str| text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned());
+    source.parsed(variable, "a URL that begins with https://", url)
 }

@@ -133,10 +133,7 @@ fn single(source: &mut SettingSource<'_>) -> Single {
 
 /// Denies the API server by its address, as a Pod does not know the cluster's Service range.
 fn targets(source: &mut SettingSource<'_>) -> TargetPolicy {
-    let mut nets = |setting: &str| {
-        let list = |text: &str| text.split(',').map(|net| net.trim().parse::<IpNet>().ok()).collect::<Option<Vec<_>>>();
-        source.parsed(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", list).unwrap_or_default()
-    };
+    let mut nets = |setting| source.list(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", |net| net.parse::<IpNet>().ok());
     let (allowed, mut denied) = (nets("TAILYARD_ALLOWED_TARGETS"), nets("TAILYARD_DENIED_TARGETS"));
     denied.extend(daemon::api_server(source).map(IpNet::from));
     TargetPolicy { allowed, denied }
@@ -293,13 +290,8 @@ fn backend(source: &mut SettingSource<'_>) -> FirewallMode {
 }
 
 pub(super) fn log(source: &mut SettingSource<'_>) -> Log {
-    let format = |text: &str| match text {
-        "text" => Some(false),
-        "json" => Some(true),
-        _ => None,
-    };
     Log {
-        json: source.parsed("TAILYARD_LOG_FORMAT", "text or json", format).unwrap_or_default(),
+        json: source.one_of("TAILYARD_LOG_FORMAT", "text or json", &[("text", false), ("json", true)]).unwrap_or_default(),
         filter: source.owned("TAILYARD_LOG_FILTER").unwrap_or_default(),
     }
 }

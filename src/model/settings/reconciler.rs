@@ -8,11 +8,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::issuing::acme_directory;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::{ProxyGroupType, Tenant};
 use crate::model::controller::group_assignment::DefaultGroups;
-use crate::model::controller::ingress_spec::{ServiceOwner, dns_label};
+use crate::model::controller::ingress_spec::{ServiceOwner, dns_label, is_tag};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
 use crate::model::controller::tenancy::{self, DefaultTenancy};
@@ -28,6 +29,8 @@ const WITHOUT_MEANING: [&str; 7] = [
     "K8S_PROXY_IMAGE",
 ];
 
+const ON_OFF: [(&str, bool); 2] = [("on", true), ("off", false)];
+const TENANCIES: [(&str, DefaultTenancy); 2] = [("bounded", DefaultTenancy::Bounded), ("open", DefaultTenancy::Open)];
 /// Description of a valid group name.
 const GROUP: &str = "the name of a ProxyGroup";
 
@@ -143,21 +146,15 @@ impl Reconciler {
         }
         let settings = Self {
             namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", label),
-            service_namespaces: source
-                .parsed("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", |text| {
-                    text.split(',').map(|name| label(name.trim())).collect()
-                })
-                .unwrap_or_default(),
+            service_namespaces: source.list("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", label),
             kube,
             kubeconfig,
             name: source.owned("POD_NAME"),
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
             image: source.owned("PROXY_IMAGE").unwrap_or_default(),
-            image_pull_secrets: source
-                .parsed("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", |text| text.split(',').map(secret).collect())
-                .unwrap_or_default(),
-            tags: tags(source),
+            image_pull_secrets: source.list("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", secret),
+            tags: source.list("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |tag| is_tag(tag).then(|| tag.to_owned())),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
             firewall: firewall(source),
             ports: source
@@ -165,16 +162,16 @@ impl Reconciler {
                 .unwrap_or(MatchPortRange::DEFAULT),
             drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
             control: control(source),
-            tenancy: default_tenancy(source),
-            types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
-            standalone: source.parsed("TAILYARD_STANDALONE", "one of on, off", on_or_off).unwrap_or_default(),
+            tenancy: source.one_of("TAILYARD_TENANCY", "one of bounded, open", &TENANCIES).unwrap_or_default(),
+            types: source.list("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", group_type),
+            standalone: source.one_of("TAILYARD_STANDALONE", "one of on, off", &ON_OFF).unwrap_or_default(),
             standalone_tenants: standalone_tenants(source),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
             },
             ingress: ingress(source),
-            failover: source.parsed("TAILYARD_FAILOVER", "one of on, off", on_or_off).unwrap_or_default(),
+            failover: source.one_of("TAILYARD_FAILOVER", "one of on, off", &ON_OFF).unwrap_or_default(),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or_default(),
@@ -199,29 +196,9 @@ fn label(text: &str) -> Option<String> {
     dns_label(text).then(|| text.to_owned())
 }
 
-fn secret(text: &str) -> Option<String> {
-    let name = text.trim();
+fn secret(name: &str) -> Option<String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     (!name.is_empty() && name.len() <= 253 && name.chars().all(inner)).then(|| name.to_owned())
-}
-
-fn tags(source: &mut SettingSource<'_>) -> Vec<String> {
-    let tag = |text: &str| {
-        let name = text.trim().strip_prefix("tag:")?;
-        let fits = name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-        fits.then(|| format!("tag:{name}"))
-    };
-    let read = source.parsed("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |text| text.split(',').map(tag).collect());
-    read.unwrap_or_default()
-}
-
-fn default_tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
-    let parsed = |text: &str| match text {
-        "bounded" => Some(DefaultTenancy::Bounded),
-        "open" => Some(DefaultTenancy::Open),
-        _ => None,
-    };
-    source.parsed("TAILYARD_TENANCY", "one of bounded, open", parsed).unwrap_or_default()
 }
 
 fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {
@@ -234,21 +211,12 @@ fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {
     })
 }
 
-fn on_or_off(text: &str) -> Option<bool> {
-    match text {
-        "on" => Some(true),
-        "off" => Some(false),
-        _ => None,
-    }
-}
-
-fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
-    let parsed = |name: &str| match name.trim() {
+fn group_type(name: &str) -> Option<ProxyGroupType> {
+    match name {
         "egress" => Some(ProxyGroupType::Egress),
         "ingress" => Some(ProxyGroupType::Ingress),
         _ => None,
-    };
-    text.split(',').map(parsed).collect()
+    }
 }
 
 fn ingress(source: &mut SettingSource<'_>) -> Ingress {
@@ -261,9 +229,7 @@ fn ingress(source: &mut SettingSource<'_>) -> Ingress {
         class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_default(),
         owner: ServiceOwner { id, former },
         shared_account: account.then_some(shared),
-        acme_directory: source.parsed("TAILYARD_ACME_DIRECTORY", "a URL that begins with https://", |text| {
-            text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned())
-        }),
+        acme_directory: acme_directory(source, "TAILYARD_ACME_DIRECTORY"),
     }
 }
 

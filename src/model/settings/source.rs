@@ -98,6 +98,16 @@ impl<'a> SettingSource<'a> {
         value
     }
 
+    /// A value of a closed set; another one is a fault.
+    pub(super) fn one_of<T: Copy>(&mut self, variable: &str, want: &'static str, values: &[(&str, T)]) -> Option<T> {
+        self.parsed(variable, want, |text| values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value))
+    }
+
+    /// Values separated by commas; an invalid one is a fault.
+    pub(super) fn list<T>(&mut self, variable: &str, want: &'static str, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
+        self.parsed(variable, want, |text| text.split(',').map(|item| read(item.trim())).collect()).unwrap_or_default()
+    }
+
     /// Records an invalid value.
     pub(super) fn bad(&mut self, variable: &str, want: &'static str) {
         let value = self.raw(variable).unwrap_or_default().to_owned();
