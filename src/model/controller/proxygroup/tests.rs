@@ -1,7 +1,7 @@
 //! Reconciliation of a small cluster: results, invariants and termination.
 
 use serde_json::json;
-use world::{NS, World, idle, to};
+use world::{NS, World, headscale, idle, site, to};
 
 use super::*;
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
@@ -29,10 +29,19 @@ mod standalone_standby;
 mod tenants;
 mod world;
 
-/// A cluster with a group and one served Service.
-fn serving() -> World {
+/// A cluster with an egress group and Services `s0`, `s1` and so on, not reconciled yet.
+fn with_services(count: usize) -> World {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
+    for index in 0..count {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world
+}
+
+/// A cluster with a group and one served Service.
+fn serving() -> World {
+    let mut world = with_services(0);
     world.service("db", to("pg"), &[5432]);
     world.settle();
     world

@@ -45,11 +45,10 @@ fn missing_certificates_are_named_in_the_group_condition() {
     own(&mut world, "www", -1, 90);
     world.settle();
     assert_eq!(world.says("in", CERTIFIED).2, "2 of 2 certificates are there.");
-    let secret = object(Kind::Secret, "app.tail1234.ts.net");
-    let mut stored = serde_json::Value::clone(&world.objects[&secret]);
-    stored["metadata"]["annotations"]["tailyard.io/acme-order-status"] =
-        json!(r#"{"failures":3,"reason":"RateLimited","message":"too many"}"#);
-    world.objects.insert(secret, stored.into());
+    world.edit(&object(Kind::Secret, "app.tail1234.ts.net"), |secret| {
+        let status = r#"{"failures":3,"reason":"RateLimited","message":"too many"}"#;
+        secret["metadata"]["annotations"]["tailyard.io/acme-order-status"] = json!(status);
+    });
     world.settle();
     let failing = world.says("in", CERTIFIED);
     assert!(failing.1 == "CertificatesFailing" && failing.2.contains("app.tail1234.ts.net (RateLimited)"), "{failing:?}");
@@ -76,10 +75,7 @@ fn expired_certificate_of_the_group_is_reported_invalid() {
     world.ingress("app", "in", ("app", "web"));
     world.settle();
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
-    let secret = object(Kind::Secret, "app.tail1234.ts.net");
-    let mut stored = serde_json::Value::clone(&world.objects[&secret]);
-    stored["validUntil"] = json!(day(3).to_string());
-    world.objects.insert(secret, stored.into());
+    world.edit(&object(Kind::Secret, "app.tail1234.ts.net"), |secret| secret["validUntil"] = json!(day(3).to_string()));
     on(&mut world, 2);
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
     on(&mut world, 3);
@@ -124,8 +120,7 @@ fn expiry_of_a_user_certificate_is_announced() {
 fn group_is_requeued_before_a_certificate_expires() {
     let mut world = publishing(ingress());
     // Without Tailscale Services nothing else is polled every few minutes.
-    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
-    world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+    world.tailnet = headscale();
     shows(&mut world, "app", "www");
     own(&mut world, "www", -1, 89);
     world.settle();
@@ -139,8 +134,7 @@ fn group_is_requeued_before_a_certificate_expires() {
 #[test]
 fn older_object_gets_a_host_on_the_replicas_own_addresses() {
     let mut world = publishing(ingress());
-    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
-    world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+    world.tailnet = headscale();
     own(&mut world, "www", -1, 89);
     for name in ["shop", "aaa"] {
         world.now += 1;
@@ -164,10 +158,8 @@ fn domain_claimed_by_a_replica_does_not_widen_the_role() {
     world.settle();
     assert!(role_secrets(&world).contains("shop.tail1234.ts.net"));
     for replica in ["in-0", "in-1"] {
-        let state = object(Kind::Secret, replica);
-        let mut stored = serde_json::Value::clone(&world.objects[&state]);
-        stored["data"]["device_fqdn"] = serde_json::to_value(k8s_openapi::ByteString(b"in-0.oauth.".to_vec())).expect("JSON");
-        world.objects.insert(state, stored.into());
+        let name = json!(k8s_openapi::ByteString(b"in-0.oauth.".to_vec()));
+        world.edit(&object(Kind::Secret, replica), |state| state["data"]["device_fqdn"] = name);
         world.asleep.insert(replica.into());
     }
     let foreign = object(Kind::Secret, "shop.oauth");
@@ -176,9 +168,7 @@ fn domain_claimed_by_a_replica_does_not_widen_the_role() {
     let secret =
         json!({"metadata": {"name": "shop.oauth", "namespace": "tailscale", "uid": "x", "labels": labels}, "data": {"key": "eA=="}});
     world.objects.insert(foreign.clone(), secret.clone().into());
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     let role = role_secrets(&world);
     assert!(role.contains("shop.tail1234.ts.net") && !role.contains("oauth"), "{role}");
     assert_eq!(*world.objects[&foreign], secret, "nor is it relabelled");
@@ -192,9 +182,7 @@ fn role_does_not_name_secrets_of_another_group() {
     let secret = json!({"metadata": {"name": "shop.tail1234.ts.net", "namespace": "tailscale", "uid": "x", "labels": labels}, "data": {}});
     world.objects.insert(object(Kind::Secret, "shop.tail1234.ts.net"), secret.into());
     shows(&mut world, "shop", "www");
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     assert!(!role_secrets(&world).contains("shop.tail1234.ts.net"));
     assert!(world.ready("in").2.contains("is in the way"), "{:?}", world.ready("in"));
 }

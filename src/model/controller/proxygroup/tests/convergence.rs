@@ -118,9 +118,7 @@ fn run(acts: Vec<(Act, u8)>) -> Result<(), TestCaseError> {
     let mut world = World::new();
     for (act, rounds) in acts {
         act.on(&mut world);
-        for _ in 0..rounds {
-            world.round();
-        }
+        world.rounds(rounds);
     }
     world.asleep.clear();
     world.settle();

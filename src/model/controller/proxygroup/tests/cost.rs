@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn services_cost_three_writes_each() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.settle();
     let before = world.writes;
     for index in 0..100 {
@@ -19,11 +18,7 @@ fn services_cost_three_writes_each() {
 
 #[test]
 fn change_among_many_services_writes_only_the_affected_objects() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
-    for index in 0..300 {
-        world.service(&format!("s{index}"), to("pg"), &[80]);
-    }
+    let mut world = with_services(300);
     world.settle();
     let mut annotations = to("pg");
     annotations["tailscale.com/tailnet-fqdn"] = json!("other.tail1234.ts.net");
@@ -40,11 +35,7 @@ fn change_among_many_services_writes_only_the_affected_objects() {
 
 /// Cost of one change of one Service among `services`: evaluated Services, written objects, updates of users' Services.
 fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
-    for index in 0..services {
-        world.service(&format!("s{index}"), to("pg"), &[80]);
-    }
+    let mut world = with_services(services);
     world.settle();
     ["retargeted", "given another port"].map(|how| {
         let mut annotations = to("pg");
@@ -73,11 +64,7 @@ fn change_cost_is_independent_of_the_number_of_services() {
 
 #[test]
 fn idle_pass_evaluates_no_service() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
-    for index in 0..20 {
-        world.service(&format!("s{index}"), to("pg"), &[80]);
-    }
+    let mut world = with_services(20);
     world.settle();
     let before = world.memories["pg"].evaluated();
     assert!(before >= 20);
@@ -89,8 +76,7 @@ fn idle_pass_evaluates_no_service() {
 
 #[test]
 fn many_new_services_are_created_oldest_first_in_few_passes() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.settle();
     for index in 0..600 {
         // Names in the reverse order of their age.
@@ -117,8 +103,7 @@ fn many_new_services_are_created_oldest_first_in_few_passes() {
 
 #[test]
 fn rejected_children_do_not_delay_newer_ones() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.settle();
     for index in 0..400 {
         world.now += 1;
@@ -134,11 +119,7 @@ fn rejected_children_do_not_delay_newer_ones() {
 
 #[test]
 fn lost_children_are_restored_at_once() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
-    for index in 0..200 {
-        world.service(&format!("s{index}"), to("pg"), &[80]);
-    }
+    let mut world = with_services(200);
     world.settle();
     world.objects.retain(|object, _| !object.name.starts_with("ts-s"));
     let made = world.pass("pg");

@@ -36,8 +36,7 @@ fn annotation(world: &World, name: &str, key: &str) -> Option<String> {
 
 /// An Ingress that names no group.
 fn unnamed_ingress(world: &mut World, name: &str) {
-    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
-    world.put_ingress(name, json!({}), json!({"tls": [{"hosts": [name]}], "defaultBackend": backend}));
+    world.put_ingress(name, json!({}), site(name, "web"));
 }
 
 /// Names in the config of a group.

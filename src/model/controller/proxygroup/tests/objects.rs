@@ -29,9 +29,7 @@ fn drift_is_repaired() {
         (object(Kind::StatefulSet, "pg"), "/spec/template/spec/terminationGracePeriodSeconds", json!(1)),
         (object(Kind::ConfigMap, "pg-egress-config"), "/binaryData", json!({})),
     ] {
-        let mut stored = serde_json::Value::clone(&world.objects[&object]);
-        *stored.pointer_mut(pointer).expect("a field") = value;
-        world.objects.insert(object.clone(), stored.into());
+        world.edit(&object, |stored| *stored.pointer_mut(pointer).expect("a field") = value);
         let repaired = world.pass("pg");
         assert_eq!(repaired.apply.iter().map(|manifest| &manifest.object).collect::<Vec<_>>(), [&object]);
         assert!(idle(&world.pass("pg")));
@@ -79,8 +77,7 @@ fn foreign_child_service_is_reported_to_group_and_service() {
 
 #[test]
 fn objects_of_the_tailscale_operator_are_adopted() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.service("db", to("pg"), &[5432]);
     let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "svc", "tailscale.com/parent-resource": "db",
         "tailscale.com/parent-resource-ns": "default", "tailscale.com/proxy-group": "pg", "tailscale.com/svc-type": "egress"});
@@ -169,8 +166,6 @@ fn tailscaled_port_is_outside_a_custom_match_port_range() {
     world.with_class(json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 31_000, "endPort": 31_010}]}}}));
     world.group("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 20_000, "end": 29_999}}}));
     world.settle();
-    let set = &world.objects[&object(Kind::StatefulSet, "pg")];
-    let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("variables");
-    let port = env.iter().find(|variable| variable["name"] == "PORT").expect("a port")["value"].as_str().expect("a text");
+    let port = world.env("pg", "PORT").expect("a port");
     assert!(!(20_000..=29_999).contains(&port.parse::<u16>().expect("a port")), "{port}");
 }

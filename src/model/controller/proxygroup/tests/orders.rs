@@ -195,14 +195,8 @@ impl Step {
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
             // The cached list does not show it.
             Self::Join(name) => elsewhere(world, |hosted| {
-                let desired = DesiredVipService {
-                    name: vip(name),
-                    group: "g".into(),
-                    tags: Vec::new(),
-                    ports: Vec::new(),
-                    share: true,
-                    adopt: false,
-                };
+                let (tags, ports) = (Vec::new(), Vec::new());
+                let desired = DesiredVipService { name: vip(name), group: "g".into(), tags, ports, share: true, adopt: false };
                 hosted.publish(&desired, &them(), true);
             }),
             Self::Leave(name) => elsewhere(world, |hosted| hosted.release(&vip(name), &them())),
@@ -267,11 +261,8 @@ fn key(world: &World) -> String {
     let config = (config.origins.keys(), config.serve.keys(), config.routes.keys());
     let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| said(&replica)).collect();
     let owned: Vec<_> = world.hosted.vips.keys().map(|name| (name, owners(world, name))).collect();
-    let listed = world
-        .hosted
-        .listed
-        .as_ref()
-        .map(|listed| listed.services.iter().map(|(name, stored)| (name, &stored.annotations)).collect::<Vec<_>>());
+    let annotations = world.hosted.listed.as_deref().map(|listed| listed.services.iter().map(|(name, vip)| (name, &vip.annotations)));
+    let listed = annotations.map(Iterator::collect::<Vec<_>>);
     let asking = world.tailnet == TailnetState::Asking;
     let plane = (owned, listed, asking, world.devices.keys().collect::<Vec<_>>(), world.keys.len());
     format!("{groups:?} {ingresses:?} {objects:?} {config:?} {replicas:?} {plane:?}")

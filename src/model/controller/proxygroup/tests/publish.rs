@@ -133,8 +133,7 @@ fn userspace_group_serves_sites_and_refuses_l4_services() {
     assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("TS_USERSPACE"), "{valid:?}");
     let pod = &world.objects[&object(Kind::StatefulSet, "in")]["spec"]["template"]["spec"];
     assert_eq!(pod["initContainers"], serde_json::Value::Null, "nothing is to be switched on");
-    let env = pod["containers"][0]["env"].as_array().expect("variables");
-    assert!(env.iter().all(|variable| variable["name"] != "TS_INGRESS_PROXIES_CONFIG_PATH"), "{env:?}");
+    assert_eq!(world.env("in", "TS_INGRESS_PROXIES_CONFIG_PATH"), None);
 }
 
 #[test]
@@ -200,8 +199,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
 #[test]
 fn failed_funnel_is_reported_once() {
     let mut world = publishing(ingress());
-    let backend = || json!({"tls": [{"hosts": ["app"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
-    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), backend());
+    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), site("app", "web"));
     world.ingress("inside", "in", ("inside", "web"));
     let why = "the tailnet does not let this node be";
     world.hosted.funnel_errors = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
@@ -237,12 +235,7 @@ fn object_naming_a_group_of_the_wrong_type_is_invalid() {
 
 #[test]
 fn acme_directory_comes_from_class_or_settings() {
-    let directory = |world: &World| {
-        let set = &world.objects[&object(Kind::StatefulSet, "in")];
-        let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment").clone();
-        let found = env.into_iter().find(|variable| variable["name"] == "TS_DEBUG_ACME_DIRECTORY_URL");
-        found.and_then(|variable| variable["value"].as_str().map(str::to_owned))
-    };
+    let directory = |world: &World| world.env("in", "TS_DEBUG_ACME_DIRECTORY_URL");
     let mut world = publishing(ingress());
     assert_eq!(directory(&world), None);
     world.settings.acme_directory = Some("https://ca.example/directory".into());
@@ -348,8 +341,7 @@ fn older_object_gets_the_funnel_port() {
     let funnel = json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"});
     for name in ["zz-first", "aa-second"] {
         world.now += 1;
-        let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
-        world.put_ingress(name, funnel.clone(), json!({"tls": [{"hosts": [name]}], "defaultBackend": backend}));
+        world.put_ingress(name, funnel.clone(), site(name, "web"));
     }
     world.settle();
     let routes = world.config("in").routes;

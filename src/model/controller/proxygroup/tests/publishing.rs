@@ -14,23 +14,9 @@ use crate::model::controller::objects::accounts_ref;
 enum Act {
     Group(u8, u8),
     DeleteGroup(u8),
-    Ingress {
-        name: u8,
-        group: u8,
-        label: u8,
-        good: bool,
-    },
-    Service {
-        name: u8,
-        group: u8,
-        label: u8,
-        good: bool,
-    },
-    External {
-        name: u8,
-        group: u8,
-        label: u8,
-    },
+    Ingress { name: u8, group: u8, label: u8, good: bool },
+    Service { name: u8, group: u8, label: u8, good: bool },
+    External { name: u8, group: u8, label: u8 },
     Unannotate(u8),
     DeleteIngress(u8),
     DeleteService(u8),
@@ -41,7 +27,7 @@ enum Act {
     Sleep(u8),
     Wake,
     Time(u8),
-    /// A new leader without control plane data.
+    // A new leader without control plane data.
     Lead,
     Answer,
     Rules(Rules),
@@ -315,9 +301,7 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
             (2, name) => world.delete_service(&name),
             (_, name) => drop(world.objects.remove(&object(Kind::Secret, &name))),
         }
-        for _ in 0..*rounds {
-            world.round();
-        }
+        world.rounds(*rounds);
     }
 }
 
@@ -326,9 +310,7 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     let plane = world.tailnet.clone();
     for (act, rounds) in acts {
         act.on(&mut world, &plane);
-        for _ in 0..rounds {
-            world.round();
-        }
+        world.rounds(rounds);
     }
     world.asleep.clear();
     world.tailnet = plane;
@@ -384,8 +366,7 @@ proptest! {
         order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
     ) {
         let mut world = World::new();
-        let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
-        world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+        world.tailnet = headscale();
         run(world, acts, &order)?;
     }
 }

@@ -1,9 +1,5 @@
 //! Replicas: auth keys and removal.
 
-use std::sync::Arc;
-
-use k8s_openapi::api::core::v1::Secret;
-
 use super::world::device_id;
 use super::*;
 use crate::model::controller::identity::{Device, DeviceId};
@@ -79,10 +75,7 @@ fn unused_auth_key_is_revoked() {
 #[test]
 fn failed_auth_key_is_replaced_once() {
     let mut world = serving();
-    let state = object(Kind::Secret, "pg-0");
-    let mut stored = serde_json::Value::clone(&world.objects[&state]);
-    stored["data"]["reissue_authkey"] = json!("");
-    world.objects.insert(state, stored.into());
+    world.edit(&object(Kind::Secret, "pg-0"), |state| state["data"]["reissue_authkey"] = json!(""));
     world.asleep.insert("pg-0".into());
     let made = world.pass("pg");
     assert!(
@@ -101,9 +94,7 @@ fn unavailable_control_plane_delays_only_devices() {
     assert_eq!(world.condition("web", EGRESS_SVC_READY).expect("a condition").0, "True", "what forwards goes on");
     assert_eq!(world.ready("pg").1, "ProxyGroupTailnetUnavailable");
     world.delete_group("pg");
-    for _ in 0..20 {
-        world.round();
-    }
+    world.rounds(20);
     assert!(world.groups.contains_key("pg") && world.pods.is_empty(), "Pods go, the devices are waited for");
     world.now += 300;
     let last = world.pass("pg");
@@ -129,11 +120,11 @@ fn edit_of_tags_that_replicas_have_not_joined_with_is_reported_once() {
 
 /// Writes the state Secret of a replica, as its Pod may.
 fn write_state(world: &mut World, replica: &str, values: &[(&str, &str)]) {
-    let state = object(Kind::Secret, replica);
-    let mut secret: Secret = serde_json::from_value(serde_json::Value::clone(&world.objects[&state])).expect("a Secret");
-    let bytes = |value: &str| k8s_openapi::ByteString(value.as_bytes().to_vec());
-    secret.data.get_or_insert_default().extend(values.iter().map(|(key, value)| ((*key).to_owned(), bytes(value))));
-    world.objects.insert(state, Arc::new(serde_json::to_value(secret).expect("JSON")));
+    world.edit(&object(Kind::Secret, replica), |state| {
+        for (key, value) in values {
+            state["data"][key] = json!(k8s_openapi::ByteString(value.as_bytes().to_vec()));
+        }
+    });
     world.asleep.insert(replica.into());
 }
 
@@ -150,16 +141,12 @@ fn foreign_device_claim_deletes_only_the_recorded_device() {
         let mut world = serving();
         let victim = add_victim(&mut world, "nVictim", hostname, tag);
         write_state(&mut world, "pg-0", &[("device_id", "nVictim"), ("reissue_authkey", "")]);
-        for _ in 0..5 {
-            world.round();
-        }
+        world.rounds(5);
         assert!(world.devices.contains_key(&victim), "{hostname} {tag}");
         assert!(!world.devices.contains_key(&device_id("pg-0")), "its own device is replaced");
 
         world.delete_group("pg");
-        for _ in 0..5 {
-            world.round();
-        }
+        world.rounds(5);
         assert_eq!(world.devices.into_keys().collect::<Vec<_>>(), [victim], "{hostname} {tag}");
     }
 }
@@ -174,9 +161,7 @@ fn foreign_device_claim_without_a_record_deletes_nothing() {
         let victim = add_victim(&mut world, "nVictim", hostname, tag);
         write_state(&mut world, "pg-0", &[("device_id", "nVictim")]);
         world.delete_group("pg");
-        for _ in 0..5 {
-            world.round();
-        }
+        world.rounds(5);
         assert!(world.devices.contains_key(&victim), "{hostname} {tag}");
     }
 }
@@ -198,9 +183,7 @@ fn recorded_device_is_replaced_only_after_its_deletion() {
     let twin = add_victim(&mut world, "nTwin", "pg-0", "tag:k8s");
     write_state(&mut world, "pg-0", &[("device_id", "nTwin")]);
     let recorded = |world: &World| world.observed_replicas("pg")[&0].device().map(|record| record.id.clone());
-    for _ in 0..3 {
-        world.round();
-    }
+    world.rounds(3);
     assert_eq!(recorded(&world), Some(device_id("pg-0")), "a twin of another cluster is not taken for it");
     world.devices.remove(&device_id("pg-0"));
     world.round();

@@ -10,8 +10,7 @@ use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 /// A world whose control plane has no Tailscale Services.
 fn headscale(spec: serde_json::Value) -> World {
     let mut world = publishing(spec);
-    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
-    world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+    world.tailnet = world::headscale();
     world.settle();
     world
 }
@@ -59,9 +58,7 @@ fn mapping_stays_until_its_route_is_withdrawn_everywhere() {
     world.settle();
     world.asleep.insert("in-1".into());
     world.delete_service("db");
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     assert!(
         advertised_routes(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"),
         "in-1 advertises it still"

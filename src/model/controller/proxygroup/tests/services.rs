@@ -37,8 +37,7 @@ fn external_name_is_set_after_every_replica_acknowledges() {
 
 #[test]
 fn replica_not_ready_for_long_does_not_block_services() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.settle();
     world.asleep.insert("pg-1".into());
     let pod = world.pods.get_mut("pg-1").expect("a Pod");
@@ -47,9 +46,7 @@ fn replica_not_ready_for_long_does_not_block_services() {
         "lastTransitionTime": k8s_openapi::jiff::Timestamp::from_second(since).expect("a time").to_string()}]});
     pod.status = serde_json::from_value(status).expect("a status");
     world.service("db", to("pg"), &[5432]);
-    for _ in 0..10 {
-        world.round();
-    }
+    world.rounds(10);
     assert_eq!(world.external_name("db"), "placeholder", "waited for at first");
     world.now += 60;
     world.round();
@@ -63,9 +60,7 @@ fn replica_without_pod_does_not_block_services() {
     world.group("pg", json!({"type": "egress", "replicas": 3}));
     world.unmade.insert("pg-2".into());
     world.service("db", to("pg"), &[5432]);
-    for _ in 0..10 {
-        world.round();
-    }
+    world.rounds(10);
     assert_eq!(world.external_name("db"), "placeholder", "waited for at first");
     assert!(world.pass("pg").again.is_some_and(|again| again.as_secs() <= 60), "and looked at in time");
     world.now += 60;
@@ -80,8 +75,7 @@ fn replica_without_pod_does_not_block_services() {
 
 #[test]
 fn external_name_is_not_set_without_replicas() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.unmade.extend(["pg-0".to_owned(), "pg-1".to_owned()]);
     world.service("db", to("pg"), &[5432]);
     world.settle();
@@ -91,21 +85,20 @@ fn external_name_is_not_set_without_replicas() {
 
 #[test]
 fn replica_status_must_match_config_and_pod() {
-    let change = |from: &str, to: &str| (from.to_owned(), to.to_owned());
-    let unresolved = change(r#""tailnetTargetIPs":["100.64.0.9"]"#, r#""tailnetTargetIPs":[]"#);
-    let other_target = change("db.tail1234.ts.net", "db.tail5678.ts.net");
-    let other_port = change(r#""targetPort":5432"#, r#""targetPort":5433"#);
-    let other_pod = change(r#""podIPv4":"10."#, r#""podIPv4":"11."#);
-    for (from, to) in [unresolved, other_target, other_port, other_pod] {
+    for (from, to) in [
+        (r#""tailnetTargetIPs":["100.64.0.9"]"#, r#""tailnetTargetIPs":[]"#),
+        ("db.tail1234.ts.net", "db.tail5678.ts.net"),
+        (r#""targetPort":5432"#, r#""targetPort":5433"#),
+        (r#""podIPv4":"10."#, r#""podIPv4":"11."#),
+    ] {
         let mut world = serving();
         world.asleep.insert("pg-1".into());
-        let state = object(Kind::Secret, "pg-1");
-        let mut stored = serde_json::Value::clone(&world.objects[&state]);
-        let text: k8s_openapi::ByteString = serde_json::from_value(stored["data"]["egress-services"].clone()).expect("a status");
-        let text = String::from_utf8(text.0).expect("JSON");
-        assert!(text.contains(&from), "{from} in {text}");
-        stored["data"]["egress-services"] = json!(k8s_openapi::ByteString(text.replace(&from, &to).into_bytes()));
-        world.objects.insert(state, stored.into());
+        world.edit(&object(Kind::Secret, "pg-1"), |state| {
+            let text: k8s_openapi::ByteString = serde_json::from_value(state["data"]["egress-services"].clone()).expect("a status");
+            let text = String::from_utf8(text.0).expect("JSON");
+            assert!(text.contains(from), "{from} in {text}");
+            state["data"]["egress-services"] = json!(k8s_openapi::ByteString(text.replace(from, to).into_bytes()));
+        });
         world.settle();
         let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
         assert_eq!(ready.2, "1 out of 2 replicas are ready to route traffic", "{to}");
@@ -116,10 +109,8 @@ fn replica_status_must_match_config_and_pod() {
 fn reverted_external_name_is_restored_at_once() {
     let mut world = serving();
     let name = world.external_name("db");
-    let state = object(Kind::Secret, "pg-1");
-    let mut stored = serde_json::Value::clone(&world.objects[&state]);
-    stored["data"]["egress-services"] = json!(k8s_openapi::ByteString(b"{}".to_vec()));
-    world.objects.insert(state, stored.into());
+    let status = json!(k8s_openapi::ByteString(b"{}".to_vec()));
+    world.edit(&object(Kind::Secret, "pg-1"), |state| state["data"]["egress-services"] = status);
     world.asleep.insert("pg-1".into());
     let mut pod = serde_json::to_value(&world.pods["pg-1"]).expect("JSON");
     pod["status"]["conditions"][0]["status"] = json!("False");
@@ -214,8 +205,7 @@ fn service_naming_a_missing_group_is_not_valid() {
 
 #[test]
 fn short_wait_for_replicas_writes_nothing_to_the_service() {
-    let mut world = World::new();
-    world.group("pg", json!({"type": "egress"}));
+    let mut world = with_services(0);
     world.settle();
     world.asleep.extend(["pg-0".to_owned(), "pg-1".to_owned()]);
     world.service("db", to("pg"), &[5432]);

@@ -9,12 +9,8 @@ use crate::model::controller::objects::SliceWrite;
 
 /// A group with this number of served Services, without slices.
 fn group(families: &'static [&'static str], services: usize) -> World {
-    let mut world = World::new();
+    let mut world = with_services(services);
     world.families = families;
-    world.group("pg", json!({"type": "egress"}));
-    for index in 0..services {
-        world.service(&format!("s{index}"), to("pg"), &[80]);
-    }
     world
 }
 

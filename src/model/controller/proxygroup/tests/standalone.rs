@@ -48,9 +48,7 @@ fn workload() -> String {
 }
 
 fn env(world: &World, name: &str) -> Option<String> {
-    let set = &world.objects[&object(Kind::StatefulSet, &workload())];
-    let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
-    env.iter().find(|variable| variable["name"] == name).map(|variable| variable["value"].as_str().expect("a value").to_owned())
+    world.env(&workload(), name)
 }
 
 /// Checks that nothing is written at rest, and that nothing of the Service remains after its deletion.
@@ -71,9 +69,7 @@ fn load_balancer_gets_addresses_when_its_proxy_serves() {
     let mut world = world();
     put(&mut world, json!({}), balanced());
     world.asleep.insert(names::replica(&workload(), 0));
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     let (status, reason, message) = condition(&world);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "ProxyPending"), "{message}");
     assert!(message.contains("has not logged in"), "{message}");
@@ -132,9 +128,7 @@ fn egress_service_points_to_its_proxy_and_back() {
         let mut world = world();
         put(&mut world, annotations, external());
         world.asleep.insert(names::replica(&workload(), 0));
-        for _ in 0..5 {
-            world.round();
-        }
+        world.rounds(5);
         assert_eq!(world.external_name("web"), "placeholder.example", "no path yet");
         world.asleep.clear();
         world.settle();
@@ -235,17 +229,13 @@ fn rejected_target_is_reported_and_gets_no_traffic() {
     world.round();
     world.asleep.clear();
     let state = object(Kind::Secret, &names::replica(&workload(), 0));
-    let mut secret = Value::clone(&world.objects[&state]);
     let reason = k8s_openapi::ByteString(b"no peer is named so".to_vec());
-    secret["data"] = json!({"tailyard-rejected-target": reason});
-    world.objects.insert(state.clone(), std::sync::Arc::new(secret));
+    world.edit(&state, |secret| secret["data"] = json!({"tailyard-rejected-target": reason}));
     world.settle();
     let (_, reason, message) = condition(&world);
     assert_eq!((reason.as_str(), message.as_str()), ("ProxyFailed", "The target is not served: no peer is named so"));
     assert_eq!((world.external_name("web").as_str(), world.event_count("ProxyFailed")), ("placeholder.example", 1));
-    let mut secret = Value::clone(&world.objects[&state]);
-    secret["data"].as_object_mut().expect("data").remove("tailyard-rejected-target");
-    world.objects.insert(state, std::sync::Arc::new(secret));
+    world.edit(&state, |secret| drop(secret["data"].as_object_mut().expect("data").remove("tailyard-rejected-target")));
     world.settle();
     assert_eq!(condition(&world).0, "True");
 }
@@ -255,11 +245,10 @@ fn lost_state_or_failed_key_gets_another_key() {
     let mut world = world();
     put(&mut world, json!({}), balanced());
     world.settle();
-    let state = object(Kind::Secret, &names::replica(&workload(), 0));
-    let mut secret = Value::clone(&world.objects[&state]);
-    secret["data"]["reissue_authkey"] = json!("");
-    secret["data"]["device_id"] = Value::Null;
-    world.objects.insert(state, std::sync::Arc::new(secret));
+    world.edit(&object(Kind::Secret, &names::replica(&workload(), 0)), |secret| {
+        secret["data"]["reissue_authkey"] = json!("");
+        secret["data"]["device_id"] = Value::Null;
+    });
     let pass = world.pass("default/web");
     assert!(matches!(&pass.control[..], [ControlAction::MintKey { reissue: true, replaces: Some(_), .. }]), "{:?}", pass.control);
     assert!(world.devices.is_empty(), "the replaced device is deleted");
@@ -294,14 +283,10 @@ fn unavailable_control_plane_delays_a_deletion_for_minutes_only() {
     world.settle();
     world.tailnet = TailnetState::Unavailable("down.".into());
     world.delete_service("web");
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     assert_eq!((condition(&world).1.as_str(), condition(&world).2.as_str()), ("ProxyFailed", "down."));
     world.now += 300;
-    for _ in 0..5 {
-        world.round();
-    }
+    world.rounds(5);
     assert!(world.services.is_empty() && world.objects.is_empty());
     assert_eq!(world.event_count("DeviceOrphaned"), 1);
 }

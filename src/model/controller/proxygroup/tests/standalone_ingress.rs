@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::*;
 use crate::model::controller::group_assignment::StandaloneScope;
 use crate::model::controller::objects::domain_of;
-use crate::model::controller::proxygroup::GroupCapabilities;
 use crate::model::controller::standalone;
 
 const KEY: &str = "ingress/default/shop";
@@ -18,10 +17,6 @@ fn world() -> World {
     world.assignment.standalone = StandaloneScope::Everywhere;
     world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
     world
-}
-
-fn spec(host: &str, backend: &str) -> Value {
-    json!({"tls": [{"hosts": [host]}], "defaultBackend": {"service": {"name": backend, "port": {"number": 80}}}})
 }
 
 fn put(world: &mut World, annotations: Value, spec: Value) {
@@ -63,14 +58,12 @@ fn ends(mut world: World) {
 #[test]
 fn name_is_shown_once_its_certificate_exists() {
     let mut world = world();
-    put(&mut world, json!({"tailscale.com/http-endpoint": "enabled"}), spec("shop", "web"));
+    put(&mut world, json!({"tailscale.com/http-endpoint": "enabled"}), site("shop", "web"));
     world.hosted.no_https = true;
-    for _ in 0..8 {
-        world.round();
-    }
+    world.rounds(8);
     assert_eq!(certificates(&world), ["shop.tail1234.ts.net"]);
     assert_eq!(addresses(&world), [("shop.tail1234.ts.net".to_owned(), vec![80])], "plain HTTP needs no certificate");
-    put(&mut world, json!({"tailscale.com/http-redirect": "true"}), spec("shop", "web"));
+    put(&mut world, json!({"tailscale.com/http-redirect": "true"}), site("shop", "web"));
     world.settle();
     assert_eq!(addresses(&world), [], "redirects would lead to a port that fails");
     assert_eq!(world.event_count("PartiallyAdvertised"), 1, "HTTPS is disabled");
@@ -109,7 +102,7 @@ fn taken_name_is_served_under_the_name_that_the_device_got() {
 fn name_that_a_pod_invents_is_not_served() {
     let mut world = world();
     world.renamed = "-window";
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     assert_eq!((addresses(&world), certificates(&world)), (Vec::new(), Vec::new()));
 }
@@ -117,10 +110,10 @@ fn name_that_a_pod_invents_is_not_served() {
 #[test]
 fn changed_host_renames_the_device_in_place() {
     let mut world = world();
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     let devices: Vec<_> = world.devices.keys().cloned().collect();
-    put(&mut world, json!({}), spec("store", "web"));
+    put(&mut world, json!({}), site("store", "web"));
     world.settle();
     assert_eq!(addresses(&world), [("store.tail1234.ts.net".to_owned(), vec![443])]);
     assert_eq!(certificates(&world), ["store.tail1234.ts.net"], "that of the former name is deleted");
@@ -132,17 +125,17 @@ fn changed_host_renames_the_device_in_place() {
 #[test]
 fn invalid_edit_changes_nothing_that_is_served() {
     let mut world = world();
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     let (objects, shown) = (world.objects.clone(), addresses(&world));
-    put(&mut world, json!({}), spec("shop", "missing"));
+    put(&mut world, json!({}), site("shop", "missing"));
     world.settle();
     assert_eq!(world.event_count("InvalidIngressConfiguration"), 1);
     assert_eq!((world.objects.clone(), addresses(&world)), (objects, shown));
-    put(&mut world, json!({"tailscale.com/tags": "web"}), spec("Not a label", "web"));
+    put(&mut world, json!({"tailscale.com/tags": "web"}), site("Not a label", "web"));
     world.settle();
     assert_eq!((world.event_count("InvalidIngressConfiguration"), world.config(&workload(&world)).routes.len()), (2, 1));
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     ends(world);
 }
@@ -150,7 +143,7 @@ fn invalid_edit_changes_nothing_that_is_served() {
 #[test]
 fn never_valid_ingress_has_neither_finalizer_nor_objects() {
     let mut world = world();
-    put(&mut world, json!({}), spec("shop", "missing"));
+    put(&mut world, json!({}), site("shop", "missing"));
     world.settle();
     let ingress = &world.ingresses[&("default".to_owned(), "shop".to_owned())];
     assert!(world.objects.is_empty() && ingress.metadata.finalizers.is_none());
@@ -161,12 +154,12 @@ fn never_valid_ingress_has_neither_finalizer_nor_objects() {
 fn own_tags_and_stock_image_are_refused() {
     let mut world = world();
     world.settings.tenancy = crate::model::controller::tenancy::DefaultTenancy::Bounded;
-    put(&mut world, json!({"tailscale.com/tags": "tag:other"}), spec("shop", "web"));
+    put(&mut world, json!({"tailscale.com/tags": "tag:other"}), site("shop", "web"));
     world.settle();
     assert_eq!((world.event_count("ProxyInvalid"), world.objects.len()), (1, 0));
     let image = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.5"}}}});
     world.with_class(image);
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     assert_eq!((world.event_count("ProxyFailed"), world.minted), (1, 0));
 }
@@ -174,9 +167,8 @@ fn own_tags_and_stock_image_are_refused() {
 #[test]
 fn control_plane_without_certificates_needs_a_certificate_of_the_user() {
     let mut world = world();
-    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
-    world.tailnet = TailnetState::Ready { server_url: "https://headscale.lab".into(), capabilities };
-    put(&mut world, json!({}), spec("shop", "web"));
+    world.tailnet = headscale();
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     assert_eq!((addresses(&world), certificates(&world), world.event_count("NoCertificates")), (Vec::new(), Vec::new(), 1));
     ends(world);
@@ -185,7 +177,7 @@ fn control_plane_without_certificates_needs_a_certificate_of_the_user() {
 #[test]
 fn funnel_is_requested_and_its_error_reported() {
     let mut world = world();
-    put(&mut world, json!({"tailscale.com/funnel": "true"}), spec("shop", "web"));
+    put(&mut world, json!({"tailscale.com/funnel": "true"}), site("shop", "web"));
     world.settle();
     assert!(world.config(&workload(&world)).routes["svc:shop"].funnel);
     assert_eq!(world.event_count("PartiallyAdvertised"), 0);
@@ -197,7 +189,7 @@ fn funnel_is_requested_and_its_error_reported() {
 #[test]
 fn missing_class_is_reported_and_name_stays_while_the_pod_is_replaced() {
     let mut world = world();
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     let pod = names::replica(&workload(&world), 0);
     world.set_ready(&pod, &json!({"type": "Ready", "status": "False"}));
@@ -212,7 +204,7 @@ fn missing_class_is_reported_and_name_stays_while_the_pod_is_replaced() {
 #[test]
 fn unknown_class_keeps_the_proxy_and_another_class_releases_it() {
     let mut world = world();
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     let objects = world.objects.clone();
     world.assignment.parameters = crate::model::controller::group_assignment::ClassParameters::Unknown;
@@ -231,13 +223,13 @@ fn unknown_class_keeps_the_proxy_and_another_class_releases_it() {
 fn ingress_moves_between_group_and_standalone() {
     let mut world = world();
     world.group("in", json!({"type": "ingress"}));
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
-    put(&mut world, json!({"tailscale.com/proxy-group": "in"}), spec("shop", "web"));
+    put(&mut world, json!({"tailscale.com/proxy-group": "in"}), site("shop", "web"));
     world.settle();
     assert_eq!(addresses(&world), [("shop.tail1234.ts.net".to_owned(), vec![443])]);
     assert!(world.hosted.vips.contains_key("svc:shop") && world.devices.len() == 2, "{:?}", world.devices);
-    put(&mut world, json!({}), spec("shop", "web"));
+    put(&mut world, json!({}), site("shop", "web"));
     world.settle();
     assert_eq!(addresses(&world), [("shop.tail1234.ts.net".to_owned(), vec![443])]);
     assert!(world.hosted.vips.is_empty() && world.devices.len() == 3, "{:?}", world.devices);

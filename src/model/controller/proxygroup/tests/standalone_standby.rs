@@ -53,9 +53,7 @@ fn set_running(world: &mut World, set: &ObjectRef, running: bool) {
 fn activate(world: &mut World, set: &ObjectRef) {
     let uid = world.pods[&pod(set)].metadata.uid.clone().expect("a UID");
     let state = object(Kind::Secret, &pod(&sets()[0]));
-    let mut secret = Value::clone(&world.objects[&state]);
-    secret["data"]["pod_uid"] = json!(k8s_openapi::ByteString(uid.into_bytes()));
-    world.objects.insert(state, std::sync::Arc::new(secret));
+    world.edit(&state, |secret| secret["data"]["pod_uid"] = json!(k8s_openapi::ByteString(uid.into_bytes())));
 }
 
 /// A settled proxy with standby, whose first Pod is active.

@@ -234,7 +234,7 @@ fn number_of_standalone_proxies_is_limited_and_existing_ones_stay() {
 #[test]
 fn funnel_needs_a_tenant_that_permits_it() {
     let funnel = json!({"tailscale.com/funnel": "true"});
-    let spec = json!({"tls": [{"hosts": ["shop"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    let spec = site("shop", "web");
     for permitted in [false, true] {
         let mut world = standalone_world(json!({"funnel": permitted}));
         team(&mut world, "shop");

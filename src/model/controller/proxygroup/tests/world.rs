@@ -106,6 +106,12 @@ pub(super) fn ready() -> TailnetState {
     TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities }
 }
 
+/// A control plane without Tailscale Services.
+pub(super) fn headscale() -> TailnetState {
+    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
+    TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities }
+}
+
 impl World {
     pub(super) fn new() -> Self {
         Self {
@@ -352,9 +358,7 @@ impl World {
 
     /// Runs passes over a group whose control plane denies a repeated request.
     pub(super) fn settle_denied(&mut self, name: &str) {
-        for _ in 0..10 {
-            self.round();
-        }
+        self.rounds(10);
         let GroupPlan { control, apply, delete, group, services, events, .. } = self.pass(name);
         assert!(control.iter().all(|action| self.denied.contains_key(&action.what())), "{control:?}");
         let rest = (apply.len(), delete.len(), group, services.len(), events.len());
@@ -372,6 +376,12 @@ impl World {
         self.live();
         self.now += 1;
         busy
+    }
+
+    pub(super) fn rounds(&mut self, count: u8) {
+        for _ in 0..count {
+            self.round();
+        }
     }
 
     /// Runs passes until nothing changes, now or later.
@@ -410,6 +420,11 @@ fn secret(stored: &Value) -> Secret {
 fn owner_of(stored: &Value) -> Option<String> {
     let labels = serde_json::from_value(stored["metadata"]["labels"].clone()).ok()?;
     group_of(&labels)
+}
+
+/// Spec of an Ingress with this host and backend.
+pub(super) fn site(host: &str, backend: &str) -> Value {
+    json!({"tls": [{"hosts": [host]}], "defaultBackend": {"service": {"name": backend, "port": {"number": 80}}}})
 }
 
 /// Annotations of an egress Service of a group.

@@ -35,11 +35,8 @@ impl World {
     }
 
     pub(in super::super) fn external_name(&self, service: &str) -> String {
-        self.services[&("default".to_owned(), service.to_owned())]
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.external_name.clone())
-            .expect("a name")
+        let service = &self.services[&("default".to_owned(), service.to_owned())];
+        service.spec.as_ref().and_then(|spec| spec.external_name.clone()).expect("a name")
     }
 
     pub(in super::super) fn condition(&self, service: &str, kind: &str) -> Option<(String, String, String)> {
@@ -49,16 +46,28 @@ impl World {
             .map(|stored| (stored.status.clone(), stored.reason.clone(), stored.message.clone()))
     }
 
+    /// Changes a stored object.
+    pub(in super::super) fn edit(&mut self, object: &ObjectRef, change: impl FnOnce(&mut Value)) {
+        let mut stored = Value::clone(&self.objects[object]);
+        change(&mut stored);
+        self.objects.insert(object.clone(), Arc::new(stored));
+    }
+
+    /// Value of a variable of the proxies of a `StatefulSet`.
+    pub(in super::super) fn env(&self, set: &str, name: &str) -> Option<String> {
+        let set = &self.objects[&ObjectRef::new(Kind::StatefulSet, NS, set)];
+        let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
+        env.iter().find(|variable| variable["name"] == name)?["value"].as_str().map(str::to_owned)
+    }
+
     pub(in super::super) fn children(&self) -> Vec<&ObjectRef> {
         let child = |stored: &Value| stored["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS;
         self.objects.iter().filter(|(object, stored)| object.kind == Kind::Service && child(stored)).map(|(object, _)| object).collect()
     }
 
     pub(in super::super) fn entries(&self, group: &str) -> BTreeMap<String, egress::EgressService> {
-        self.objects
-            .get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)))
-            .map(|stored| egress_config(stored))
-            .unwrap_or_default()
+        let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));
+        config.map(|config| egress_config(config)).unwrap_or_default()
     }
 
     pub(in super::super) fn ready(&self, group: &str) -> (String, String, String) {

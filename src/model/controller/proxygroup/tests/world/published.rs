@@ -81,12 +81,7 @@ impl Hosted {
 
 impl World {
     pub(in super::super) fn ingress(&mut self, name: &str, group: &str, (label, backend): (&str, &str)) {
-        let backend = json!({"service": {"name": backend, "port": {"number": 80}}});
-        self.put_ingress(
-            name,
-            json!({"tailscale.com/proxy-group": group}),
-            json!({"tls": [{"hosts": [label]}], "defaultBackend": backend}),
-        );
+        self.put_ingress(name, json!({"tailscale.com/proxy-group": group}), site(label, backend));
     }
 
     /// Creates an Ingress with this spec; an existing one keeps fields that are not the user's.

@@ -90,14 +90,12 @@ impl World {
         put("device_fqdn", format!("{hostname}{}.tail1234.ts.net.", self.renamed));
         put("device_ips", r#"["100.64.0.1"]"#.into());
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
-        let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));
-        let entries = config.map(|stored| egress_config(stored)).unwrap_or_default();
         let served = |service: egress::EgressService| egress::ServiceStatus {
             ports: service.ports,
             tailnet_target_ips: Some(vec!["100.64.0.9".into()]),
             tailnet_target: service.tailnet_target,
         };
-        let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
+        let services: BTreeMap<_, _> = self.entries(group).into_iter().map(|(key, service)| (key, served(service))).collect();
         let status: egress::EgressStatus =
             egress::EgressStatus { pod_ipv4: ip, pod_ipv6: ipv6, services: Some(services), ..egress::EgressStatus::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
