@@ -68,25 +68,15 @@ pub const NEXT_PORT: &str = "tailyard.io/next-port";
 /// Kinds that the reconciler writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// `v1` `ServiceAccount`.
     ServiceAccount,
-    /// `rbac.authorization.k8s.io/v1` `Role`.
     Role,
-    /// `rbac.authorization.k8s.io/v1` `RoleBinding`.
     RoleBinding,
-    /// `v1` `Secret`.
     Secret,
-    /// `v1` `ConfigMap`.
     ConfigMap,
-    /// `v1` `Service`.
     Service,
-    /// `discovery.k8s.io/v1` `EndpointSlice`.
     EndpointSlice,
-    /// `policy/v1` `PodDisruptionBudget`.
     PodDisruptionBudget,
-    /// `apps/v1` `StatefulSet`.
     StatefulSet,
-    /// `monitoring.coreos.com/v1` `ServiceMonitor`.
     ServiceMonitor,
 }
 
@@ -261,45 +251,31 @@ impl Kind {
     ];
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::ServiceAccount => "ServiceAccount",
-            Self::Role => "Role",
-            Self::RoleBinding => "RoleBinding",
-            Self::Secret => "Secret",
-            Self::ConfigMap => "ConfigMap",
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::PodDisruptionBudget => "PodDisruptionBudget",
-            Self::StatefulSet => "StatefulSet",
-            Self::ServiceMonitor => "ServiceMonitor",
-        }
+        self.row().0
     }
 
     /// The group and version, as in `apiVersion`.
     pub fn api_version(self) -> &'static str {
-        match self {
-            Self::ServiceAccount | Self::Secret | Self::ConfigMap | Self::Service => "v1",
-            Self::Role | Self::RoleBinding => "rbac.authorization.k8s.io/v1",
-            Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::PodDisruptionBudget => "policy/v1",
-            Self::StatefulSet => "apps/v1",
-            Self::ServiceMonitor => "monitoring.coreos.com/v1",
-        }
+        self.row().1
     }
 
     /// The name in URLs.
     pub fn plural(self) -> &'static str {
+        self.row().2
+    }
+
+    fn row(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::ServiceAccount => "serviceaccounts",
-            Self::Role => "roles",
-            Self::RoleBinding => "rolebindings",
-            Self::Secret => "secrets",
-            Self::ConfigMap => "configmaps",
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices",
-            Self::PodDisruptionBudget => "poddisruptionbudgets",
-            Self::StatefulSet => "statefulsets",
-            Self::ServiceMonitor => "servicemonitors",
+            Self::ServiceAccount => ("ServiceAccount", "v1", "serviceaccounts"),
+            Self::Role => ("Role", "rbac.authorization.k8s.io/v1", "roles"),
+            Self::RoleBinding => ("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+            Self::Secret => ("Secret", "v1", "secrets"),
+            Self::ConfigMap => ("ConfigMap", "v1", "configmaps"),
+            Self::Service => ("Service", "v1", "services"),
+            Self::EndpointSlice => ("EndpointSlice", "discovery.k8s.io/v1", "endpointslices"),
+            Self::PodDisruptionBudget => ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+            Self::StatefulSet => ("StatefulSet", "apps/v1", "statefulsets"),
+            Self::ServiceMonitor => ("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors"),
         }
     }
 }

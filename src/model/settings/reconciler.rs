@@ -109,19 +109,12 @@ pub struct DefaultControlPlane {
 /// Credentials of the reconciler's own control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DefaultCredentials {
-    OAuth {
-        id: PathBuf,
-        secret: PathBuf,
-    },
+    /// OAuth client of Tailscale.
+    OAuth { id: PathBuf, secret: PathBuf },
     /// Federated client, with the token that the kubelet projects.
-    Identity {
-        id: String,
-        token: PathBuf,
-    },
-    Headscale {
-        /// File of its API key.
-        key: PathBuf,
-    },
+    Identity { id: String, token: PathBuf },
+    /// API key of headscale.
+    Headscale { key: PathBuf },
 }
 
 impl Reconciler {
