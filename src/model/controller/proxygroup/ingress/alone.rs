@@ -10,6 +10,7 @@ use crate::model::controller::ingress_spec::{Publisher, service_name};
 use crate::model::controller::objects::{Kind, RenderContext, domain_of};
 use crate::model::controller::proxygroup::TailnetState;
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
+use crate::model::controller::standalone::Parent;
 
 /// Plans the names of a standalone Ingress. The error is reason and message of an Event; then everything stays as it is.
 pub(in super::super) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> Result<IngressPlan<'a>, (&'static str, String)> {
@@ -48,7 +49,7 @@ fn standing(work: &GroupPass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
 
 /// Domain in the host that an Ingress requests.
 fn requested_domain<'a>(claim: &super::claims::IngressClaim<'a>) -> Option<&'a str> {
-    let super::claims::UserObject::Ingress(ingress) = claim.object else { return None };
+    let Parent::Ingress(ingress) = claim.object else { return None };
     let host = ingress.spec.as_ref()?.tls.as_ref()?.first()?.hosts.as_ref()?.first()?;
     host.split_once('.').map(|(_, domain)| domain)
 }

@@ -1,10 +1,7 @@
 //! Objects that request a name from a group, or had one, and the selection of one object for each name.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Rejection;
@@ -13,26 +10,19 @@ use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::controller::finalizers;
 use crate::model::controller::group_assignment::GroupAssignment;
-use crate::model::controller::ingress_spec::{
-    self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_label, service_label, service_name,
-};
+use crate::model::controller::ingress_spec::{self, PublishSpec, Publisher, SpecContext, ingress_label, service_label, service_name};
 use crate::model::controller::objects::IngressConfigMap;
 use crate::model::controller::proxygroup::Observed;
+use crate::model::controller::standalone::Parent;
 
 /// Reason of Events about our `IngressClass`.
 pub(super) const INVALID_CLASS: &str = "InvalidIngressClass";
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum UserObject<'a> {
-    Ingress(&'a Arc<Ingress>),
-    Service(&'a Arc<Service>),
-}
 
 /// An object that requests a name, or had one.
 #[derive(Debug)]
 pub(super) struct IngressClaim<'a> {
     pub(super) claimant: Publisher,
-    pub(super) object: UserObject<'a>,
+    pub(super) object: Parent<'a>,
     pub(super) assignment: GroupAssignment<'a>,
     /// Requests a name from this group now.
     pub(super) asks: bool,
@@ -42,15 +32,6 @@ pub(super) struct IngressClaim<'a> {
     pub(super) recorded: Vec<String>,
     /// Finalizer of the object for this plan.
     pub(super) finalizer: &'static str,
-}
-
-impl UserObject<'_> {
-    pub(super) fn metadata(&self) -> &ObjectMeta {
-        match self {
-            Self::Ingress(ingress) => &ingress.metadata,
-            Self::Service(service) => &service.metadata,
-        }
-    }
 }
 
 impl IngressClaim<'_> {
@@ -79,17 +60,15 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     for (name, origin) in &before.origins {
         records.entry(origin).or_default().push(name);
     }
-    let mut add = |source: PublishSource, object: UserObject<'a>, assignment: GroupAssignment<'a>, label: String| {
-        let metadata = object.metadata();
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let claimant = Publisher { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
+    let mut add = |object: Parent<'a>, assignment: GroupAssignment<'a>, label: String| {
+        let (metadata, claimant) = (object.metadata(), object.publisher());
         let going = metadata.deletion_timestamp.is_some();
         let assigned = assignment.group();
         let ours = assigned.is_none_or(|assigned| assigned == group);
-        let standalone = matches!(object, UserObject::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
-        let marker = if standalone { names::FINALIZER } else { source.finalizer() };
+        let standalone = matches!(object, Parent::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
+        let marker = if standalone { names::FINALIZER } else { claimant.source.finalizer() };
         let finalized = finalizers::has(metadata, marker);
-        let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
+        let has_conditions = matches!(object, Parent::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
         // The Tailscale operator keeps no record: match by name.
@@ -107,10 +86,10 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         }
     };
     for ingress in observed.publish.ingresses.values() {
-        add(PublishSource::Ingress, UserObject::Ingress(ingress), rules.ingress(ingress), ingress_label(ingress));
+        add(Parent::Ingress(ingress), rules.ingress(ingress), ingress_label(ingress));
     }
     for service in observed.services.values() {
-        add(PublishSource::Service, UserObject::Service(service), rules.published(service), service_label(service));
+        add(Parent::Service(service), rules.published(service), service_label(service));
     }
     claims
 }
@@ -147,12 +126,12 @@ pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str, 
         return Err(Rejection::new(INVALID_CLASS, why.to_owned()));
     }
     let (read, reason) = match claim.object {
-        UserObject::Ingress(_) if observed.publish.class_fault.is_some() => {
+        Parent::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();
             return Err(Rejection::new(INVALID_CLASS, why));
         }
-        UserObject::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
-        UserObject::Service(service) => (ingress_spec::service(service), reason::INGRESS_SVC_INVALID),
+        Parent::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
+        Parent::Service(service) => (ingress_spec::service(service), reason::INGRESS_SVC_INVALID),
     };
     read.map_err(|wrong| Rejection::new(reason, wrong.join(" ")))
 }

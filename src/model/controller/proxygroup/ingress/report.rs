@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::advertise::{live, serves, unapproved};
-use super::claims::{IngressClaim, UserObject};
+use super::claims::IngressClaim;
 use super::config::node_site;
 use super::summary::{Extent, SummaryBuilder};
 use super::{IngressPlan, Item, Rejection, ServiceState, alone, routes, subject};
@@ -20,6 +20,7 @@ use crate::model::controller::ingress_spec::{PublishSource, PublishTarget, servi
 use crate::model::controller::objects::{RenderContext, covers};
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ObjectUpdate, ObservedReplica, TailnetState};
+use crate::model::controller::standalone::Parent;
 
 /// Condition of a Service: type, status, reason, message.
 type Said = (&'static str, ConditionStatus, &'static str, String);
@@ -77,7 +78,7 @@ impl IngressPlan<'_> {
             _ => json!({}),
         };
         let mut said: Vec<Said> = Vec::new();
-        if matches!(claim.object, UserObject::Service(_)) {
+        if matches!(claim.object, Parent::Service(_)) {
             said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
             said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
         }
@@ -223,7 +224,7 @@ fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &s
 /// Updates the status of an object without an advertised name; `remaining`: a part still exists.
 pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
     let mut said: Vec<Said> = Vec::new();
-    if let (UserObject::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
+    if let (Parent::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
         let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
         let (status, kind) =
             if invalid { (ConditionStatus::False, reason::INGRESS_SVC_INVALID) } else { (ConditionStatus::Unknown, *reason) };
@@ -238,8 +239,8 @@ pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refus
 /// Whether the API accepts an address in the status of such an object.
 fn balances(claim: &IngressClaim<'_>) -> bool {
     match claim.object {
-        UserObject::Ingress(_) => true,
-        UserObject::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
+        Parent::Ingress(_) => true,
+        Parent::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
     }
 }
 
@@ -264,15 +265,11 @@ fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> 
 
 /// Observed `status.loadBalancer`.
 fn balancer(claim: &IngressClaim<'_>) -> Value {
-    let value = match claim.object {
-        UserObject::Ingress(ingress) => {
-            ingress.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok())
-        }
-        UserObject::Service(service) => {
-            service.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok())
-        }
+    let balancer = match claim.object {
+        Parent::Ingress(ingress) => ingress.status.as_ref().map(|status| json!(status.load_balancer)),
+        Parent::Service(service) => service.status.as_ref().map(|status| json!(status.load_balancer)),
     };
-    value.unwrap_or_else(|| json!({}))
+    balancer.filter(|balancer| !balancer.is_null()).unwrap_or_else(|| json!({}))
 }
 
 /// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
@@ -288,7 +285,7 @@ fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, s
 
 /// New conditions of a Service, if changed. Conditions of ours that are not in `said` are removed.
 fn said_conditions(claim: &IngressClaim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
-    let UserObject::Service(service) = claim.object else { return None };
+    let Parent::Service(service) = claim.object else { return None };
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let mut changed = false;
     for kind in [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED] {

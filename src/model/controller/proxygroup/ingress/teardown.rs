@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::advertise::awaited;
-use super::claims::{INVALID_CLASS, UserObject, claims};
+use super::claims::{INVALID_CLASS, claims};
 use super::{IngressPlan, Rejection, recorded, subject};
 use crate::api::condition::reason;
 use crate::model::controller::group_assignment::GroupAssignment;
@@ -15,6 +15,7 @@ use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner
 use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica, ServiceList, Subject, TailnetState};
+use crate::model::controller::standalone::Parent;
 
 /// Interval of checks whether a name's new group serves it.
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(5);
@@ -164,7 +165,7 @@ fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bo
                 GroupAssignment::Unusable(why) => Rejection::new(INVALID_CLASS, why.to_owned()),
                 assignment => Rejection::new(reason::PROXY_GROUP_NOT_READY, assignment.message(&work.observed.name, fault)),
             });
-            let quiet = matches!(claim.object, UserObject::Ingress(_)) && !done;
+            let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
             if work.memory.is_new_message(&claim.claimant, refused.map(|refused| refused.message.as_str()))
                 && let Some(Rejection { reason, message }) = refused
