@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::model::base::net::PortKey;
 
-/// Result of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Audit {

@@ -105,7 +105,6 @@ pub enum TailnetMode {
     Static(PathBuf),
 }
 
-/// Pod of this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// `POD_NAME`.
@@ -120,7 +119,6 @@ pub struct Pod {
     pub ips: BTreeSet<IpAddr>,
 }
 
-/// Source of a config.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigInput {
     /// Mounted directory of the egress config, or mounted file of the ingress or serve config.
@@ -129,7 +127,6 @@ pub struct ConfigInput {
     pub configmap: Option<ObjectName>,
 }
 
-/// Name of a namespaced object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectName {
     pub namespace: String,
@@ -260,7 +257,6 @@ pub struct HttpListener {
     pub preshutdown: bool,
 }
 
-/// Log settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
     /// JSON instead of text.

@@ -112,7 +112,6 @@ impl Applier {
         &self.writes
     }
 
-    /// Applies a plan.
     pub async fn apply_plan(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =

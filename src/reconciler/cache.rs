@@ -42,9 +42,7 @@ pub type Id = (String, String);
 pub enum WorkKey {
     /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`standalone::key`], a standalone proxy.
     Group(String),
-    /// A `ProxyClass`.
     Class(String),
-    /// A `Tailnet`.
     Tailnet(String),
     /// Control plane of groups without Tailnet.
     DefaultControlPlane,
@@ -74,7 +72,6 @@ impl WorkKey {
     }
 }
 
-/// Role of the objects of one watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchRole {
     Group,
@@ -98,7 +95,6 @@ pub enum WatchRole {
     Credentials,
 }
 
-/// The informer cache.
 #[derive(Debug)]
 pub struct ClusterCache {
     default_class: Option<String>,
@@ -246,7 +242,6 @@ impl ClusterCache {
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 
-    /// All roles that have a watch.
     pub fn roles(&self) -> impl Iterator<Item = WatchRole> {
         self.stores.keys().copied()
     }

@@ -187,7 +187,6 @@ impl ControlPlanes {
         self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
     }
 
-    /// Current denials of a group.
     pub fn denials(&self, group: &str) -> BTreeMap<String, ControlPlaneError> {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
     }
@@ -227,7 +226,6 @@ impl ControlPlanes {
         Ok(client.mint_key(tags, note).await?)
     }
 
-    /// Revokes an auth key.
     pub async fn revoke_key(&self, tailnet: Option<&str>, id: &KeyId) -> Result<(), Denied> {
         Ok(self.plane(tailnet)?.revoke_key(id).await?)
     }

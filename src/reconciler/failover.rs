@@ -26,7 +26,6 @@ use crate::runtime::tasks::Stop;
 
 /// Lease of the process that makes Pods of lost replicas unready.
 pub const LEASE: &str = "tailyard-failover";
-/// Interval of the detector's turns.
 const TURN_INTERVAL: Duration = Duration::from_millis(50);
 /// The cache is read at each turn of this number.
 const TURNS_PER_READ: u32 = 4;
@@ -35,14 +34,12 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
 const UNKNOWN_OUTCOME: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
 
-/// Failover of one process.
 #[derive(Debug)]
 pub struct Failover {
     detector: Mutex<Detector>,
     stores: Stores,
     cluster: Cluster,
     metrics: Arc<Metrics>,
-    /// Name of this process.
     process: String,
     /// Writes while this process holds the failover Lease.
     writes: LeaderClient,

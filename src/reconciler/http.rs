@@ -19,13 +19,11 @@ use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop};
 /// Metric label of the default control plane; not a valid name of a Tailnet.
 const OWN: &str = "_default";
 
-/// Sources of responses.
 #[derive(Debug)]
 pub struct AdminSources {
     pub stores: Stores,
     pub writes: LeaderClient,
     pub metrics: Arc<Metrics>,
-    /// Control planes of groups.
     pub controls: Arc<ControlPlanes>,
     pub heartbeats: Heartbeats,
 }

@@ -31,7 +31,6 @@ const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resour
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InformerWatch {
-    /// Role of its objects.
     pub role: WatchRole,
     pub follow: Follow,
 }
@@ -187,7 +186,6 @@ impl Stores {
         &self.queue
     }
 
-    /// Locks the cache.
     pub fn cache(&self) -> MutexGuard<'_, ClusterCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }

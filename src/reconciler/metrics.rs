@@ -48,7 +48,6 @@ pub struct Snapshot {
     pub leader: bool,
     /// Whether every watch has had its first complete list.
     pub synced: bool,
-    /// Depth of the queue.
     pub depth: Depth,
     /// Age of the oldest ready key.
     pub oldest: Option<Duration>,
@@ -157,7 +156,6 @@ impl Metrics {
         }
     }
 
-    /// Counts a lost watch.
     pub fn watch_lost(&self, kind: &str, error: &str) {
         self.watch_faults.inc([kind, error]);
     }

@@ -12,7 +12,6 @@ use crate::model::controller::proxyclass::validate;
 use crate::model::controller::proxygroup::{Notice, Subject};
 use crate::runtime::queue::WorkOutcome;
 
-/// Reconciles a class.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, validation) = {
         let cache = worker.stores.cache();

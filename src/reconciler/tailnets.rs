@@ -37,7 +37,6 @@ const TOKEN: Duration = Duration::from_mins(30);
 /// Timeout of a control plane request.
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Tokens for Tailnets.
 #[derive(Debug)]
 pub struct Tailnets {
     cluster: Cluster,
@@ -89,7 +88,6 @@ impl Tailnets {
     }
 }
 
-/// Reconciles a Tailnet.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
         let cache = worker.stores.cache();

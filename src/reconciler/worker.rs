@@ -37,11 +37,8 @@ const NOT_LEADING: Duration = Duration::from_secs(2);
 pub struct Worker {
     pub stores: Stores,
     pub actor: Applier,
-    /// Control planes of groups.
     pub controls: Arc<ControlPlanes>,
-    /// Tokens for Tailnets.
     pub tailnets: Tailnets,
-    /// Settings of the default control plane.
     pub control: DefaultControlPlane,
     /// Groups of types that we do not serve and that were logged.
     pub unserved: Mutex<BTreeSet<String>>,

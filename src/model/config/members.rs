@@ -41,7 +41,6 @@ struct CommonEnds {
 }
 
 impl Members {
-    /// Part of the text.
     pub(super) fn text(&self, place: Range<usize>) -> &[u8] {
         self.text.get(place).unwrap_or_default()
     }

@@ -29,7 +29,6 @@ pub use select::{InForce, Selection, WatchHealth};
 /// Values of the relevant keys at one time; missing keys are absent.
 pub type CopyKeys = BTreeMap<String, Bytes>;
 
-/// Source of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopySource {
@@ -120,7 +119,6 @@ impl ConfigCopies {
         self.gone_since.get_or_insert(now);
     }
 
-    /// Records the mounted copy.
     pub fn mounted(&mut self, keys: Arc<CopyKeys>) {
         let copy = CopyVersion::new(keys);
         let id = copy.id;

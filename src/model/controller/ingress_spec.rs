@@ -75,7 +75,6 @@ pub enum CertificateIssue {
     Ending,
 }
 
-/// Target of traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishTarget {
     /// Backends, by host and path.
@@ -156,7 +155,6 @@ pub fn service_name(label: &str) -> String {
     format!("{}{label}", vip::PREFIX)
 }
 
-/// Whether a Service has conditions of ours.
 pub fn has_conditions(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&condition.type_.as_str()))

@@ -144,7 +144,6 @@ impl Owner {
         if self.parent.is_none() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
     }
 
-    /// Labels of its Pods.
     pub fn pod_labels(&self) -> BTreeMap<String, String> {
         self.labels().into_iter().chain(self.selector()).collect()
     }

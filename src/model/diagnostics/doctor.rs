@@ -17,7 +17,6 @@ pub mod node;
 mod objects;
 pub mod rights;
 
-/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Name of the check: its section in docs/doctor.md.

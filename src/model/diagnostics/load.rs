@@ -45,7 +45,6 @@ pub struct Attempt {
     pub to: SocketAddr,
 }
 
-/// Kind of failure of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptFailure {

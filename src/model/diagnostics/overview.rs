@@ -30,7 +30,6 @@ pub use text::{Width, text};
 /// Default number of replicas of a group.
 pub(in crate::model) const REPLICAS: u32 = 2;
 
-/// Complete overview.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overview {

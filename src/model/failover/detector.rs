@@ -79,7 +79,6 @@ pub struct Probe {
     pub target: SocketAddr,
 }
 
-/// Actions of a turn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DetectorTurn {
     pub probes: Vec<Probe>,

@@ -48,7 +48,6 @@ impl Jump {
 /// Rules of ours that an earlier process left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeftoverRules {
-    /// Existing jumps.
     pub jumps: BTreeSet<Jump>,
     /// Existing chains, by table and name.
     pub chains: BTreeSet<(Table, String)>,
@@ -100,7 +99,6 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
     (!text.parts.is_empty()).then(|| text.finish())
 }
 
-/// Removes the found rules.
 pub fn remove(found: &LeftoverRules) -> Option<String> {
     let mut text = Text::new(usize::MAX);
     for jump in &found.jumps {

@@ -56,7 +56,6 @@ impl Ruleset {
         }
     }
 
-    /// Whether it forwards anything.
     pub fn forwards(&self) -> bool {
         !(self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty())
     }
@@ -119,7 +118,6 @@ fn edit_map<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, edits: &BTreeMap<K
     }
 }
 
-/// Difference from `before` to `after`.
 pub fn diff(before: &Ruleset, after: &Ruleset) -> Delta {
     Delta {
         rewrite: before.interface != after.interface || before.reserved != after.reserved,

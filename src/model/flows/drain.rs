@@ -160,7 +160,6 @@ impl Drain {
     }
 }
 
-/// Signal of a flow's end.
 enum FlowEndSignal {
     Open,
     Over,

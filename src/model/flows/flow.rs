@@ -104,7 +104,6 @@ impl Flow {
     }
 }
 
-/// Filter of a listing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowFilter {
     pub family: Option<Family>,

@@ -20,7 +20,6 @@ pub struct Segment {
     flags: u8,
 }
 
-/// A received segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedSegment {
     pub from: SocketAddr,
@@ -34,7 +33,6 @@ pub struct ObservedSegment {
     pub end: SegmentSender,
 }
 
-/// State of a segment's sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentSender {
     /// Has the connection; its numbers are valid.

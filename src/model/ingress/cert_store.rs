@@ -77,7 +77,6 @@ pub struct CertStore {
     notices: Vec<CertNotice>,
 }
 
-/// State of a name.
 #[derive(Debug, Default)]
 struct NamedCertificate {
     /// Last valid content of its Secret.

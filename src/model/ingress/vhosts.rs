@@ -29,7 +29,6 @@ pub type Vhosts = BTreeMap<String, Arc<Vhost>>;
 pub struct Vhost {
     /// Host names, in lower case without trailing dot.
     pub hosts: BTreeMap<String, Host>,
-    /// Listeners by port.
     pub listeners: BTreeMap<u16, Listener>,
     /// Routes, most specific first.
     pub routes: Vec<VhostRoute>,
@@ -37,7 +36,6 @@ pub struct Vhost {
     pub funnel: bool,
 }
 
-/// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VhostRoute {
     pub host: Option<String>,
@@ -49,7 +47,6 @@ pub struct VhostRoute {
     pub target: RouteTarget,
 }
 
-/// Target of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteTarget {
     /// A Service of the cluster.
@@ -84,7 +81,6 @@ pub struct Rewrite {
     pub base: String,
 }
 
-/// Routing decision for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteDecision<'a> {
     /// Forward to this backend, with this path and query; borrowed if unchanged.
@@ -151,7 +147,6 @@ impl Vhost {
         }
     }
 
-    /// Backends of its routes.
     pub fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
         self.routes.iter().filter_map(|route| match &route.target {
             RouteTarget::Backend(proxied) => Some(&proxied.backend),

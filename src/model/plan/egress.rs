@@ -241,7 +241,6 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
     Ok((PortKey { proto, port: number("matchPort", port.match_port)? }, number("targetPort", port.target_port)?))
 }
 
-/// Addresses of a target.
 fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
         ("", Some(name)) => {

@@ -40,11 +40,7 @@ pub enum Reason {
     Protocol { port: u64, fault: UnknownProtocol },
     /// A port is zero or above 65535.
     #[error("{field} {port} is not a port (1 to 65535)")]
-    Port {
-        /// Its field.
-        field: &'static str,
-        port: u64,
-    },
+    Port { field: &'static str, port: u64 },
     /// The match port is a port of the Pod itself.
     #[error("match port {0} is used by the proxy itself (health or metrics)")]
     Reserved(PortKey),

@@ -84,7 +84,6 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world.
     pub fn empty(interface: InterfaceName, reserved: BTreeSet<PortKey>) -> Self {
         let (pod_ips, single, netmap) = (BTreeSet::new(), Single::None, None);
         let via_ingress = false;
@@ -102,7 +101,6 @@ impl World {
         }
     }
 
-    /// This node's tailnet addresses.
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied())
     }

@@ -84,7 +84,6 @@ pub struct Reconciler {
     pub notes: Vec<String>,
 }
 
-/// Settings of ingress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ingress {
     /// Class of the Ingresses to advertise.

@@ -21,7 +21,6 @@ pub struct Advertised {
     pub shut: bool,
 }
 
-/// Progress of a replica's withdrawal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WithdrawalProgress {
     /// New connections must be dropped.
@@ -40,7 +39,6 @@ pub struct AdvertiseInputs {
     pub placed: BTreeMap<String, Placement>,
     /// Addresses of L3 services, and whether the kernel forwards them.
     pub addresses: BTreeMap<IpAddr, bool>,
-    /// Progress of the withdrawal.
     pub leaving: WithdrawalProgress,
 }
 

@@ -26,7 +26,6 @@ pub const CEILING: Duration = Duration::from_mins(10);
 /// Default limit of concurrent lookups.
 pub const IN_FLIGHT: usize = 16;
 
-/// Records of one address family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRecords {
     /// Addresses; empty if the name has none of this family.
@@ -35,7 +34,6 @@ pub struct FamilyRecords {
     pub ttl: Duration,
 }
 
-/// Failure of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
@@ -69,7 +67,6 @@ impl LookupFailure {
     }
 }
 
-/// Outcome of one lookup, by family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LookupOutcome {
     pub v4: Result<FamilyRecords, LookupFailure>,
@@ -226,7 +223,6 @@ impl ResolveSchedule {
     }
 }
 
-/// Evaluation of an outcome.
 struct OutcomeVerdict {
     answer: Option<UsableAnswer>,
     failure: Option<LookupFailure>,

@@ -116,7 +116,6 @@ pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) ->
 /// Maximum size of a status, with room for tailscaled's state in the Secret's 1 MiB.
 pub const ROOM: usize = 768 << 10;
 
-/// An encoded status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
     /// Value of [`crate::api::egress::KEY`].

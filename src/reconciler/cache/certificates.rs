@@ -69,7 +69,6 @@ pub(super) fn pair(secret: &Value) -> Pair {
     Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }
 }
 
-/// Parses a Secret as a certificate.
 fn read(secret: &Value) -> UserCertificate {
     match pair(secret).leaf() {
         Ok(leaf) => UserCertificate::Leaf(leaf),

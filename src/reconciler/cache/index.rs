@@ -35,7 +35,6 @@ pub(super) struct Indices {
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
 }
 
-/// Objects of a group.
 #[derive(Debug, Default)]
 pub(super) struct GroupObjects {
     /// Objects that are labelled or owned as the group's, except EndpointSlices of Kubernetes' controller.
@@ -225,7 +224,6 @@ pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
     is_child.then_some((label(names::PARENT_NAMESPACE)?.to_owned(), label(names::PARENT)?.to_owned()))
 }
 
-/// Ordinal of a workload's Pod.
 pub(super) fn ordinal(workload: &str, pod: &str) -> Option<u32> {
     pod.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()
 }

@@ -83,7 +83,6 @@ impl ClusterCache {
         self.groups().filter(|(_, group)| is(group)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Work keys of groups that need nodes.
     pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {
         self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Group).collect()
     }

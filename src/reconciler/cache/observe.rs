@@ -35,7 +35,6 @@ pub struct ControlPlaneView {
 }
 
 impl ClusterCache {
-    /// Observes a group.
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let parent = self.standalone_parent(name);
@@ -119,7 +118,6 @@ impl ClusterCache {
         self.objects(WatchRole::Node).filter_map(|(_, object)| if let CachedObject::Node(node) = object { Some(node) } else { None })
     }
 
-    /// All classes except one.
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
         self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
     }
@@ -220,7 +218,6 @@ impl ClusterCache {
         owned
     }
 
-    /// Replicas of a workload by ordinal.
     pub(super) fn replicas(&self, group: &str, workload: &str) -> BTreeMap<u32, ObservedReplica> {
         let all = self.indices.groups.get(group).into_iter().flat_map(|members| &members.replicas);
         all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
@@ -253,7 +250,6 @@ impl ClusterCache {
         }
     }
 
-    /// Whether a key is that of a standalone Ingress.
     pub(super) fn standalone_ingress(&self, key: &str) -> bool {
         matches!(self.standalone_parent(key), Some(Parent::Ingress(_)))
     }

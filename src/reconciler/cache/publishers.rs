@@ -30,7 +30,6 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
     }
 }
 
-/// A request for a name.
 #[derive(Debug)]
 pub(super) struct PublishRequest {
     pub(super) claimant: Publisher,
@@ -79,7 +78,6 @@ impl ClusterCache {
         groups
     }
 
-    /// Publication inputs of a group.
     pub(super) fn publishing(&self, group: &str, namespace: &str) -> PublishInputs {
         let members = self.indices.groups.get(group);
         let ingresses = members.map(|members| members.ingresses.clone()).unwrap_or_default();

@@ -13,7 +13,6 @@ pub(super) struct StoredObject {
     pub(super) object: CachedObject,
 }
 
-/// Objects of a role.
 #[derive(Debug, Default)]
 pub(super) struct ObjectStore {
     pub(super) objects: BTreeMap<Id, StoredObject>,

@@ -46,7 +46,6 @@ impl DocumentFault {
 pub trait Document: Clone {
     /// Input of a plan.
     type Services;
-    /// Keys of the document.
     const KEYS: &'static [&'static str];
     /// The required key.
     const KEY: &'static str;
@@ -150,7 +149,6 @@ pub struct ServeDocument {
     pub fingerprint: String,
 }
 
-/// Content of a [`ServeDocument`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServeContent {
     pub config: ServeConfig,

@@ -22,7 +22,6 @@ pub enum WatchHealth {
         since: Duration,
         /// Reason; closed set.
         reason: &'static str,
-        /// Error message.
         message: String,
     },
 }
@@ -93,7 +92,6 @@ impl<D: Document> Selection<D> {
         self.copies.lost(now);
     }
 
-    /// Records the mounted copy.
     pub fn mounted(&mut self, keys: CopyKeys) {
         self.mount = None;
         self.copies.mounted(Arc::new(only::<D>(keys)));
@@ -152,7 +150,6 @@ impl<D: Document> Selection<D> {
     }
 }
 
-/// Keys of the document only.
 fn only<D: Document>(mut keys: CopyKeys) -> CopyKeys {
     keys.retain(|key, _| D::KEYS.contains(&key.as_str()));
     D::unpacked(keys)

@@ -13,7 +13,6 @@ use crate::model::ingress::cert_orders::Validity;
 const HTTPS: u16 = 443;
 const HTTP: u16 = 80;
 
-/// Builder of the routes.
 struct Routing<'a, 'b> {
     namespace: &'a str,
     context: &'a SpecContext<'b>,

@@ -17,7 +17,6 @@ pub struct ServiceOwner {
     pub former: Vec<String>,
 }
 
-/// Desired Tailscale Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredVipService {
     /// Name with the prefix `svc:`.
@@ -35,7 +34,6 @@ pub struct DesiredVipService {
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnershipVerdict {
     Settled,
-    /// Write this.
     Write {
         service: Box<VipService>,
         /// It was ours before, so that it is served meanwhile.
@@ -134,7 +132,6 @@ pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, own
     if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
 }
 
-/// How to release a service.
 pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
     let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));

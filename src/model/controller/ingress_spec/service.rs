@@ -49,7 +49,6 @@ fn addresses(service: &Service) -> Vec<IpAddr> {
     found
 }
 
-/// External name of a Service.
 fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
     let named = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default().trim_end_matches('.');
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -89,7 +88,6 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     chosen
 }
 
-/// Whether an annotation is false.
 fn is_false(text: &str) -> bool {
     matches!(text, "false" | "False" | "FALSE" | "f" | "F")
 }

@@ -108,7 +108,6 @@ pub(super) fn set(env: &mut Vec<EnvVar>, variable: EnvVar) {
     }
 }
 
-/// A variable with a value.
 pub(super) fn value(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None }
 }

@@ -83,7 +83,6 @@ impl IngressConfigMap {
         part(config_map, routes::ORIGINS)
     }
 
-    /// Names of all its services.
     pub fn names(&self) -> BTreeSet<String> {
         self.serve.keys().chain(self.mappings.keys()).chain(self.routes.keys()).chain(self.origins.keys()).cloned().collect()
     }

@@ -11,7 +11,6 @@ use crate::api::names;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::standalone::METRICS_OF_INGRESS;
 
-/// Job label.
 const JOB: &str = "ts_prom_job";
 
 /// The Service, and the `ServiceMonitor` if requested and its kind exists; empty without metrics.

@@ -19,7 +19,6 @@ use crate::model::config::fingerprint;
 /// Maximum size of a config in bytes; the rest of the `ConfigMap`'s 1 MiB is for its other keys.
 pub const ROOM: usize = 900 << 10;
 
-/// Egress config of a group.
 #[derive(Debug, Clone)]
 pub struct EgressConfigMap {
     owner: Owner,
@@ -76,7 +75,6 @@ impl EgressConfigMap {
             && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
     }
 
-    /// The `ConfigMap`.
     pub fn manifest(&self) -> Manifest {
         let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
         metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());

@@ -32,7 +32,6 @@ const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// Maximum drain timeout in seconds: a day.
 const LONGEST_GRACE: i64 = 86_400;
 
-/// Location of the ACME account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountLocation {
     pub secret: String,
@@ -160,7 +159,6 @@ impl RenderContext<'_> {
         (self.drain_timeout() + BEYOND_GRACE).as_secs().try_into().unwrap_or(i64::MAX)
     }
 
-    /// Range of match ports.
     pub fn ports(&self) -> MatchPortRange {
         let own = self.own().and_then(|own| own.match_port_range);
         let own = own.and_then(|ports| MatchPortRange::new(ports.start.try_into().ok()?, ports.end.try_into().ok()?));
@@ -206,7 +204,6 @@ impl RenderContext<'_> {
         env.iter().rev().find(|variable| variable.name == "TS_LOCAL_ADDR_PORT")?.value.as_deref()
     }
 
-    /// Port of the health server.
     pub fn health_port(&self) -> u16 {
         self.health_address().and_then(|address| address.rsplit_once(':')?.1.parse().ok()).unwrap_or(HEALTH)
     }

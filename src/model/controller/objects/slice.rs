@@ -32,7 +32,6 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildSlice {
     pub name: Box<str>,
-    /// The child Service.
     pub child: Arc<str>,
     pub group: Box<str>,
     /// `resourceVersion`.
@@ -65,7 +64,6 @@ struct EndpointState {
     terminating: bool,
 }
 
-/// A replica's Pod as an endpoint.
 #[derive(Debug, Clone)]
 pub struct PodEndpoint<'a> {
     ordinal: u32,
@@ -74,7 +72,6 @@ pub struct PodEndpoint<'a> {
     version: u64,
     /// Addresses by family, of a Pod that has not ended.
     addresses: [Option<IpAddr>; 2],
-    /// Its node's zone.
     zone: Option<String>,
 }
 
@@ -95,7 +92,6 @@ pub struct StaleSlice<'a> {
     existing: Option<&'a ChildSlice>,
 }
 
-/// A write of a slice.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SliceWrite {
     Create(Manifest),

@@ -42,7 +42,6 @@ pub struct GroupPlan {
     pub replaces: bool,
 }
 
-/// An object to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delete {
     pub object: ObjectRef,
@@ -201,7 +200,6 @@ pub enum Subject {
     Ingress { namespace: String, name: String },
 }
 
-/// An Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub subject: Subject,

@@ -93,7 +93,6 @@ impl<'a> ServiceClaim<'a> {
         Self { key, name: Arc::default(), role, service, wrong, object: None, surplus, served: None, record: None, reserved }
     }
 
-    /// Adds a child.
     fn add(&mut self, group: &str, object: &ObjectRef, value: &'a Arc<Value>, record: ChildRecord<'a>) {
         self.look(group);
         match &self.record {

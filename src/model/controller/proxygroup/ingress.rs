@@ -58,7 +58,6 @@ pub(super) struct IngressPlan<'a> {
     unchanged: BTreeSet<String>,
     /// Recorded names that are no longer requested.
     leaving: BTreeSet<String>,
-    /// Rejected objects.
     refused: BTreeMap<Publisher, Rejection>,
     /// Tailscale Services of the tailnet, if known.
     listed: Option<&'a ServiceList>,

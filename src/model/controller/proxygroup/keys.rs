@@ -4,7 +4,6 @@
 //! A replica reports the key that failed; it gets another exactly once, because the key in its config then differs from the reported
 //! one.
 
-/// Login state of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaLogin<'a> {
     /// Key in its config, if any.

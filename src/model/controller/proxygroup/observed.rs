@@ -31,7 +31,6 @@ mod replica;
 /// Time for which DNS caches keep a Service's previous `externalName`.
 const LINGER: Duration = Duration::from_mins(1);
 
-/// An observed group.
 #[derive(Debug, Clone)]
 pub struct Observed {
     /// Name of the group, or key of the standalone Service or Ingress: the work queue's key.
@@ -135,7 +134,6 @@ pub struct ControlPlaneError {
     pub why: String,
 }
 
-/// Settings for all groups.
 #[derive(Debug, Clone)]
 pub struct GroupSettings {
     /// Namespace of the proxies and of all created objects.

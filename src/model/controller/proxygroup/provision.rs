@@ -140,7 +140,6 @@ pub(super) fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClas
     (false, None)
 }
 
-/// Field that names a class.
 fn class_field(work: &GroupPass<'_>) -> &'static str {
     if work.observed.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
 }

@@ -193,7 +193,6 @@ fn lost(pod: &Pod) -> Option<&PodCondition> {
     (ready.status != TRUE && ready.reason.as_deref() == Some(reason::UNREACHABLE)).then_some(ready)
 }
 
-/// Time since `since`.
 pub(super) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
     Duration::from_secs(u64::try_from(now.as_second().saturating_sub(since.as_second())).unwrap_or_default())
 }

@@ -25,7 +25,6 @@ use crate::model::controller::objects::{
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
 const ABANDONED: Duration = Duration::from_mins(2);
 
-/// Inputs of a replica's config.
 #[derive(Debug, Default)]
 struct ReplicaInputs<'a> {
     endpoints: Option<&'a Vec<String>>,

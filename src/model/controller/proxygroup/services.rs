@@ -28,7 +28,6 @@ use crate::model::controller::objects::ChildService;
 /// Time for which a Service waits for its replicas without a condition: most are served earlier, so that this saves a request.
 const UNREPORTED_WAIT: Duration = Duration::from_secs(15);
 
-/// Outcome of a pass for a Service.
 #[derive(Debug)]
 pub(super) enum ServiceOutcome {
     Known,
@@ -39,7 +38,6 @@ pub(super) enum ServiceOutcome {
     /// Rejected, with reason and action.
     Refused(String),
     Held,
-    /// Released.
     Released,
 }
 
@@ -246,7 +244,6 @@ pub(super) fn external_name(service: &Service) -> &str {
     service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default()
 }
 
-/// Whether a name is that of a child.
 pub(super) fn is_child(work: &GroupPass<'_>, name: &str) -> bool {
     name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'))
 }

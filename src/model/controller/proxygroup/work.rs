@@ -35,7 +35,6 @@ pub(super) struct GroupPass<'a> {
     pub(super) faults: Vec<GroupFault>,
     /// Conditions besides readiness.
     pub(super) conditions: Vec<DesiredCondition<'static>>,
-    /// Keeps the previous conditions.
     pub(super) keeps_conditions: bool,
 }
 

@@ -21,7 +21,6 @@ pub struct CredentialLocation {
     keys: CredentialKeys,
 }
 
-/// Keys of the Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CredentialKeys {
     Tailnet,
@@ -30,7 +29,6 @@ enum CredentialKeys {
     Headscale(String),
 }
 
-/// Result of a credentials check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialCheck {
     pub whose: String,

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::{Lane, TargetIdentity};
 
-/// Verdict on an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerVerdict {
     /// From a valid target.

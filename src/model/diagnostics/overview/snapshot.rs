@@ -44,7 +44,6 @@ pub enum Gap {
 /// A replica's own status, or the reason why it is missing.
 pub type LiveStatus = Result<replica::ReplicaStatus, Gap>;
 
-/// Egress config of a group.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GroupConfig {
     pub(super) services: BTreeMap<String, egress::EgressService>,

@@ -52,7 +52,6 @@ pub struct Branch {
     digits: u16,
 }
 
-/// One of our chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chain {
     Output,

@@ -42,7 +42,6 @@ pub enum PacketSide {
     Tailnet,
 }
 
-/// Key of an element.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ElementKey {
     Interface(InterfaceName),
@@ -62,7 +61,6 @@ pub enum Value {
     Socket(SocketAddr),
 }
 
-/// An element of one of the sets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Element {
     pub set: Set,

@@ -49,7 +49,6 @@ const GENERATION_ID: u16 = 1;
 /// An attribute's length is 16 bits; half of that leaves room for whatever surrounds a list.
 const LIST_BYTES: usize = 0x7fff;
 
-/// A message of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// Elements of a set; an answer to [`dump`].
@@ -78,7 +77,6 @@ pub struct Counted {
     pub bytes: u64,
 }
 
-/// Subject of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dump {
     /// The elements of a set of our table.
@@ -194,7 +192,6 @@ fn counted(bytes: &[u8]) -> Counted {
     element
 }
 
-/// Reads a counter expression.
 fn counter(element: &mut Counted, expression: &[u8]) {
     if find(expression, EXPRESSION_NAME) == Some(b"counter\0") {
         for (kind, number) in Attributes(find(expression, EXPRESSION_DATA).unwrap_or_default()) {

@@ -30,7 +30,6 @@ impl RulesetHistory {
         past
     }
 
-    /// Adds an applied ruleset.
     pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
         let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
         join(&mut self.rules.ports, ports);

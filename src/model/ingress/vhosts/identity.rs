@@ -11,7 +11,6 @@ use crate::api::whois::WhoIs;
 /// Maximum length of an encoded word (RFC 2047).
 const WORD: usize = 75;
 
-/// Identity of a client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientIdentity {
     /// User; `None` if the node is tagged.

@@ -29,7 +29,6 @@ pub fn assign(addresses: &mut BTreeMap<String, Ipv4Addr>, names: &BTreeSet<&str>
     }
 }
 
-/// Listener address of a port.
 pub fn at(address: Ipv4Addr, port: u16) -> SocketAddr {
     let port = if port < HIGH { port + HIGH } else { port };
     SocketAddrV4::new(address, port).into()

@@ -216,7 +216,6 @@ impl AdvertiseView {
         mappings.filter_map(|mapping| mapping.tailscale_service_ip.parse().ok()).collect()
     }
 
-    /// Status of the services of `facts`.
     pub fn status(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
         let mut standing = AdvertiseStatus {
             waiting: facts.withheld(),

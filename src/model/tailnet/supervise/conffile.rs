@@ -60,7 +60,6 @@ fn version(name: &str) -> Option<u32> {
     name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse().ok()
 }
 
-/// Whether this is the name of a config file.
 pub fn is_config(name: &str) -> bool {
     version(name).is_some()
 }

@@ -39,7 +39,6 @@ pub struct DaemonSettings {
     pub env: BTreeMap<String, String>,
     /// The config directory is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
     pub fill_config: bool,
-    /// Login of the node.
     pub login: Login,
     /// Timeout of the first start until the node runs (`TS_BOOT_TIMEOUT`).
     pub boot_timeout: Duration,

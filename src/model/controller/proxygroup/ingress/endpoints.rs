@@ -28,7 +28,6 @@ impl IngressPlan<'_> {
     }
 }
 
-/// Namespaces of the backends.
 fn namespaces(site: &Site) -> impl Iterator<Item = &str> {
     site.routes.iter().map(|route| &*route.backend.namespace).filter(|namespace| !namespace.is_empty())
 }

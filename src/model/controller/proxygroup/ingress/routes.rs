@@ -28,7 +28,6 @@ fn route(address: IpAddr) -> String {
     IpNet::from(address).to_string()
 }
 
-/// Addresses as routes.
 fn routes(own: &[String]) -> BTreeSet<String> {
     own.iter().filter_map(|address| address.parse().ok()).map(route).collect()
 }
@@ -95,7 +94,6 @@ impl IngressPlan<'_> {
         items.flatten().chain(staying).collect()
     }
 
-    /// Recorded routes of a name.
     pub(super) fn recorded_routes(&self, name: &str) -> BTreeSet<String> {
         self.before.mappings.get(name).into_iter().flat_map(addresses).map(route).collect()
     }
@@ -146,7 +144,6 @@ fn served(work: &GroupPass<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
     state.zip(approved).map(|(state, approved)| &state.routes & &approved.routes).unwrap_or_default()
 }
 
-/// Routes that replicas other than this one serve.
 fn served_by_others(work: &GroupPass<'_>, replicas: u32, ordinal: u32) -> BTreeSet<String> {
     let others = work.observed.replicas.range(..replicas).filter(|(other, _)| **other != ordinal);
     others.flat_map(|(_, replica)| served(work, replica)).collect()

@@ -82,7 +82,6 @@ impl Certified {
     }
 }
 
-/// Extent of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     Whole,
@@ -90,7 +89,6 @@ pub(super) enum Extent {
     Nothing,
 }
 
-/// Builder of the summary.
 #[derive(Debug, Default)]
 pub(super) struct SummaryBuilder {
     names: BTreeMap<Publisher, (PublishState, &'static str)>,
@@ -125,7 +123,6 @@ impl SummaryBuilder {
         self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
     }
 
-    /// Counts the certificates of an item.
     pub(super) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
         let PublishTarget::Site(site) = &item.wish.target else { return };
         let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));

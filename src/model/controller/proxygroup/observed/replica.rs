@@ -30,7 +30,6 @@ pub struct ObservedReplica {
     pub config: Option<Arc<ReplicaConfig>>,
 }
 
-/// State that a replica reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaState {
     /// Stable ID of its device, as the replica claims; see [`crate::model::controller::identity`].
@@ -44,9 +43,7 @@ pub struct ReplicaState {
     pub reissue: Option<String>,
     /// Why it does not serve the target of a standalone proxy.
     pub rejected_target: Option<String>,
-    /// Egress status.
     pub egress: Option<egress::EgressStatus>,
-    /// Ingress status.
     pub ingress: Option<ingress::IngressStatus>,
     /// Funnel errors by service name.
     pub funnel_errors: BTreeMap<String, String>,
@@ -60,7 +57,6 @@ pub struct ReplicaState {
     pub routes: BTreeSet<String>,
 }
 
-/// Config of a replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaConfig {
     /// Complete config, if readable: a JSON object.
@@ -165,7 +161,6 @@ impl ReplicaConfig {
         self.list("AdvertiseServices")
     }
 
-    /// Routes to advertise.
     pub fn routes(&self) -> impl Iterator<Item = &str> {
         self.list("AdvertiseRoutes")
     }

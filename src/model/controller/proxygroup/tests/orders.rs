@@ -12,7 +12,6 @@ use crate::model::controller::objects::{accounts_ref, domain_of, filled};
 
 const GROUP: &str = "in";
 
-/// A step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     DeleteIngress(usize),
@@ -39,12 +38,10 @@ enum Step {
     Acknowledge(u32),
 }
 
-/// Size of the world.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     names: usize,
     replicas: u32,
-    /// Other actors.
     others: &'static [Other],
 }
 
@@ -126,7 +123,6 @@ impl Size {
         world
     }
 
-    /// All possible steps.
     fn steps(self) -> Vec<Step> {
         let replicas = 0..self.replicas;
         let each = (0..self.names).flat_map(|name| {

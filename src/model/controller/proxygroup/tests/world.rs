@@ -40,7 +40,6 @@ pub(super) use replicas::device_id;
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
 
-/// The cluster.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) now: i64,
@@ -240,7 +239,6 @@ impl World {
         self.collect();
     }
 
-    /// All keys of the work queue.
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
@@ -319,7 +317,6 @@ impl World {
         }
     }
 
-    /// Name of the workload of a key.
     fn workload(&self, key: &str, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
         let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
         let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();

@@ -3,7 +3,6 @@
 use super::*;
 
 impl World {
-    /// Checks the invariants.
     pub(in super::super) fn check(&self) {
         self.check_published();
         let mut children = BTreeSet::new();
@@ -29,7 +28,6 @@ impl World {
         }
     }
 
-    /// Number of Events with this reason.
     pub(in super::super) fn event_count(&self, reason: &str) -> usize {
         self.events.iter().filter(|stored| **stored == reason).count()
     }

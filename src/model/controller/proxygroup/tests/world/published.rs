@@ -16,7 +16,6 @@ use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs
 pub(in super::super) struct Hosted {
     pub(in super::super) vips: BTreeMap<String, VipService>,
     pub(in super::super) listed: Option<Arc<ServiceList>>,
-    /// Approved routes by device.
     pub(in super::super) approved: BTreeMap<DeviceId, Approved>,
     /// Services without a ready endpoint.
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
@@ -127,7 +126,6 @@ impl World {
         ingresses.chain(self.services.keys().map(|key| claimant(PublishSource::Service, key))).collect()
     }
 
-    /// Ingress config of a group.
     pub(in super::super) fn config(&self, group: &str) -> IngressConfigMap {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
         let Some(stored) = self.objects.get(&object) else { return IngressConfigMap::default() };

@@ -19,7 +19,6 @@ impl World {
         made
     }
 
-    /// Applies a plan.
     pub(in super::super) fn act(&mut self, name: &str, made: &GroupPlan) {
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name)
