@@ -62,24 +62,19 @@ fn clusters_create_join_and_leave_a_tailscale_service() {
 #[test]
 fn foreign_tailscale_service_is_refused_unless_adopted() {
     let foreign = VipService { annotations: BTreeMap::new(), ..existing("") };
+    let adopting = DesiredVipService { adopt: true, ..desired() };
     assert_eq!(verify_owner(Some(&foreign), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
-    assert_eq!(
-        verify_owner(Some(&existing("not JSON")), &DesiredVipService { adopt: true, ..desired() }, &me(), true),
-        OwnershipVerdict::Refused(OwnershipRefusal::Foreign)
-    );
-    let adopted = written(verify_owner(Some(&foreign), &DesiredVipService { adopt: true, ..desired() }, &me(), false));
+    assert_eq!(verify_owner(Some(&existing("not JSON")), &adopting, &me(), true), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    let adopted = written(verify_owner(Some(&foreign), &adopting, &me(), false));
     assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
     assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
-    let again = verify_owner(Some(&adopted), &DesiredVipService { adopt: true, ..desired() }, &me(), true);
+    let again = verify_owner(Some(&adopted), &adopting, &me(), true);
     assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
     assert_eq!(written(verify_owner(Some(&foreign), &desired(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
     assert_eq!(verify_owner(Some(&existing(alone)), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
-    let twin = existing(&refs(&["them"]));
-    assert_eq!(
-        verify_owner(Some(&twin), &DesiredVipService { share: false, ..desired() }, &me(), false),
-        OwnershipVerdict::Refused(OwnershipRefusal::Twin)
-    );
+    let (twin, unshared) = (existing(&refs(&["them"])), DesiredVipService { share: false, ..desired() });
+    assert_eq!(verify_owner(Some(&twin), &unshared, &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Twin));
     assert!(matches!(verify_owner(Some(&twin), &desired(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
 }
 

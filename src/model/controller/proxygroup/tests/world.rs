@@ -242,13 +242,8 @@ impl World {
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
-        self.groups
-            .keys()
-            .cloned()
-            .chain(labelled)
-            .chain(self.services.values().flat_map(|stored| concerns(stored, &self.assignment)))
-            .chain(published)
-            .collect()
+        let concerned = self.services.values().flat_map(|stored| concerns(stored, &self.assignment));
+        self.groups.keys().cloned().chain(labelled).chain(concerned).chain(published).collect()
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
@@ -260,13 +255,9 @@ impl World {
     }
 
     pub(super) fn observe(&self, name: &str) -> Observed {
-        let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = self
-            .objects
-            .iter()
-            .filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored))
-            .filter(|(_, stored)| owner_of(stored).as_deref() == Some(name))
-            .map(|(key, stored)| (key.clone(), stored.clone()))
-            .collect();
+        let owned = self.objects.iter().filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored));
+        let owned = owned.filter(|(_, stored)| owner_of(stored).as_deref() == Some(name));
+        let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = owned.map(|(key, stored)| (key.clone(), stored.clone())).collect();
         let parent = |stored: &Value| {
             let label = |key: &str| stored["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
             (label(names::PARENT_NAMESPACE), label(names::PARENT))
@@ -276,12 +267,9 @@ impl World {
         let mine = |key: &(String, String), stored: &Service| {
             concerns(stored, &self.assignment).contains(name) || parents.contains(key) || published(key)
         };
-        let services =
-            self.services.iter().filter(|(key, stored)| mine(key, stored)).map(|(key, stored)| (key.clone(), self.show(key, stored)));
-        let group = self
-            .parent(name)
-            .map(|parent| standalone::as_group(parent, &self.settings.standalone_tenants))
-            .or_else(|| self.groups.get(name).cloned());
+        let services = self.services.iter().filter(|(key, stored)| mine(key, stored));
+        let proxy = self.parent(name).map(|parent| standalone::as_group(parent, &self.settings.standalone_tenants));
+        let group = proxy.or_else(|| self.groups.get(name).cloned());
         let workload = self.workload(name, &owned);
         let (replicas, waiting) = self.with_waiting(&workload);
         Observed {
@@ -296,7 +284,7 @@ impl World {
             workload,
             owned: self.with_shared(owned, name),
             slices: self.child_slices(name),
-            services: services.collect(),
+            services: services.map(|(key, stored)| (key.clone(), self.show(key, stored))).collect(),
             nodes: Vec::new(),
             namespaces: self.namespaces.clone(),
             names_before: self.names_before,
@@ -346,8 +334,7 @@ impl World {
         let place = secrets.each_ref().map(|stored| stored.as_ref().map_or(0, |stored| Arc::as_ptr(stored).addr()));
         let mut read = self.read.borrow_mut();
         let (replica, _) = read.replicas.entry(place).or_insert_with(|| {
-            let secret = |stored: &Option<Arc<Value>>| stored.as_ref().map(|stored| secret(stored));
-            let [state, config] = secrets.each_ref().map(secret);
+            let [state, config] = secrets.each_ref().map(|stored| stored.as_ref().map(|stored| read_secret(stored)));
             (ObservedReplica::new(None, state.as_ref(), config.as_ref()), secrets)
         });
         replica.clone()
@@ -410,7 +397,7 @@ pub(super) fn idle(made: &GroupPlan) -> bool {
     GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
 }
 
-fn secret(stored: &Value) -> Secret {
+fn read_secret(stored: &Value) -> Secret {
     serde_json::from_value(stored.clone()).expect("a Secret")
 }
 

@@ -4,12 +4,10 @@ use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
 use crate::model::controller::finalizers;
-use crate::model::controller::ingress_spec::{
-    DesiredVipService, OwnershipVerdict, Release, backends, certificates, has_conditions, release, verify_owner,
-};
-use crate::model::controller::ingress_spec::{ingress_label, service_label, service_name};
+use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
+use crate::model::controller::ingress_spec::{backends, certificates, has_conditions, ingress_label, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
-use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ServiceList, serves};
+use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ReplicaConfig, ServiceList, serves};
 
 /// Tailscale Services and routes of the control plane.
 #[derive(Debug, Clone, Default)]
@@ -177,11 +175,7 @@ impl World {
         };
         let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
         groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| standalone::key(claimant)));
-        let finalized = metadata
-            .and_then(|stored| stored.finalizers.as_ref())
-            .into_iter()
-            .flatten()
-            .any(|stored| stored == claimant.source.finalizer());
+        let finalized = metadata.is_some_and(|stored| finalizers::has(stored, claimant.source.finalizer()));
         let faulty = claimant.source == PublishSource::Ingress
             && self.ingresses.get(&key).is_some_and(|stored| matches!(self.assignment.ingress(stored), GroupAssignment::Unusable(_)));
         if groups.is_empty() && (finalized || faulty || service.is_some_and(has_conditions)) {
@@ -191,13 +185,9 @@ impl World {
     }
 
     pub(super) fn publishing(&self, group: &str) -> PublishInputs {
-        let mine = |source, key: &(String, String)| self.publishers(&claimant(source, key)).contains(group);
-        let ingresses: imbl::OrdMap<_, _> = self
-            .ingresses
-            .iter()
-            .filter(|(key, _)| mine(PublishSource::Ingress, key))
-            .map(|(key, stored)| (key.clone(), Arc::new(stored.clone())))
-            .collect();
+        let mine = |key: &(String, String)| self.publishers(&claimant(PublishSource::Ingress, key)).contains(group);
+        let ingresses = self.ingresses.iter().filter(|(key, _)| mine(key));
+        let ingresses: imbl::OrdMap<_, _> = ingresses.map(|(key, stored)| (key.clone(), Arc::new(stored.clone()))).collect();
         let named = |((namespace, _), stored): (&(String, String), &Arc<Ingress>)| -> Vec<(String, String)> {
             backends(stored).map(|name| (namespace.clone(), name.to_owned())).collect()
         };
@@ -207,13 +197,9 @@ impl World {
         let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
         let labels: BTreeSet<String> = labels.collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
+        let certificates = self.own_certificates.iter().filter(|(name, _)| shown.contains(name.as_str()));
         PublishInputs {
-            certificates: self
-                .own_certificates
-                .iter()
-                .filter(|(name, _)| shown.contains(name.as_str()))
-                .map(|(name, own)| (name.clone(), own.clone()))
-                .collect(),
+            certificates: certificates.map(|(name, own)| (name.clone(), own.clone())).collect(),
             backends: backends.collect(),
             backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
             rivals: rivals.filter(|(_, rivals)| !rivals.is_empty()).collect(),
@@ -248,11 +234,7 @@ impl World {
     }
 
     /// An awake replica fills the certificates of its group's names and advertises the configured names that it serves.
-    pub(super) fn serve(
-        &mut self,
-        group: &str,
-        advertised_config: &crate::model::controller::proxygroup::ReplicaConfig,
-    ) -> Vec<(&'static str, String)> {
+    pub(super) fn serve(&mut self, group: &str, replica: &ReplicaConfig) -> Vec<(&'static str, String)> {
         let config = self.config(group);
         for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
             let object = ObjectRef::new(Kind::Secret, NS, host.clone());
@@ -263,8 +245,8 @@ impl World {
             }
         }
         let config_names = config.names();
-        let services: Vec<_> = advertised_config.advertises().filter(|name| config_names.contains(*name)).collect();
-        let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": advertised_config.routes().collect::<Vec<_>>()});
+        let services: Vec<_> = replica.advertises().filter(|name| config_names.contains(*name)).collect();
+        let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": replica.routes().collect::<Vec<_>>()});
         let status = crate::api::ingress::IngressStatus { configs: config.mappings, ..crate::api::ingress::IngressStatus::default() };
         vec![
             ("_current-profile", "profile-1".to_owned()),
@@ -282,12 +264,9 @@ impl World {
         for group in self.groups.keys() {
             let config = self.config(group);
             for (ordinal, replica) in self.observed_replicas(group) {
-                let advertised_config: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
-                assert!(
-                    advertised_config.iter().all(|name| config.origins.contains_key(*name)),
-                    "{group}-{ordinal}: {advertised_config:?} of {:?}",
-                    config.origins
-                );
+                let advertised: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
+                let exist = advertised.iter().all(|name| config.origins.contains_key(*name));
+                assert!(exist, "{group}-{ordinal}: {advertised:?} of {:?}", config.origins);
                 let says = replica.state.iter().flat_map(|state| &state.advertises).filter(|_| replica.pod.is_some());
                 for name in says {
                     assert!(self.hosted.vips.contains_key(name), "{group}-{ordinal} advertises {name}, which is gone");

@@ -16,14 +16,9 @@ impl World {
     /// Creates and deletes Pods as the StatefulSet controller; returns the desired replicas.
     pub(in super::super) fn controller(&mut self) -> BTreeSet<(String, u32)> {
         let mut wanted = BTreeSet::new();
-        let sets: Vec<_> = self
-            .objects
-            .iter()
-            .filter(|(object, _)| object.kind == Kind::StatefulSet)
-            .map(|(object, stored)| (object.name.clone(), stored["spec"]["replicas"].as_u64()))
-            .collect();
-        for (name, replicas) in sets {
-            wanted.extend((0..u32::try_from(replicas.unwrap_or(1)).expect("a number")).map(|ordinal| (name.clone(), ordinal)));
+        for (object, stored) in self.objects.iter().filter(|(object, _)| object.kind == Kind::StatefulSet) {
+            let replicas = u32::try_from(stored["spec"]["replicas"].as_u64().unwrap_or(1)).expect("a number");
+            wanted.extend((0..replicas).map(|ordinal| (object.name.clone(), ordinal)));
         }
         self.pods.retain(|pod, _| wanted.iter().any(|(group, ordinal)| names::replica(group, *ordinal) == *pod));
         for (group, ordinal) in &wanted {
@@ -63,11 +58,10 @@ impl World {
     /// A replica applies its config and reports it.
     pub(in super::super) fn replica(&mut self, group: &str, ordinal: u32) {
         let name = names::replica(group, ordinal);
-        let (state, config) =
-            (ObjectRef::new(Kind::Secret, NS, name.clone()), ObjectRef::new(Kind::Secret, NS, names::replica_config(group, ordinal)));
+        let [state, config] = [name.clone(), names::replica_config(group, ordinal)].map(|name| ObjectRef::new(Kind::Secret, NS, name));
         let (Some(stored), Some(config)) = (self.objects.get(&state), self.objects.get(&config)) else { return };
-        let mut secret: Secret = serde_json::from_value(Value::clone(stored)).expect("a Secret");
-        let replica = ObservedReplica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
+        let mut secret = read_secret(stored);
+        let replica = ObservedReplica::new(None, Some(&secret), Some(&read_secret(config)));
         let (replica_state, config_secret) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
         let hostname = config_secret.document.as_ref().and_then(|document| document["Hostname"].as_str()).unwrap_or(&name).to_owned();
         let data = secret.data.get_or_insert_default();
@@ -122,10 +116,10 @@ impl World {
                 continue;
             }
             let state = &self.objects[&ObjectRef::new(Kind::Secret, NS, names::replica(group, ordinal))];
-            let state: Secret = serde_json::from_value(Value::clone(state)).expect("a Secret");
-            let status: egress::EgressStatus = serde_json::from_slice(&state.data.expect("data")[egress::KEY].0).expect("a status");
-            let mapped: BTreeSet<_> =
-                status.services.iter().flatten().flat_map(|(_, stored)| &stored.ports).map(|port| port.match_port).collect();
+            let status: egress::EgressStatus =
+                serde_json::from_slice(&read_secret(state).data.expect("data")[egress::KEY].0).expect("a status");
+            let ports = status.services.iter().flatten().flat_map(|(_, stored)| &stored.ports);
+            let mapped: BTreeSet<_> = ports.map(|port| port.match_port).collect();
             assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
         }
     }

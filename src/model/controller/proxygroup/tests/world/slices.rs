@@ -7,9 +7,8 @@ const CONTROLLER: &str = "endpointslice-controller.k8s.io";
 impl World {
     pub(super) fn child_slices(&self, group: &str) -> imbl::OrdMap<Arc<str>, Vec<Arc<ChildSlice>>> {
         let mut slices: imbl::OrdMap<Arc<str>, Vec<Arc<ChildSlice>>> = imbl::OrdMap::new();
-        let read =
-            self.objects.iter().filter(|(object, _)| object.kind == Kind::EndpointSlice).filter_map(|(_, stored)| ChildSlice::read(stored));
-        for slice in read.filter(|slice| *slice.group == *group) {
+        let stored = self.objects.iter().filter(|(object, _)| object.kind == Kind::EndpointSlice);
+        for slice in stored.filter_map(|(_, stored)| ChildSlice::read(stored)).filter(|slice| *slice.group == *group) {
             slices.entry(Arc::clone(&slice.child)).or_default().push(Arc::new(slice));
         }
         slices
@@ -36,11 +35,8 @@ impl World {
             }
             SliceWrite::Create(_) => {}
             SliceWrite::Change { object, patch } => {
-                let Some(stored) =
-                    self.objects.get(object).filter(|stored| stored["metadata"]["resourceVersion"] == patch["metadata"]["resourceVersion"])
-                else {
-                    return;
-                };
+                let is_current = |stored: &&Arc<Value>| stored["metadata"]["resourceVersion"] == patch["metadata"]["resourceVersion"];
+                let Some(stored) = self.objects.get(object).filter(is_current) else { return };
                 let mut value = Value::clone(stored);
                 for key in ["ports", "endpoints"] {
                     value[key] = patch[key].clone();
