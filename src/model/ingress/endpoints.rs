@@ -122,10 +122,8 @@ mod tests {
     use super::*;
 
     fn slice(name: &str, pods: &[(&str, bool)]) -> Value {
-        let endpoints: Vec<_> = pods
-            .iter()
-            .map(|(ip, ready)| json!({"addresses": [ip], "conditions": {"ready": ready}, "zone": "a", "nodeName": "n1"}))
-            .collect();
+        let endpoint = |ip, ready| json!({"addresses": [ip], "conditions": {"ready": ready}, "zone": "a", "nodeName": "n1"});
+        let endpoints: Vec<_> = pods.iter().map(|(ip, ready)| endpoint(*ip, *ready)).collect();
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
             "metadata": {"name": name, "namespace": "shop", "labels": {SERVICE: "web"}},

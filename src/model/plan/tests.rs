@@ -93,12 +93,11 @@ fn by_address(ip: &str, port: u16) -> String {
 }
 
 fn rejected(planned: &Planned) -> Vec<String> {
-    planned
-        .plan
-        .rejected
-        .iter()
-        .flat_map(|(name, reasons)| reasons.iter().map(move |reason| format!("{name} {}", reason.reason())))
-        .collect()
+    let mut rejected = Vec::new();
+    for (name, reasons) in &planned.plan.rejected {
+        rejected.extend(reasons.iter().map(|reason| format!("{name} {}", reason.reason())));
+    }
+    rejected
 }
 
 #[test]
@@ -154,9 +153,7 @@ fn forbidden_address_is_refused_even_where_a_peer_routes_it() {
 
 #[test]
 fn duplicate_match_port_belongs_to_the_first_service() {
-    let service =
-        |target: &str| format!(r#"{{"tailnetTarget":{{"ip":"{target}"}},"ports":[{{"protocol":"TCP","matchPort":80,"targetPort":80}}]}}"#);
-    let (a, b) = (service("100.64.0.2"), service("100.64.0.3"));
+    let (a, b) = (by_address("100.64.0.2", 80), by_address("100.64.0.3", 80));
     let both = Planned::new(&world(&format!(r#"{{"b":{b},"a":{a}}}"#)));
     assert_eq!(reasons(&both, "b"), ["DuplicatePort"]);
     assert!(both.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.2:80".parse().expect("an address")));
@@ -259,11 +256,8 @@ fn any_egress() -> impl Strategy<Value = String> {
 }
 
 fn any_world() -> impl Strategy<Value = World> {
-    let peers = proptest::collection::btree_map(
-        select(vec!["db.tail.lab", "p.tail.lab"]),
-        select(vec!["100.64.0.2", "100.64.0.3", "fd7a::3"]),
-        0..3,
-    );
+    let (names, ips) = (select(vec!["db.tail.lab", "p.tail.lab"]), select(vec!["100.64.0.2", "100.64.0.3", "fd7a::3"]));
+    let peers = proptest::collection::btree_map(names, ips, 0..3);
     let netmap = (peers, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(peers, via, svc, subnet)| {
         let list: Vec<_> = peers.iter().map(|(name, address)| (*name, std::slice::from_ref(address))).collect();
         let mut map = netmap(&["100.64.0.1"], &list);
@@ -274,11 +268,8 @@ fn any_world() -> impl Strategy<Value = World> {
         Arc::new(map)
     });
     let single = select(vec![Single::None, Single::DestIp(ip("10.1.2.3")), Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"))]);
-    (any_egress(), proptest::option::weighted(0.8, netmap), single).prop_map(|(egress, netmap, single)| World {
-        single,
-        netmap,
-        ..world(&egress)
-    })
+    let parts = (any_egress(), proptest::option::weighted(0.8, netmap), single);
+    parts.prop_map(|(egress, netmap, single)| World { single, netmap, ..world(&egress) })
 }
 
 proptest! {

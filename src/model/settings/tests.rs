@@ -159,6 +159,7 @@ fn all_invalid_variables_are_reported_at_once() {
 #[test]
 fn conflicting_settings_are_rejected() {
     let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig");
+    let health = ("TS_HEALTHCHECK_ADDR_PORT", "[::]:80");
     let cases: [(&[(&str, &str)], &str); 18] = [
         (&[("TS_TAILNET_TARGET_IP", "100.64.0.1"), ("TS_TAILNET_TARGET_FQDN", "a.b")], "TS_TAILNET_TARGET_IP and TS_TAILNET_TARGET_FQDN"),
         (&[("TS_DEST_IP", "10.0.0.1"), ("TS_TAILNET_TARGET_IP", "100.64.0.1")], "TS_DEST_IP and TS_TAILNET_TARGET_IP"),
@@ -167,10 +168,7 @@ fn conflicting_settings_are_rejected() {
         (&[("TS_CLIENT_SECRET", "a"), ("TS_AUDIENCE", "b"), ("TS_CLIENT_ID", "c")], "TS_CLIENT_SECRET and TS_AUDIENCE"),
         (&[("TS_AUTHKEY", "k"), ("TS_CLIENT_ID", "c")], "TS_AUTHKEY and TS_CLIENT_ID"),
         (&[("TS_AUTH_KEY", "k"), ("TS_CLIENT_SECRET", "c")], "TS_AUTH_KEY and TS_CLIENT_SECRET"),
-        (
-            &[("TS_HEALTHCHECK_ADDR_PORT", "[::]:80"), ("TS_ENABLE_HEALTH_CHECK", "1")],
-            "TS_HEALTHCHECK_ADDR_PORT and TS_ENABLE_HEALTH_CHECK",
-        ),
+        (&[health, ("TS_ENABLE_HEALTH_CHECK", "1")], "TS_HEALTHCHECK_ADDR_PORT and TS_ENABLE_HEALTH_CHECK"),
         (&[dir, ("TS_HOSTNAME", "h")], "TS_HOSTNAME and TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR"),
         (&[dir, ("TS_EXTRA_ARGS", "--x")], "TS_EXTRA_ARGS and "),
         (&[dir, ("TS_AUTHKEY", "k")], "TS_AUTHKEY and "),
@@ -191,15 +189,13 @@ fn conflicting_settings_are_rejected() {
 #[test]
 fn settings_without_their_prerequisites_are_rejected() {
     let via = ("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "true");
+    let tuned = ("TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS", "true");
     let cases: [(&[(&str, &str)], &str); 7] = [
         (&[("TS_ID_TOKEN", "a")], "TS_ID_TOKEN needs TS_CLIENT_ID"),
         (&[via, ("POD_IP", "10.0.0.1")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs TS_SERVE_CONFIG"),
         (&[via, ("TS_SERVE_CONFIG", "/s")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs POD_IP"),
         (&[via, ("TS_USERSPACE", "true")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs TS_USERSPACE=false"),
-        (
-            &[("TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS", "true")],
-            "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS needs TS_USERSPACE=false",
-        ),
+        (&[tuned], "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS needs TS_USERSPACE=false"),
         (&[("TS_EGRESS_PROXIES_CONFIG_PATH", "/etc/proxies")], "TS_EGRESS_PROXIES_CONFIG_PATH needs a place for this replica's state"),
         (
             &[("TS_INGRESS_PROXIES_CONFIG_PATH", "/i"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("TS_KUBE_SECRET", "")],

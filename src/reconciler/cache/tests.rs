@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::foreign::FOREIGN;
 use super::*;
+use crate::model::controller::ingress_spec::PublishSource;
 
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];
@@ -268,19 +269,21 @@ fn namespace(version: u64, labels: Value) -> Value {
     json!({"metadata": {"name": "u", "resourceVersion": version.to_string(), "labels": labels}})
 }
 
+/// An empty cache with the defaults `e` and `i`.
+fn defaulting() -> ClusterCache {
+    let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
+    ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere)
+}
+
 /// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.
 fn with_defaults() -> ClusterCache {
-    let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-    let mut world = ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere);
+    let mut world = defaulting();
     for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
         world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
     }
     world.put(WatchRole::Service, service("s", 1, None));
-    world.put(
-        WatchRole::Ingress,
-        json!({"metadata": {"name": "a", "namespace": "u", "resourceVersion": "1"},
-        "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": ["app"]}]}}),
-    );
+    let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": ["app"]}]});
+    world.put(WatchRole::Ingress, json!({"metadata": {"name": "a", "namespace": "u", "resourceVersion": "1"}, "spec": spec}));
     world
 }
 
@@ -347,10 +350,7 @@ fn ingress_of_a_missing_class_stays_in_the_group_that_has_it() {
     world.put(WatchRole::Owned(Kind::ConfigMap), config);
     world.gone(WatchRole::IngressClass, &class(2, json!(null)));
     assert_eq!(members(&world).1, ["i"]);
-    assert_eq!(
-        world.publisher(crate::model::controller::ingress_spec::PublishSource::Ingress, &("u".into(), "a".into())).as_deref(),
-        Some("i")
-    );
+    assert_eq!(world.publisher(PublishSource::Ingress, &("u".into(), "a".into())).as_deref(), Some("i"));
 }
 
 /// Objects of a random cache, each in one of four states; the last one is absence.
@@ -400,16 +400,12 @@ proptest::proptest! {
     /// The indices do not depend on the order of changes.
     #[test]
     fn assignment_depends_on_the_newest_objects_only(changes in proptest::collection::vec((0..5_usize, 0..STATES), 1..20)) {
-        let empty = || {
-            let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-            ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere)
-        };
-        let (mut world, mut newest) = (empty(), BTreeMap::new());
+        let (mut world, mut newest) = (defaulting(), BTreeMap::new());
         for (version, (object, state)) in (1..).zip(changes) {
             change(&mut world, object, state, version);
             newest.insert(object, state);
         }
-        let mut fresh = empty();
+        let mut fresh = defaulting();
         for (object, state) in newest {
             change(&mut fresh, object, state, 1);
         }

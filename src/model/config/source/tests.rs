@@ -25,19 +25,22 @@ fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
     Some(document.config.services.keys().map(ToString::to_string).collect())
 }
 
+/// The watch delivers this copy at this second.
+fn deliver(selection: &mut Selection<EgressDocument>, copy: CopyKeys, now: u64) {
+    selection.delivered(copy);
+    selection.settle(secs(now));
+}
+
 #[test]
 fn compressed_config_is_read() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
     let packed = |text: &[u8]| CopyKeys::from([("egress-services.gz".to_owned(), Bytes::copy_from_slice(text))]);
-    selection.delivered(packed(&crate::model::base::gzip::pack(br#"{"a":{}}"#).expect("packed")));
-    selection.settle(secs(0));
+    deliver(&mut selection, packed(&crate::model::base::gzip::pack(br#"{"a":{}}"#).expect("packed")), 0);
     assert_eq!(versions(&selection), Some(vec!["a".to_owned()]));
-    selection.delivered(packed(b"cut off"));
-    selection.settle(secs(1));
+    deliver(&mut selection, packed(b"cut off"), 1);
     assert_eq!(versions(&selection), Some(vec!["a".to_owned()]), "the last good one");
     assert_eq!(selection.in_force().fault.as_ref().map(DocumentFault::reason), Some("Unreadable"));
-    selection.delivered(keys(7));
-    selection.settle(secs(2));
+    deliver(&mut selection, keys(7), 2);
     assert_eq!(versions(&selection), Some(vec!["v7".to_owned()]));
 }
 
@@ -104,18 +107,15 @@ fn revert_seen_only_in_the_mount_is_applied() {
 #[test]
 fn unreadable_copy_leaves_the_last_good_config() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
-    selection.delivered(text(r#"{"cut":{"#));
-    selection.settle(secs(1));
+    deliver(&mut selection, text(r#"{"cut":{"#), 1);
     assert_eq!(versions(&selection), None);
     assert_eq!(selection.in_force().fault.as_ref().map(DocumentFault::reason), Some("Unreadable"));
     selection.mounted(keys(1));
     selection.settle(secs(2));
     assert_eq!(versions(&selection), Some(vec!["v1".into()]), "an older readable copy is better than none");
-    selection.delivered(keys(2));
-    selection.settle(secs(3));
+    deliver(&mut selection, keys(2), 3);
     assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v2".into()]), None));
-    selection.delivered(text("[]"));
-    selection.settle(secs(4));
+    deliver(&mut selection, text("[]"), 4);
     assert_eq!(versions(&selection), Some(vec!["v2".into()]), "not back to the mount");
     assert_eq!(selection.in_force().since, secs(3));
     assert!(selection.in_force().fault.as_ref().is_some_and(|fault| fault.to_string().contains("last good")));
@@ -124,17 +124,14 @@ fn unreadable_copy_leaves_the_last_good_config() {
 #[test]
 fn deleted_object_or_key_leaves_the_config_and_is_reported() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
-    selection.delivered(keys(1));
-    selection.settle(secs(0));
+    deliver(&mut selection, keys(1), 0);
     selection.absent();
     selection.settle(secs(1));
     assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v1".into()]), Some(DocumentFault::Deleted)));
-    selection.delivered(CopyKeys::new());
-    selection.settle(secs(2));
+    deliver(&mut selection, CopyKeys::new(), 2);
     let missing = DocumentFault::KeyMissing { from: CopySource::Api, key: "egress-services" };
     assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v1".into()]), Some(missing)));
-    selection.delivered(text("{}"));
-    selection.settle(secs(3));
+    deliver(&mut selection, text("{}"), 3);
     assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec![]), None));
 }
 
@@ -154,8 +151,7 @@ fn ping_count_is_part_of_the_document() {
         let mut copy = keys(1);
         copy.insert("hep-pings".to_owned(), Bytes::from_static(pings.as_bytes()));
         copy.insert("serve-config.json".to_owned(), Bytes::from_static(b"of no interest"));
-        selection.delivered(copy);
-        selection.settle(secs(0));
+        deliver(&mut selection, copy, 0);
         assert_eq!(selection.in_force().document.as_ref().map(|document| document.hep_pings), Some(read), "{pings:?}");
     }
 }

@@ -3,9 +3,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::cluster::{CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
+use super::cluster::{ClusterFacts, CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
 use super::*;
-use crate::model::controller::tailnet::Credentials;
+use crate::model::controller::tailnet::{Credentials, TAILSCALE};
 
 fn definition(ours: bool) -> Value {
     let spec = if ours { json!({"type": {}, "tailyard": {}}) } else { json!({"type": {}}) };
@@ -35,9 +35,9 @@ fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value
     json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
 }
 
-fn well() -> cluster::ClusterFacts {
+fn well() -> ClusterFacts {
     let tried = CredentialCheck { whose: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
-    cluster::ClusterFacts {
+    ClusterFacts {
         namespace: "ts".into(),
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Ok(Some(definition(true))))).into(),
@@ -60,21 +60,18 @@ fn well() -> cluster::ClusterFacts {
 }
 
 /// A cluster with every detectable fault.
-fn ill() -> cluster::ClusterFacts {
+fn ill() -> ClusterFacts {
     let mut definitions: BTreeMap<_, _> = DEFINITIONS.map(|name| (name, Ok(None))).into();
     definitions.insert(DEFINITIONS[0], Ok(Some(definition(false))));
     let rights = rights::reconciler("ts", &[]);
     let of =
         |resource: &str, verb: &str| rights.iter().find(|right| right.resource == resource && right.verb == verb).expect("a right").clone();
+    let denied = vec![of("secrets", "patch"), of("leases", "patch")];
     let tried = |whose: &str, outcome| CredentialCheck { whose: whose.into(), secret: "s".into(), outcome };
     let unscheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."});
-    cluster::ClusterFacts {
+    ClusterFacts {
         definitions,
-        denied: [
-            ("ts/eg".to_owned(), Err(Gap::Forbidden)),
-            ("ts/tailyard-reconciler".to_owned(), Ok(vec![of("secrets", "patch"), of("leases", "patch")])),
-        ]
-        .into(),
+        denied: [("ts/eg".into(), Err(Gap::Forbidden)), ("ts/tailyard-reconciler".into(), Ok(denied))].into(),
         deployments: Ok(vec![
             deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 1),
             deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1),
@@ -98,8 +95,8 @@ fn ill() -> cluster::ClusterFacts {
 }
 
 /// A cluster where nothing may be read.
-fn closed() -> cluster::ClusterFacts {
-    cluster::ClusterFacts {
+fn closed() -> ClusterFacts {
+    ClusterFacts {
         namespace: "ts".into(),
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Err(Gap::Forbidden))).into(),
@@ -179,33 +176,22 @@ fn every_check_is_documented_and_has_a_fix() {
 }
 
 /// Asserts that the check of this name has this finding, with this word in its text.
-fn finds(facts: &cluster::ClusterFacts, name: &str, finding: Finding, word: &str) {
+fn finds(facts: &ClusterFacts, name: &str, finding: Finding, word: &str) {
     let checks = cluster::checks(facts);
-    assert!(
-        checks.iter().any(|check| check.name == name && check.finding == finding && check.what.contains(word)),
-        "{name} {word}: {checks:#?}"
-    );
+    let found = checks.iter().any(|check| check.name == name && check.finding == finding && check.what.contains(word));
+    assert!(found, "{name} {word}: {checks:#?}");
 }
 
 #[test]
 fn reconciler_check_depends_on_lease_renewal() {
-    finds(&cluster::ClusterFacts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
-    finds(&cluster::ClusterFacts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
-    finds(
-        &cluster::ClusterFacts { deployments: Ok(Vec::new()), lease: Ok(None), renewed: false, ..well() },
-        "reconciler",
-        Finding::Bad,
-        "none runs",
-    );
-    let one = vec![deployment("ts", "tailyard-reconciler", "x", 1)];
-    finds(&cluster::ClusterFacts { deployments: Ok(one), ..well() }, "reconciler", Finding::Warn, "without a standby");
-    let none = vec![deployment("ts", "tailyard-reconciler", "x", 0)];
-    finds(
-        &cluster::ClusterFacts { deployments: Ok(none), renewed: false, ..well() },
-        "reconciler",
-        Finding::Bad,
-        "no Pod of ts/tailyard-reconciler",
-    );
+    finds(&ClusterFacts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
+    finds(&ClusterFacts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
+    let none = ClusterFacts { deployments: Ok(Vec::new()), lease: Ok(None), renewed: false, ..well() };
+    finds(&none, "reconciler", Finding::Bad, "none runs");
+    let pods = |count| Ok(vec![deployment("ts", "tailyard-reconciler", "x", count)]);
+    finds(&ClusterFacts { deployments: pods(1), ..well() }, "reconciler", Finding::Warn, "without a standby");
+    let none = ClusterFacts { deployments: pods(0), renewed: false, ..well() };
+    finds(&none, "reconciler", Finding::Bad, "no Pod of ts/tailyard-reconciler");
 }
 
 #[test]
@@ -213,7 +199,7 @@ fn two_operators_are_bad_only_if_both_write_a_group() {
     let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
     reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_PROXY_GROUP_TYPES", "value": "egress"}]);
     let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
-    let with = |groups| cluster::ClusterFacts { deployments: Ok(both.clone()), groups, ..well() };
+    let with = |groups| ClusterFacts { deployments: Ok(both.clone()), groups, ..well() };
     let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
     finds(&with(Ok(two)), "operators", Finding::Bad, "write the ProxyGroups eg, other");
     finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
@@ -224,7 +210,7 @@ fn two_operators_are_bad_only_if_both_write_a_group() {
 fn unreconciled_objects_of_an_absent_operator_are_named() {
     let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
     let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
-    let facts = cluster::ClusterFacts { unreconciled: unreconciled.into(), ..well() };
+    let facts = ClusterFacts { unreconciled: unreconciled.into(), ..well() };
     finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
 }
 
@@ -248,12 +234,12 @@ fn missing_group_definition_is_bad_and_missing_optional_right_a_warning() {
 #[test]
 fn address_overlap_with_the_tailnet_is_found() {
     let ranges = |cidr: &str| Ok(vec![json!({"spec": {"cidrs": [cidr]}})]);
-    finds(&cluster::ClusterFacts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
-    finds(&cluster::ClusterFacts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
+    finds(&ClusterFacts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
+    finds(&ClusterFacts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
     let pods = Ok(vec![node("n1", "6.8.0", "100.65.0.0/16")]);
-    finds(&cluster::ClusterFacts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
+    finds(&ClusterFacts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
     let dns = Ok(Some(json!({"spec": {"clusterIPs": ["100.100.2.136"]}})));
-    finds(&cluster::ClusterFacts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
+    finds(&ClusterFacts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
 }
 
 #[test]
@@ -265,10 +251,7 @@ fn credentials_are_read_from_the_mounted_secret() {
     let tailnet = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"}, "spec": {"credentials": {"secretName": "oauth"}}});
     let found = places(&[deployment], &[tailnet]);
     let mounts: Vec<_> = found.iter().map(|place| (place.whose.as_str(), place.secret.as_str(), place.url.as_str())).collect();
-    assert_eq!(
-        mounts,
-        [("the reconciler", "headscale", "https://hs.lab"), ("Tailnet t", "oauth", crate::model::controller::tailnet::TAILSCALE)]
-    );
+    assert_eq!(mounts, [("the reconciler", "headscale", "https://hs.lab"), ("Tailnet t", "oauth", TAILSCALE)]);
     let secret = |key: &str| json!({"data": {key: k8s_openapi::ByteString(b"k".to_vec())}});
     assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));
     assert_eq!(credentials(&found[0], &secret("key")), Err("has no api_key".to_owned()));
@@ -279,7 +262,7 @@ fn credentials_are_read_from_the_mounted_secret() {
 fn many_objects_with_unknown_annotations_are_counted() {
     let service =
         |n: u32| json!({"metadata": {"namespace": "u", "name": format!("s{n}"), "annotations": {"tailscale.com/exposed": "true"}}});
-    let facts = cluster::ClusterFacts { services: Ok((0..25).map(service).collect()), ..well() };
+    let facts = ClusterFacts { services: Ok((0..25).map(service).collect()), ..well() };
     finds(&facts, "annotations", Finding::Warn, "Service u/s9: Annotation tailscale.com/exposed is unknown");
     finds(&facts, "annotations", Finding::Warn, "15 more objects have unknown annotations");
 }

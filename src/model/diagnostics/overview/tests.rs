@@ -51,16 +51,11 @@ fn service(name: &str, group: &str, target: (&str, &str), conditions: &[Value]) 
 fn view(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> ClusterView {
     let config = json!({"metadata": {"name": "eg-egress-config"}, "binaryData": {"egress-services": base64(CONFIG)}});
     let mut view = ClusterView::new("ts");
-    let parts = [
-        (StatusPart::Groups, groups),
-        (StatusPart::Pods, pods),
-        (StatusPart::States, states),
-        (StatusPart::Configs, &[config]),
-        (StatusPart::Services, services),
-    ];
-    for (part, objects) in parts {
-        view.take(part, objects.iter());
-    }
+    view.take(StatusPart::Groups, groups.iter());
+    view.take(StatusPart::Pods, pods.iter());
+    view.take(StatusPart::States, states.iter());
+    view.take(StatusPart::Configs, std::iter::once(&config));
+    view.take(StatusPart::Services, services.iter());
     view
 }
 
@@ -87,17 +82,14 @@ fn standalone(name: &str, annotations: &Value, status: &Value) -> Value {
 fn well() -> ClusterView {
     let image = "localhost/tailyard:0.1.0";
     let ready = condition("TailscaleEgressSvcReady", "True", "ReadyToRouteTraffic", "");
+    let shop = json!({"loadBalancer": {"ingress": [{"hostname": "shop-shop.tail1234.ts.net"}, {"ip": "100.64.0.50"}]},
+        "conditions": [condition("TailscaleProxyReady", "True", "ProxyCreated", "")]});
     let services = [
         service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), std::slice::from_ref(&ready)),
         service("web", "eg", (names::TAILNET_IP, "100.64.0.9"), std::slice::from_ref(&ready)),
         json!({"metadata": {"name": "other", "namespace": "default"}, "spec": {}}),
         standalone("defaulted", &json!({}), &json!({})),
-        standalone(
-            "shop",
-            &json!({}),
-            &json!({"loadBalancer": {"ingress": [{"hostname": "shop-shop.tail1234.ts.net"}, {"ip": "100.64.0.50"}]},
-                "conditions": [condition("TailscaleProxyReady", "True", "ProxyCreated", "")]}),
-        ),
+        standalone("shop", &json!({}), &shop),
     ];
     let states = [state(0, &resolved_config(), &json!({})), state(1, &resolved_config(), &json!({}))];
     let mut view = view(
@@ -107,9 +99,8 @@ fn well() -> ClusterView {
         &services,
     );
     for (ordinal, peers) in [(0, PeerCounts { direct: 2, relayed: 0 }), (1, PeerCounts { direct: 1, relayed: 1 })] {
-        let live_status =
-            ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
-        view.live.insert(format!("eg-{ordinal}"), Ok(live_status));
+        let live = ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
+        view.live.insert(format!("eg-{ordinal}"), Ok(live));
     }
     view
 }
@@ -127,6 +118,10 @@ fn troubled() -> ClusterView {
     stock["status"]["containerStatuses"] = json!([{"name": "tailscale", "ready": false, "restartCount": 4, "image": "", "imageID": "",
         "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}}}]);
     let waiting = "The name is pointed at ProxyGroup eg when all its replicas have taken up the Service.";
+    let waiting = condition("TailscaleEgressSvcReady", "False", "NotReadyToRouteTraffic", waiting);
+    let lost = "ProxyGroup gone does not exist: make it, or name another group.";
+    let lost = condition("TailscaleEgressSvcValid", "Unknown", "ProxyGroupNotReady", lost);
+    let refused = json!({"conditions": [condition("TailscaleProxyReady", "False", "ProxyInvalid", "tags: not allowed.")]});
     let mut view = view(
         &[
             group(3, &[condition("ProxyGroupReady", "False", "ProxyGroupCreating", message)]),
@@ -137,39 +132,15 @@ fn troubled() -> ClusterView {
         &[
             service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), &[]),
             standalone("shop", &json!({names::TAILNET_IP: "100.64.0.51"}), &json!({})),
-            standalone(
-                "refused",
-                &json!({}),
-                &json!({"conditions": [condition("TailscaleProxyReady", "False", "ProxyInvalid", "tags: not allowed.")]}),
-            ),
-            service(
-                "web",
-                "eg",
-                (names::TAILNET_IP, "100.64.0.9"),
-                &[condition("TailscaleEgressSvcReady", "False", "NotReadyToRouteTraffic", waiting)],
-            ),
-            service(
-                "lost",
-                "gone",
-                (names::TAILNET_IP, "100.64.0.10"),
-                &[condition(
-                    "TailscaleEgressSvcValid",
-                    "Unknown",
-                    "ProxyGroupNotReady",
-                    "ProxyGroup gone does not exist: make it, or name another group.",
-                )],
-            ),
+            standalone("refused", &json!({}), &refused),
+            service("web", "eg", (names::TAILNET_IP, "100.64.0.9"), &[waiting]),
+            service("lost", "gone", (names::TAILNET_IP, "100.64.0.10"), &[lost]),
         ],
     );
+    let (version, peers) = ("0.1.0".into(), Some(PeerCounts::default()));
     let last_error = Some("tailscaled: Exited, started again 3 times".to_owned());
-    let status = ReplicaStatus {
-        version: "0.1.0".into(),
-        flows: Some(7),
-        peers: Some(PeerCounts::default()),
-        last_error,
-        ..ReplicaStatus::default()
-    };
-    view.live.insert("eg-0".into(), Ok(status));
+    let live = ReplicaStatus { version, flows: Some(7), peers, last_error, ..ReplicaStatus::default() };
+    view.live.insert("eg-0".into(), Ok(live));
     view
 }
 

@@ -23,7 +23,6 @@ fn leader() -> Issuer {
 #[test]
 fn every_name_is_ordered_once_with_bounded_concurrency() {
     let mut world = World::new(2, 50);
-    world.lead(0, true);
     world.run(5);
     assert_eq!(world.orders, 8);
     world.run(400);
@@ -34,7 +33,6 @@ fn every_name_is_ordered_once_with_bounded_concurrency() {
 #[test]
 fn restarts_order_nothing() {
     let mut world = World::new(2, 20);
-    world.lead(0, true);
     world.run(200);
     for _ in 0..20 {
         world.start(0);
@@ -48,7 +46,6 @@ fn restarts_order_nothing() {
 fn order_of_a_dead_replica_is_repeated_at_once_by_itself_and_later_by_others() {
     for successor in [0, 1] {
         let mut world = World::new(2, 1);
-        world.lead(0, true);
         world.run(10);
         assert_eq!(world.orders, 1);
         world.kill(0);
@@ -68,7 +65,6 @@ fn order_of_a_dead_replica_is_repeated_at_once_by_itself_and_later_by_others() {
 fn order_backoff_survives_restarts() {
     let mut world = World::new(2, 1);
     world.acme = false;
-    world.lead(0, true);
     world.run(3600);
     let orders = world.orders;
     assert!((4..8).contains(&orders), "{orders} in the first hour");
@@ -90,7 +86,6 @@ fn order_backoff_survives_restarts() {
 fn acme_outage_of_an_hour_delays_orders_by_minutes() {
     let mut world = World::new(2, 2);
     world.away = true;
-    world.lead(0, true);
     world.run(3600);
     let notes: Vec<_> = world.records.values().map(|record| record.note.failures).collect();
     assert!(notes.iter().all(|failures| (1..=3).contains(failures)), "an outage makes no long pauses: {notes:?}");
@@ -203,7 +198,6 @@ fn server_is_asked_for_its_window_at_most_once_a_minute_and_at_least_once_a_day(
 #[test]
 fn unstored_certificate_is_not_ordered_again() {
     let mut world = World::new(1, 1);
-    world.lead(0, true);
     world.run(10);
     world.replicas[0].linked = false;
     world.run(3600);
@@ -238,7 +232,6 @@ proptest! {
     fn renewals_meet_their_deadline_under_faults(faults in prop::collection::vec((0..3_usize, 0..9_u8, 1..1200_i64), 1..20)) {
         let mut world = World::new(3, 3);
         world.lifetime = 3 * 3600;
-        world.lead(0, true);
         for (replica, fault, pause) in faults {
             match fault {
                 0 => world.kill(replica),
@@ -262,7 +255,6 @@ proptest! {
     #[test]
     fn at_most_one_order_per_name_is_in_progress(faults in prop::collection::vec((0..3_usize, 0..8_u8, 1..900_i64), 1..40)) {
         let mut world = World::new(3, 3);
-        world.lead(0, true);
         for (replica, fault, pause) in faults {
             match fault {
                 0 => world.kill(replica),

@@ -49,6 +49,7 @@ enum Request {
     Patch { replica: usize, version: u64, confirmed: u64, lands: u64, fails: u64 },
 }
 
+#[derive(Default)]
 struct Process {
     detector: Detector,
     api: bool,
@@ -90,18 +91,7 @@ impl Random {
 impl World {
     fn new(replicas: usize, seed: u64, slow: bool) -> Self {
         let pods: Vec<_> = (0..replicas).map(pod).collect();
-        let process = || Process {
-            detector: Detector::default(),
-            api: true,
-            links: vec![true; replicas],
-            reached: vec![0; replicas],
-            paused_until: 0,
-            probes: Vec::new(),
-            request: None,
-            suspected: false,
-            next_mark: 0,
-            next_renewal: 0,
-        };
+        let process = || Process { api: true, links: vec![true; replicas], reached: vec![0; replicas], ..Process::default() };
         Self {
             begin: Instant::now(),
             random: Random(seed),
@@ -194,9 +184,7 @@ impl World {
         let time = self.at(now);
         let (begin, reachable) = (self.begin, self.api.on && self.processes[number].api);
         let process = &mut self.processes[number];
-        let (ended, open): (Vec<_>, Vec<_>) = std::mem::take(&mut process.probes).into_iter().partition(|probe| probe.due <= now);
-        process.probes = open;
-        for probe in ended {
+        for probe in process.probes.extract_if(.., |probe| probe.due <= now) {
             process.detector.record(&probe.uid, begin + Duration::from_millis(probe.sent), probe.answered, time);
         }
         self.mark(number, now, reachable);

@@ -13,6 +13,7 @@ pub(super) fn serves(issuer: &Issuer, name: &str, wall: Timestamp) -> bool {
 }
 
 /// Simulation of replicas, API server and ACME server, with delayed results.
+#[derive(Default)]
 pub(super) struct World {
     pub(super) now: i64,
     pub(super) records: BTreeMap<String, NameRecord>,
@@ -43,64 +44,51 @@ pub(super) struct Replica {
     /// Actions in flight, with their end times.
     pub(super) under_way: Vec<(i64, OrderAction)>,
     issued: BTreeMap<String, Certificate>,
-    wanted: BTreeSet<String>,
     leads: bool,
     /// Time since which it has been alive, leading, and connected to the API server.
     well_since: i64,
+}
+
+fn orders(action: &OrderAction, name: &str) -> bool {
+    matches!(action, OrderAction::Order { name: other, .. } if other == name)
 }
 
 pub(super) fn wall(now: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + now).expect("a time")
 }
 
-fn name(replica: usize) -> String {
-    format!("g-{replica}")
+impl Replica {
+    fn started(ordinal: usize, now: i64, linked: bool) -> Self {
+        Self {
+            issuer: Issuer::new(format!("g-{ordinal}"), OrderTerms::ACME),
+            begun: now,
+            alive: true,
+            linked,
+            under_way: Vec::new(),
+            issued: BTreeMap::new(),
+            leads: false,
+            well_since: now,
+        }
+    }
 }
 
 impl World {
+    /// A group whose first replica leads.
     pub(super) fn new(replicas: usize, names: usize) -> Self {
-        let wanted: BTreeSet<_> = (0..names).map(|n| format!("n{n}.tail1234.ts.net")).collect();
-        let records = wanted.iter().map(|name| (name.clone(), NameRecord { version: "0".into(), ..NameRecord::default() })).collect();
-        let mut world = Self {
-            now: 0,
-            records,
-            versions: 0,
-            replicas: Vec::new(),
-            orders: 0,
-            acme: true,
-            away: false,
-            slow: 20,
-            lifetime: 90 * DAY,
-            random: 7,
-            stored: BTreeSet::new(),
-            served_since: 0,
-            changed: BTreeMap::new(),
-        };
+        let record = || NameRecord { version: "0".into(), ..NameRecord::default() };
+        let records = (0..names).map(|n| (format!("n{n}.tail1234.ts.net"), record())).collect();
+        let mut world = Self { records, acme: true, slow: 20, lifetime: 90 * DAY, random: 7, ..Self::default() };
         for ordinal in 0..replicas {
-            world.replicas.push(Replica {
-                issuer: Issuer::new(name(ordinal), OrderTerms::ACME),
-                begun: 0,
-                alive: false,
-                linked: true,
-                under_way: Vec::new(),
-                issued: BTreeMap::new(),
-                wanted: wanted.clone(),
-                leads: false,
-                well_since: 0,
-            });
+            world.replicas.push(Replica::started(ordinal, 0, true));
             world.start(ordinal);
         }
+        world.lead(0, true);
         world
     }
 
     pub(super) fn start(&mut self, ordinal: usize) {
-        let replica = &mut self.replicas[ordinal];
-        replica.issuer = Issuer::new(name(ordinal), OrderTerms::ACME);
-        (replica.alive, replica.begun, replica.leads, replica.well_since) = (true, self.now, false, self.now);
-        replica.under_way.clear();
-        replica.issued.clear();
-        let wanted = replica.wanted.clone();
-        self.step(ordinal, OrderEvent::Wanted(wanted));
+        self.replicas[ordinal] = Replica::started(ordinal, self.now, self.replicas[ordinal].linked);
+        self.step(ordinal, OrderEvent::Wanted(self.records.keys().cloned().collect()));
         self.show(ordinal);
     }
 
@@ -144,16 +132,14 @@ impl World {
             return;
         }
         let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
-        let actions = replica.issuer.step(event, Moment { at, wall: wall(now) }, random);
-        for action in actions {
+        for action in replica.issuer.step(event, Moment { at, wall: wall(now) }, random) {
             let takes = match &action {
                 OrderAction::Order { .. } => {
                     self.orders += 1;
                     self.slow
                 }
                 OrderAction::Abandon(name) => {
-                    let of = |action: &OrderAction| matches!(action, OrderAction::Order { name: other, .. } if other == name);
-                    self.replicas[ordinal].under_way.retain(|(_, action)| !of(action));
+                    self.replicas[ordinal].under_way.retain(|(_, action)| !orders(action, name));
                     continue;
                 }
                 _ => 1,
@@ -165,14 +151,11 @@ impl World {
 
     fn check(&self) {
         for name in self.records.keys() {
-            let ordering = |replica: &&Replica| {
-                let of = |(_, action): &(i64, OrderAction)| matches!(action, OrderAction::Order { name: other, .. } if other == name);
-                replica.alive && replica.under_way.iter().any(of)
-            };
+            let ordering = |replica: &&Replica| replica.alive && replica.under_way.iter().any(|(_, action)| orders(action, name));
             assert!(self.replicas.iter().filter(ordering).count() <= 1, "two orders of {name} at {}", self.now);
         }
         for replica in self.replicas.iter().filter(|replica| replica.alive) {
-            for name in replica.wanted.iter().filter(|name| serves(&replica.issuer, name, wall(self.now))) {
+            for name in self.records.keys().filter(|name| serves(&replica.issuer, name, wall(self.now))) {
                 let id = replica.issuer.certificate(name).map(|certificate| &certificate.id);
                 assert!(id.is_some_and(|id| self.stored.contains(id)), "{name} is advertised with {id:?}, which no Secret ever held");
             }
@@ -206,10 +189,8 @@ impl World {
         }
         for ordinal in 0..self.replicas.len() {
             let now = self.now;
-            let (ends, stay) = std::mem::take(&mut self.replicas[ordinal].under_way).into_iter().partition(|(end, _)| *end <= now);
-            self.replicas[ordinal].under_way = stay;
-            let ends: Vec<(i64, OrderAction)> = ends;
-            for (_, action) in ends {
+            let ended: Vec<_> = self.replicas[ordinal].under_way.extract_if(.., |(end, _)| *end <= now).collect();
+            for (_, action) in ended {
                 self.end(ordinal, action);
             }
             let replica = &self.replicas[ordinal];
@@ -237,16 +218,13 @@ impl World {
                 let written = self.write(ordinal, &name, &version, |record| record.note = note);
                 OrderEvent::Stored(name, written)
             }
-            OrderAction::Order { name, .. } if self.away => {
-                OrderEvent::Ended(name, Err(OrderFailure { outage: true, ..OrderFailure::default() }))
-            }
-            OrderAction::Order { name, .. } if self.acme => {
+            OrderAction::Order { name, .. } if !self.away && self.acme => {
                 let until = wall(self.now + self.lifetime);
                 let certificate = Certificate { id: format!("{name} {}", self.orders), from: wall(self.now), until };
                 self.replicas[ordinal].issued.insert(name.clone(), certificate.clone());
                 OrderEvent::Ended(name, Ok(certificate))
             }
-            OrderAction::Order { name, .. } => OrderEvent::Ended(name, Err(OrderFailure::default())),
+            OrderAction::Order { name, .. } => OrderEvent::Ended(name, Err(OrderFailure { outage: self.away, ..OrderFailure::default() })),
             OrderAction::Suggest { name, .. } => OrderEvent::Suggested(name, None, None),
             OrderAction::Abandon(_) => return,
         };

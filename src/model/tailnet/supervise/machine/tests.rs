@@ -37,6 +37,12 @@ impl Lab {
         actions
     }
 
+    fn all<const N: usize>(&mut self, events: [DaemonEvent; N]) {
+        for event in events {
+            self.on(event);
+        }
+    }
+
     fn after(&mut self, wait: Duration, event: DaemonEvent) -> Vec<DaemonAction> {
         self.now += wait;
         self.on(event)
@@ -49,8 +55,7 @@ impl Lab {
     /// Starts the daemon until its socket answers.
     fn connect(&mut self) {
         assert_eq!(self.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
-        self.on(DaemonEvent::Spawned);
-        self.on(DaemonEvent::Connected);
+        self.all([DaemonEvent::Spawned, DaemonEvent::Connected]);
     }
 
     fn running(mut self) -> Self {
@@ -88,9 +93,7 @@ fn crash_of_a_running_daemon_restarts_it_at_once() {
     let mut lab = Lab::new(&settings()).running();
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     assert_eq!((lab.phase(), lab.machine.restarts()), (DaemonPhase::Down, 1));
-    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, backend(BackendState::Running)] {
-        lab.on(event);
-    }
+    lab.all([DaemonEvent::Spawned, DaemonEvent::Connected, backend(BackendState::Running)]);
     assert_eq!(lab.on(DaemonEvent::Exited), [], "not again and again");
     assert_eq!(lab.after(Duration::from_millis(399), DaemonEvent::Tick), []);
     assert_eq!(lab.after(Duration::from_millis(1), DaemonEvent::Tick), [DaemonAction::Spawn]);
@@ -120,8 +123,7 @@ fn repeated_crashes_back_off_until_a_steady_run() {
         lab.on(DaemonEvent::Spawned);
     }
     assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
-    lab.on(DaemonEvent::Connected);
-    lab.on(backend(BackendState::Running));
+    lab.all([DaemonEvent::Connected, backend(BackendState::Running)]);
     lab.now += STEADY;
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
 }
@@ -171,9 +173,7 @@ fn stop_terminates_then_kills_without_restart() {
 #[test]
 fn stop_while_down_or_starting_ends() {
     let mut down = Lab::new(&settings());
-    down.on(DaemonEvent::Tick);
-    down.on(DaemonEvent::Spawned);
-    down.on(DaemonEvent::Exited);
+    down.all([DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Exited]);
     assert_eq!(down.on(DaemonEvent::Stop { grace: SECOND }), []);
     assert_eq!(down.phase(), DaemonPhase::Exited);
     let mut starting = Lab::new(&settings());
@@ -186,9 +186,7 @@ fn stop_while_down_or_starting_ends() {
 fn failed_auth_key_is_reissued_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
-    for event in [DaemonEvent::Key(old.clone()), DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.all([DaemonEvent::Key(old.clone()), DaemonEvent::Spawned, DaemonEvent::Connected]);
     assert_eq!(lab.on(backend(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
@@ -207,8 +205,7 @@ fn failed_auth_key_is_reissued_in_place() {
 fn failed_reissued_key_restarts_as_another_device() {
     let mut lab = Lab::in_secret();
     lab.connect();
-    lab.on(backend(BackendState::NeedsLogin));
-    lab.on(DaemonEvent::Auth(AuthEvent::Left));
+    lab.all([backend(BackendState::NeedsLogin), DaemonEvent::Auth(AuthEvent::Left)]);
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     lab.on(DaemonEvent::Key(Secret::new("new")));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
@@ -223,9 +220,7 @@ fn failed_reissued_key_restarts_as_another_device() {
 fn crash_during_reissue_does_not_repeat_the_request() {
     let mut lab = Lab::in_secret();
     lab.connect();
-    lab.on(backend(BackendState::NeedsLogin));
-    lab.on(DaemonEvent::Auth(AuthEvent::Left));
-    lab.on(DaemonEvent::Exited);
+    lab.all([backend(BackendState::NeedsLogin), DaemonEvent::Auth(AuthEvent::Left), DaemonEvent::Exited]);
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Spawn]);
     for event in [DaemonEvent::Spawned, DaemonEvent::Connected, backend(BackendState::NeedsLogin)] {
@@ -248,9 +243,7 @@ fn broken_login_must_persist_before_a_reissue() {
 #[test]
 fn new_auth_key_without_state_secret_is_tried_at_once() {
     let mut lab = Lab::new(&settings());
-    for event in [DaemonEvent::Key(Secret::new("old")), DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.all([DaemonEvent::Key(Secret::new("old")), DaemonEvent::Spawned, DaemonEvent::Connected]);
     assert_eq!(lab.on(backend(BackendState::NeedsLogin)), []);
     assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
@@ -266,8 +259,7 @@ fn two_step_login_sets_prefs_at_each_start() {
     assert_eq!(lab.after(SECOND * 3, backend(BackendState::NeedsLogin)), [], "it takes a while");
     assert_eq!(lab.on(backend(BackendState::Running)), []);
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
-    lab.on(DaemonEvent::Spawned);
-    lab.on(DaemonEvent::Connected);
+    lab.all([DaemonEvent::Spawned, DaemonEvent::Connected]);
     assert_eq!(lab.on(backend(BackendState::Starting)), [DaemonAction::TellPrefs]);
 }
 
