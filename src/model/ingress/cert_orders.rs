@@ -150,13 +150,7 @@ impl Issuer {
     /// Applies an event; returns the names that it concerns.
     fn take_in(&mut self, event: OrderEvent, now: Moment, random: f64, actions: &mut Vec<OrderAction>) -> Vec<String> {
         match event {
-            OrderEvent::Tick => {
-                let come: Vec<_> = self.timers.iter().filter(|(_, at)| **at <= now.at).map(|(name, _)| name.clone()).collect();
-                for name in &come {
-                    self.timers.remove(name);
-                }
-                come
-            }
+            OrderEvent::Tick => self.timers.extract_if(.., |_, at| *at <= now.at).map(|(name, _)| name).collect(),
             OrderEvent::Wanted(wanted) => {
                 let gone: Vec<_> = self.wanted.difference(&wanted).cloned().collect();
                 self.wanted = wanted;

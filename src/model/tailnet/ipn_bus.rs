@@ -185,15 +185,10 @@ impl Fold {
         self.peers.clear();
         self.names.clear();
         self.holders.clear();
-        if let Some(old) = self.snapshot.netmap.take() {
-            let netmap = NetMap {
-                node: old.node.clone(),
-                records: old.records.clone(),
-                cert_domains: old.cert_domains.clone(),
-                ..NetMap::default()
-            };
-            self.snapshot.netmap = Some(Arc::new(netmap));
-        }
+        self.change(|map| {
+            map.peers.clear();
+            map.routes.clear();
+        });
     }
 
     fn replace(

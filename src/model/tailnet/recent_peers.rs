@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::api::localapi::DaemonStatus;
+use crate::api::localapi::{DaemonStatus, PeerStatus};
 
 /// Maximum stored peers, the most recent ones. They are probed concurrently, so this limits a burst.
 pub const MAX_PEERS: usize = 64;
@@ -18,15 +18,12 @@ const LATE: SignedDuration = SignedDuration::from_mins(5);
 
 /// The first address of each peer with a recent handshake.
 pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
-    let mut recent: Vec<(Timestamp, IpAddr)> = status
-        .peer
-        .values()
-        .filter_map(|peer| {
-            let at = peer.last_handshake.parse::<Timestamp>().ok()?;
-            let ip = peer.tailscale_ips.first()?.parse().ok()?;
-            (now.duration_since(at) <= LATE).then_some((at, ip))
-        })
-        .collect();
+    let late = |peer: &PeerStatus| {
+        let at = peer.last_handshake.parse::<Timestamp>().ok()?;
+        let ip = peer.tailscale_ips.first()?.parse::<IpAddr>().ok()?;
+        (now.duration_since(at) <= LATE).then_some((at, ip))
+    };
+    let mut recent: Vec<_> = status.peer.values().filter_map(late).collect();
     recent.sort_unstable_by(|one, other| other.cmp(one));
     recent.truncate(MAX_PEERS);
     recent.into_iter().map(|(_, ip)| ip).collect()

@@ -206,18 +206,10 @@ impl ResolveSchedule {
 
     fn take_due(&mut self, now: Instant) -> Vec<Arc<str>> {
         let mut due = Vec::new();
-        while self.flying.len() < self.limit {
-            match self.queue.pop_first() {
-                Some((when, name)) if when <= now => {
-                    self.flying.insert(Arc::clone(&name));
-                    due.push(name);
-                }
-                Some(later) => {
-                    self.queue.insert(later);
-                    break;
-                }
-                None => break,
-            }
+        while let Some(next) = self.queue.first().filter(|(when, _)| *when <= now && self.flying.len() < self.limit).cloned() {
+            self.queue.remove(&next);
+            self.flying.insert(Arc::clone(&next.1));
+            due.push(next.1);
         }
         due
     }

@@ -34,12 +34,10 @@ pub struct ServeInputs {
 pub type Forwarded = BTreeMap<u16, SocketAddr>;
 
 pub fn config(wanted: &ServeInputs) -> ServeConfig {
-    let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
+    let service = |ports, tun| ServiceConfig { tcp: handlers(ports), tun, ..ServiceConfig::default() };
+    let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), service(ports, false)));
     // A service with forwarded ports cannot leave the others to the kernel explicitly, and need not.
-    let kernel = wanted
-        .kernel
-        .iter()
-        .map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), tun: ports.is_empty(), ..ServiceConfig::default() }));
+    let kernel = wanted.kernel.iter().map(|(name, ports)| (name.clone(), service(ports, ports.is_empty())));
     ServeConfig {
         tcp: handlers(&wanted.node),
         services: kernel.chain(sites).collect(),
@@ -216,10 +214,8 @@ mod tests {
         let text = serde_json::to_string(&config(&wanted)).expect("JSON");
         assert_eq!(text, r#"{"TCP":{"443":{"TCPForward":"127.0.0.1:1","ProxyProtocol":2}},"AllowFunnel":{"a.x.ts.net:443":true}}"#);
         let inside = Vhost { funnel: false, ..site("c.x.ts.net") };
-        let sites: Vhosts = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)]
-            .into_iter()
-            .map(|(name, site)| (name.to_owned(), Arc::new(site)))
-            .collect();
+        let sites = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)];
+        let sites: Vhosts = sites.map(|(name, site)| (name.to_owned(), Arc::new(site))).into();
         let funnel_errors = |allowed, shared| {
             funnel_errors(&sites, &ServeConfig::default(), allowed, shared).into_values().map(FunnelError::reason).collect::<Vec<_>>()
         };

@@ -142,10 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn applied_outstanding_changes_leave_none(
-            wanted in changes(),
-            existing in changes(),
-        ) {
+        fn applied_outstanding_changes_leave_none(wanted in changes(), existing in changes()) {
             let todo = outstanding(&wanted, &existing);
             let mut after = existing;
             after.extend(todo);

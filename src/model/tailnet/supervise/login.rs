@@ -5,6 +5,7 @@
 
 use super::settings::{Secret, TwoStep};
 use crate::api::localapi::MaskedPrefs;
+use crate::model::base::go_values;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoginPlan {
@@ -46,7 +47,7 @@ pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
         let flag = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'))?;
         let (flag, value) = flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value.to_owned())));
         match flag {
-            "accept-routes" => prefs.route_all = Some(value.map_or(Some(true), |value| boolean(&value))?),
+            "accept-routes" => prefs.route_all = Some(value.map_or(Some(true), |value| go_values::boolean(&value))?),
             "login-server" => prefs.control_url = Some(value.or_else(|| args.next().cloned())?),
             "hostname" => prefs.hostname = Some(value.or_else(|| args.next().cloned())?),
             "advertise-tags" => prefs.advertise_tags = Some(list(&value.or_else(|| args.next().cloned())?)),
@@ -71,12 +72,8 @@ fn command(settings: &TwoStep, socket: &str) -> LoginPlan {
             }
         }
     }
-    let plain = [
-        ("--client-id", &settings.client_id),
-        ("--audience", &settings.audience),
-        ("--advertise-routes", &settings.routes),
-        ("--hostname", &settings.hostname),
-    ];
+    let TwoStep { client_id, audience, routes, hostname, .. } = settings;
+    let plain = [("--client-id", client_id), ("--audience", audience), ("--advertise-routes", routes), ("--hostname", hostname)];
     args.extend(plain.into_iter().filter_map(|(flag, value)| value.as_ref().map(|value| format!("{flag}={value}"))));
     args.extend(settings.extra_args.iter().cloned());
     LoginPlan::Command { args, stdin }
@@ -84,15 +81,6 @@ fn command(settings: &TwoStep, socket: &str) -> LoginPlan {
 
 fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
-}
-
-/// Parses a boolean of Go's flags.
-fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -115,7 +115,6 @@ impl Machine {
     pub fn step(&mut self, event: DaemonEvent, now: At, random: f64) -> Vec<DaemonAction> {
         let mut actions = Vec::new();
         match event {
-            DaemonEvent::Tick => {}
             DaemonEvent::Spawned => {
                 self.child = ChildProcess::Alive { since: now };
                 self.auth.started();
@@ -126,11 +125,8 @@ impl Machine {
                 self.bus = (true, now);
                 self.answered = true;
             }
-            DaemonEvent::Disconnected => {
-                if self.bus.0 {
-                    self.bus = (false, now);
-                }
-            }
+            DaemonEvent::Disconnected if self.bus.0 => self.bus = (false, now),
+            DaemonEvent::Tick | DaemonEvent::Disconnected => {}
             DaemonEvent::Backend(last_state) => self.backend(last_state),
             DaemonEvent::Key(key) => self.auth.key(key),
             DaemonEvent::Auth(event) => self.auth.done(event, now, random, &mut actions),
