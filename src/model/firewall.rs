@@ -18,11 +18,8 @@ use crate::model::base::net::PortKey;
 pub enum Audit {
     /// The kernel has the written rules.
     Same,
-    /// Another program changed the rules: rewrite them.
-    Drifted {
-        /// Difference, for the log.
-        what: String,
-    },
+    /// Another program changed the rules: rewrite them, and log `what` differs.
+    Drifted { what: String },
 }
 
 /// Counters of one match port since its element was created.

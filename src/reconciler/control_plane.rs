@@ -40,15 +40,11 @@ pub enum Denied {
     /// A replica claims a device that does not exist in the control plane.
     #[error("the replica claims device {0}, which the control plane does not know")]
     UnknownDevice(DeviceId),
-    /// The group's replicas request new keys faster than they can have failed.
+    /// The group's replicas request new keys faster than they can have failed; the next request is permitted after `wait`.
     #[error(
         "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
     )]
-    TooOften {
-        group: String,
-        /// Time until the next permitted request.
-        wait: Duration,
-    },
+    TooOften { group: String, wait: Duration },
 }
 
 impl Denied {

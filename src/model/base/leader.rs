@@ -54,20 +54,14 @@ pub struct LeaseRecord {
 /// Next action of a candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeaseStep {
+    /// Write a Lease with the candidate's name: there is none.
     Create,
-    /// Write the candidate's name into the free or expired Lease.
-    Take {
-        /// Number of holder changes, including this one.
-        transitions: i32,
-    },
+    /// Write the candidate's name into the free or expired Lease; the number of holder changes includes this one.
+    Take { transitions: i32 },
     /// Update the renewal time of the candidate's own Lease.
-    Renew {
-        transitions: i32,
-    },
+    Renew { transitions: i32 },
     /// Remove the candidate's name.
-    Release {
-        transitions: i32,
-    },
+    Release { transitions: i32 },
     /// Write that ordinal 0 requests the Lease back.
     RequestHandback,
     /// Read again, at this time at the latest.

@@ -51,12 +51,9 @@ pub struct VhostRoute {
 pub enum RouteTarget {
     /// A Service of the cluster.
     Backend(Proxied),
-    /// HTTP redirect.
-    Redirect {
-        status: u16,
-        /// URL with the variables `${HOST}` and `${REQUEST_URI}`.
-        to: String,
-    },
+    /// HTTP redirect to a URL with the variables `${HOST}` and `${REQUEST_URI}`.
+    Redirect { status: u16, to: String },
+    /// A text as the response.
     Text(String),
     /// Invalid route, with the reason. Paths below it do not fall through to a less specific route.
     Nowhere(String),

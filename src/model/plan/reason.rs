@@ -53,14 +53,9 @@ pub enum Reason {
     /// A single-proxy target is of a family in which this node has no address.
     #[error("the target is {0}, but this node has no {0} address to serve it on")]
     NoAddress(Family),
-    /// The two addresses of a mapping are of different families.
+    /// The address that the tailnet sees and the address behind it are of different families.
     #[error("{from} and {to} are of different families")]
-    Families {
-        /// The address that the tailnet sees.
-        from: IpAddr,
-        /// The address behind it.
-        to: IpAddr,
-    },
+    Families { from: IpAddr, to: IpAddr },
 }
 
 impl Reason {

@@ -5,14 +5,9 @@ use std::fmt;
 /// One fault. Never contains values of settings that hold secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingFault {
-    /// A value has an invalid form.
+    /// The value of a variable or flag has an invalid form.
     #[error("{setting}={value:?} is not {want}")]
-    Value {
-        /// Variable or flag.
-        setting: String,
-        value: String,
-        want: &'static str,
-    },
+    Value { setting: String, value: String, want: &'static str },
     /// A part of a structured value is invalid.
     #[error("{setting} is invalid: {why}")]
     Content { setting: String, why: String },

@@ -57,10 +57,8 @@ pub enum Paths {
     /// Probed, or not required.
     #[default]
     Tried,
-    Untried {
-        /// Targets without response so far.
-        waiting: BTreeSet<IpAddr>,
-    },
+    /// These targets have not responded so far.
+    Untried { waiting: BTreeSet<IpAddr> },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,22 +66,15 @@ pub enum Rules {
     /// The kernel forwards nothing.
     #[default]
     Unneeded,
-    Missing {
-        fault: Option<(&'static str, String)>,
-    },
+    /// Not written yet.
+    Missing { fault: Option<(&'static str, String)> },
+    /// Of the newest plan.
     Current,
-    /// Of an older plan.
-    Behind {
-        /// The first written ruleset, outdated already: the first write takes longer than a change.
-        first: bool,
-        /// Time without progress.
-        since: Duration,
-        fault: Option<(&'static str, String)>,
-    },
+    /// Of an older plan, for this time without progress. `first`: it is the first written ruleset, outdated already, as the first write
+    /// takes longer than a change.
+    Behind { first: bool, since: Duration, fault: Option<(&'static str, String)> },
     /// Changed by another program and not repairable.
-    Damaged {
-        fault: (&'static str, String),
-    },
+    Damaged { fault: (&'static str, String) },
 }
 
 /// State of the ruleset writer. Times are relative to any fixed moment.
@@ -168,12 +159,8 @@ pub enum Blocker {
 pub enum ReadinessWarning {
     /// The kernel has an older plan than the newest.
     Behind { since: Duration, fault: Option<(&'static str, String)> },
-    /// Funnel does not work for a virtual host that requests it.
-    FunnelBlocked {
-        /// The Tailscale Service, or `node`.
-        service: String,
-        why: String,
-    },
+    /// Funnel does not work for a virtual host that requests it: that of a Tailscale Service, or `node`.
+    FunnelBlocked { service: String, why: String },
 }
 
 impl fmt::Display for ReadinessWarning {

@@ -16,14 +16,10 @@ pub enum WatchHealth {
     /// Not established yet.
     #[default]
     Connecting,
+    /// Established.
     Live,
-    /// Lost, or never established.
-    Lost {
-        since: Duration,
-        /// Reason; closed set.
-        reason: &'static str,
-        message: String,
-    },
+    /// Lost, or never established; the reason is of a closed set.
+    Lost { since: Duration, reason: &'static str, message: String },
 }
 
 /// The document in force with its state.

@@ -33,12 +33,10 @@ pub struct DesiredVipService {
 /// Decision about a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnershipVerdict {
+    /// It is ours and as desired.
     Settled,
-    Write {
-        service: Box<VipService>,
-        /// It was ours before, so that it is served meanwhile.
-        ours: bool,
-    },
+    /// `ours`: it was ours before, so that it is served meanwhile.
+    Write { service: Box<VipService>, ours: bool },
     /// It is not ours to write.
     Refused(OwnershipRefusal),
 }

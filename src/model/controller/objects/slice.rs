@@ -94,12 +94,10 @@ pub struct StaleSlice<'a> {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum SliceWrite {
+    /// A slice that does not exist.
     Create(Manifest),
     /// A merge patch with the slice's version as precondition.
-    Change {
-        object: ObjectRef,
-        patch: Value,
-    },
+    Change { object: ObjectRef, patch: Value },
 }
 
 fn hash(value: impl Hash) -> u64 {

@@ -72,42 +72,18 @@ pub enum ControlAction {
         recorded: Option<DeviceId>,
         draft: Box<ConfigDraft>,
     },
-    /// List all Tailscale Services of the tailnet, unless listed since.
-    ListServices {
-        /// Oldest acceptable list.
-        since: Timestamp,
-    },
-    /// Read, verify, write and read back a Tailscale Service.
-    PublishService {
-        desired: DesiredVipService,
-        /// This cluster has advertised it.
-        recorded: bool,
-    },
+    /// List all Tailscale Services of the tailnet, unless listed since this time.
+    ListServices { since: Timestamp },
+    /// Read, verify, write and read back a Tailscale Service. `recorded`: this cluster has advertised it.
+    PublishService { desired: DesiredVipService, recorded: bool },
     /// Release a Tailscale Service.
     ReleaseService { name: String },
-    /// Approve and withdraw routes of a device; routes that others approved stay.
-    ApproveRoutes {
-        ordinal: u32,
-        device: ClaimedDevice,
-        /// Prefixes to approve.
-        add: BTreeSet<String>,
-        /// Prefixes to withdraw.
-        remove: BTreeSet<String>,
-    },
-    DeleteDevice {
-        ordinal: u32,
-        device: ClaimedDevice,
-        /// The device's records, deleted after it.
-        then: Vec<Delete>,
-    },
-    /// Revoke an unused key.
-    RevokeKey {
-        /// The replica for which it was created.
-        ordinal: u32,
-        id: KeyId,
-        /// Its records, deleted after it.
-        then: Vec<Delete>,
-    },
+    /// Approve (`add`) and withdraw (`remove`) prefixes as routes of a device; routes that others approved stay.
+    ApproveRoutes { ordinal: u32, device: ClaimedDevice, add: BTreeSet<String>, remove: BTreeSet<String> },
+    /// Delete a device, `then` its records.
+    DeleteDevice { ordinal: u32, device: ClaimedDevice, then: Vec<Delete> },
+    /// Revoke an unused key that was created for this replica, `then` delete its records.
+    RevokeKey { ordinal: u32, id: KeyId, then: Vec<Delete> },
 }
 
 /// A device that is changed only if the control plane describes it as expected.

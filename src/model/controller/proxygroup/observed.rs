@@ -180,11 +180,8 @@ pub enum Class {
 /// Control plane of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TailnetState {
-    Ready {
-        /// Login server of proxies.
-        server_url: String,
-        capabilities: GroupCapabilities,
-    },
+    /// Usable; `server_url` is the login server of proxies.
+    Ready { server_url: String, capabilities: GroupCapabilities },
     /// Not checked yet: previous conditions stay.
     Asking,
     /// Unavailable, with reason and action.

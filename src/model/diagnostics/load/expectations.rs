@@ -12,11 +12,8 @@ use super::{Lane, TargetIdentity};
 pub enum AnswerVerdict {
     /// From a valid target.
     Right,
-    /// From the lane's previous target, although the change was already in force when the attempt began.
-    Stale {
-        /// Time that the change had been in force.
-        by: Duration,
-    },
+    /// From the lane's previous target, although the change had been in force for this time when the attempt began.
+    Stale { by: Duration },
     /// From a target that this lane never had.
     Wrong,
 }

@@ -40,13 +40,11 @@ pub struct ReplicaOverview {
 pub enum Holding {
     #[default]
     Unknown,
+    /// The replica has applied all of it.
     Acknowledged,
+    /// The replica has applied `up_to_date` of the services as configured.
     #[serde(rename_all = "camelCase")]
-    Behind {
-        /// Number of services that the replica has applied as configured.
-        up_to_date: usize,
-        configured: usize,
-    },
+    Behind { up_to_date: usize, configured: usize },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -53,18 +53,10 @@ const LIST_BYTES: usize = 0x7fff;
 pub enum Message {
     /// Elements of a set; an answer to [`dump`].
     Elements(Vec<Counted>),
-    /// Number of the last transaction in this network namespace.
-    Generation {
-        id: u32,
-        /// In a notification: netlink port of the transaction's sender.
-        port: u32,
-    },
-    /// Another object of `nf_tables`: a chain or rule of a dump, or a notification.
-    Object {
-        table: Vec<u8>,
-        /// Message type and raw attributes.
-        body: Vec<u8>,
-    },
+    /// Number of the last transaction in this network namespace; in a notification also the netlink port of its sender.
+    Generation { id: u32, port: u32 },
+    /// Another object of `nf_tables`, a chain or rule of a dump or a notification: message type and raw attributes.
+    Object { table: Vec<u8>, body: Vec<u8> },
 }
 
 /// A received element.

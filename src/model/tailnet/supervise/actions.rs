@@ -46,12 +46,9 @@ pub enum DaemonAction {
 pub enum StateWrite {
     /// Request another key from the operator: set `reissue_authkey` to the failed one (may be empty).
     RequestReissue { failed: Secret },
-    /// Another key was received: delete `reissue_authkey`, `device_id`, `device_fqdn` and `device_ips`, and with `identity` also the
-    /// daemon's `_machinekey`, `_current-profile`, `_profiles` and the current profile.
-    ClearReissue {
-        /// Whether the daemon restarts as another device.
-        identity: bool,
-    },
+    /// Another key was received: delete `reissue_authkey`, `device_id`, `device_fqdn` and `device_ips`. With `identity` the daemon restarts
+    /// as another device: also delete its `_machinekey`, `_current-profile`, `_profiles` and the current profile.
+    ClearReissue { identity: bool },
     /// Logged in with `TS_AUTH_ONCE`: delete `authkey`.
     RemoveAuthKey,
 }

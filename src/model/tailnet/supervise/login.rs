@@ -9,12 +9,8 @@ use crate::model::base::go_values;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoginPlan {
-    /// By LocalAPI.
-    Direct {
-        prefs: Box<MaskedPrefs>,
-        /// Auth key; may be `file:PATH`.
-        auth_key: Option<Secret>,
-    },
+    /// By LocalAPI. The auth key may be `file:PATH`.
+    Direct { prefs: Box<MaskedPrefs>, auth_key: Option<Secret> },
     /// By `tailscale up` with these arguments, the secret on its standard input.
     Command { args: Vec<String>, stdin: Option<Secret> },
 }

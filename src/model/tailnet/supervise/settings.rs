@@ -51,12 +51,9 @@ pub struct DaemonSettings {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateStore {
-    /// Secret of this name; other files in the directory, if any, else in `/tmp`.
-    KubeSecret {
-        name: String,
-        /// `TS_STATE_DIR`.
-        dir: Option<PathBuf>,
-    },
+    /// Secret of this name; other files in the directory (`TS_STATE_DIR`), if any, else in `/tmp`.
+    KubeSecret { name: String, dir: Option<PathBuf> },
+    /// Files in this directory (`TS_STATE_DIR`).
     Dir(PathBuf),
     /// In memory: each start is a new device.
     Memory,
