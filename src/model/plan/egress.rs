@@ -191,10 +191,7 @@ fn serve(next: &mut Planned, name: &Name) {
     if let Some(service) = next.world.egress.services.get(name) {
         let egress = Egress {
             ports: ports(next, name, service, &mut reasons),
-            targets: targets(&service.tailnet_target, &next.world).unwrap_or_else(|reason| {
-                reasons.push(reason);
-                SortedSet::default()
-            }),
+            targets: targets(&service.tailnet_target, &next.world).map_err(|reason| reasons.push(reason)).unwrap_or_default(),
         };
         // Protocols of a port mostly have the same targets and share them.
         let mut places: BTreeMap<Port, SortedSet<SocketAddr>> = BTreeMap::new();
@@ -216,13 +213,7 @@ fn ports(next: &Planned, name: &Name, service: &EgressService, reasons: &mut Vec
     let mut ports = BTreeMap::new();
     let listed: BTreeSet<_> = service.ports.iter().collect();
     for listed in listed {
-        let (key, to) = match parse_port(listed) {
-            Ok(parsed) => parsed,
-            Err(reason) => {
-                reasons.push(reason);
-                continue;
-            }
-        };
+        let Ok((key, to)) = parse_port(listed).map_err(|reason| reasons.push(reason)) else { continue };
         let owner = next.index.claims.get(&key).and_then(ServiceNames::first).unwrap_or(name);
         if next.world.reserved.contains(&key) {
             reasons.push(Reason::Reserved(key));

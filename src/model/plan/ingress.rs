@@ -9,7 +9,6 @@ use imbl::OrdMap;
 use super::{Planned, Reason, egress};
 use crate::api::ingress::{IngressService, Mapping};
 use crate::model::base::net::Family;
-use crate::model::base::netmap::NetMap;
 use crate::model::base::small_set::SortedSet;
 use crate::model::config::IngressConfig;
 use crate::model::plan::world::{Single, World};
@@ -126,9 +125,7 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
             (target.into_iter().collect(), ip.to_string())
         }
         Single::DestDns(host) => (served.answer(&name, world, host), host.clone()),
-        Single::TailnetFqdn(fqdn) => {
-            (world.netmap.as_deref().map(|netmap: &NetMap| netmap.resolve(fqdn)).unwrap_or_default(), fqdn.to_string())
-        }
+        Single::TailnetFqdn(fqdn) => (world.netmap.as_ref().map(|netmap| netmap.resolve(fqdn)).unwrap_or_default(), fqdn.to_string()),
     };
     if to.is_empty() && !served.rejected.contains_key(&name) {
         served.reject(&name, Reason::Unresolved(unresolved));

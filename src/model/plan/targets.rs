@@ -128,6 +128,7 @@ mod tests {
     #[test]
     fn reserved_ranges_are_refused_by_name() {
         let policy = TargetPolicy { allowed: Vec::new(), denied: nets(&["10.96.0.0/12"]) };
+        let refused = |text| (policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false));
         let rows = [
             ("10.96.0.1", Some(ReservedRange::Denied)),
             ("0.0.0.0", Some(ReservedRange::Unspecified)),
@@ -150,14 +151,10 @@ mod tests {
             ("64:ff9b::c000:201", None),
         ];
         for (text, range) in rows {
-            assert_eq!((policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)), (range, range), "{text}");
+            assert_eq!(refused(text), (range, range), "{text}");
         }
         for text in ["100.64.0.3", "100.127.255.254", "fd7a:115c:a1e0::3"] {
-            assert_eq!(
-                (policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)),
-                (None, Some(ReservedRange::Tailnet)),
-                "{text}"
-            );
+            assert_eq!(refused(text), (None, Some(ReservedRange::Tailnet)), "{text}");
         }
     }
 
@@ -166,11 +163,8 @@ mod tests {
         let policy =
             TargetPolicy { allowed: nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]), denied: nets(&["10.96.0.0/12"]) };
         for text in ["100.100.7.7", "169.254.20.10", "10.96.0.10"] {
-            assert_eq!(
-                (policy.refuses_answer(ip(text), false), policy.refuses_answer(ip(text), true)),
-                (None, Some(ReservedRange::Own)),
-                "{text}"
-            );
+            let refused = [false, true].map(|is_own| policy.refuses_answer(ip(text), is_own));
+            assert_eq!(refused, [None, Some(ReservedRange::Own)], "{text}");
         }
         assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false), Some(ReservedRange::LinkLocal));
         assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false), Some(ReservedRange::Tailnet));

@@ -49,9 +49,17 @@ pub trait Document: Clone {
     const KEYS: &'static [&'static str];
     /// The required key.
     const KEY: &'static str;
+    /// Keys, each with that of its compressed value.
+    const COMPRESSED: &'static [(&'static str, &'static str)];
 
-    /// Keys with uncompressed values.
-    fn unpacked(keys: CopyKeys) -> CopyKeys {
+    /// Keys with decompressed values at their plain keys. An undecompressable value is reported as invalid JSON.
+    fn unpacked(mut keys: CopyKeys) -> CopyKeys {
+        for (key, compressed) in Self::COMPRESSED {
+            if let Some(packed) = keys.remove(*compressed) {
+                let text = gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).map_or(packed, Bytes::from);
+                keys.insert((*key).to_owned(), text);
+            }
+        }
         keys
     }
 
@@ -62,15 +70,6 @@ pub trait Document: Clone {
     fn services(&self) -> &Arc<Self::Services>;
 
     fn fingerprint(&self) -> &str;
-}
-
-/// Moves a decompressed value to its plain key. An undecompressable value is reported as invalid JSON.
-fn unpacked(mut keys: CopyKeys, key: &str, compressed: &str) -> CopyKeys {
-    if let Some(packed) = keys.remove(compressed) {
-        let text = gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).map_or(packed, Bytes::from);
-        keys.insert(key.to_owned(), text);
-    }
-    keys
 }
 
 /// Egress services, and the number of pings of a drain for each.
@@ -86,17 +85,11 @@ impl Document for EgressDocument {
 
     const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_COMPRESSED, egress::KEY_HEP_PINGS];
     const KEY: &'static str = egress::KEY;
-
-    fn unpacked(keys: CopyKeys) -> CopyKeys {
-        unpacked(keys, egress::KEY, egress::KEY_COMPRESSED)
-    }
+    const COMPRESSED: &'static [(&'static str, &'static str)] = &[(egress::KEY, egress::KEY_COMPRESSED)];
 
     fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());
-        let config = match last {
-            Some(last) => last.config.next(&bytes(keys, egress::KEY))?,
-            None => EgressConfig::default().next(&bytes(keys, egress::KEY))?,
-        };
+        let config = last.map(|last| Arc::clone(&last.config)).unwrap_or_default().next(&bytes(keys, egress::KEY))?;
         Ok(Self { config: Arc::new(config), hep_pings: pings.unwrap_or(0) })
     }
 
@@ -120,16 +113,10 @@ impl Document for IngressDocument {
 
     const KEYS: &'static [&'static str] = &[ingress::KEY, ingress::KEY_COMPRESSED];
     const KEY: &'static str = ingress::KEY;
-
-    fn unpacked(keys: CopyKeys) -> CopyKeys {
-        unpacked(keys, ingress::KEY, ingress::KEY_COMPRESSED)
-    }
+    const COMPRESSED: &'static [(&'static str, &'static str)] = &[(ingress::KEY, ingress::KEY_COMPRESSED)];
 
     fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
-        let config = match last {
-            Some(last) => last.config.next(&bytes(keys, ingress::KEY))?,
-            None => IngressConfig::default().next(&bytes(keys, ingress::KEY))?,
-        };
+        let config = last.map(|last| Arc::clone(&last.config)).unwrap_or_default().next(&bytes(keys, ingress::KEY))?;
         Ok(Self { config: Arc::new(config) })
     }
 
@@ -164,10 +151,8 @@ impl Document for ServeDocument {
 
     const KEYS: &'static [&'static str] = &[serve::KEY, serve::KEY_COMPRESSED, routes::KEY, routes::KEY_COMPRESSED];
     const KEY: &'static str = serve::KEY;
-
-    fn unpacked(keys: CopyKeys) -> CopyKeys {
-        unpacked(unpacked(keys, serve::KEY, serve::KEY_COMPRESSED), routes::KEY, routes::KEY_COMPRESSED)
-    }
+    const COMPRESSED: &'static [(&'static str, &'static str)] =
+        &[(serve::KEY, serve::KEY_COMPRESSED), (routes::KEY, routes::KEY_COMPRESSED)];
 
     fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let text = bytes(keys, serve::KEY);

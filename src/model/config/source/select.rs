@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{ConfigCopies, CopyKeys, CopySource, CopyVersion, Document, DocumentFault};
+use crate::model::config::ConfigError;
 
 /// State of the API watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -133,11 +134,8 @@ impl<D: Document> Selection<D> {
         if self.in_force.document.is_some() && !keys.contains_key(D::KEY) {
             return Err(DocumentFault::KeyMissing { from, key: D::KEY });
         }
-        D::read(keys, self.in_force.document.as_deref()).map_err(|error| DocumentFault::Unreadable {
-            from,
-            key: D::KEY,
-            reason: error.to_string(),
-        })
+        let fault = |error: ConfigError| DocumentFault::Unreadable { from, key: D::KEY, reason: error.to_string() };
+        D::read(keys, self.in_force.document.as_deref()).map_err(fault)
     }
 
     /// Fault of the mount, ignored while the watch is live.
