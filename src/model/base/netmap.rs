@@ -88,9 +88,7 @@ impl NetMap {
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
     }
-}
 
-impl NetMap {
     /// Reads the netmap of a file. Returns unreadable entries, which are skipped.
     pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
         let mut faults = Vec::new();

@@ -81,14 +81,8 @@ pub struct UnhealthyCondition {
 
 impl UnhealthyCondition {
     fn of(conditions: &[Condition]) -> Vec<Self> {
-        let unwell = conditions.iter().filter(|condition| condition.status != TRUE);
-        let unhealthy = unwell.map(|condition| Self {
-            type_: condition.type_.clone(),
-            status: condition.status.clone(),
-            reason: condition.reason.clone(),
-            message: condition.message.clone(),
-        });
-        unhealthy.collect()
+        let unwell = conditions.iter().filter(|condition| condition.status != TRUE).cloned();
+        unwell.map(|Condition { type_, status, reason, message, .. }| Self { type_, status, reason, message }).collect()
     }
 }
 

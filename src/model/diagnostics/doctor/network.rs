@@ -32,10 +32,8 @@ impl KernelVersion {
     /// Known fault of this kernel and its remedy.
     pub(super) fn remark(self) -> Option<(&'static str, &'static str)> {
         if self < REFUSES {
-            return Some((
-                "nftables cannot refuse connections before routing, so that iptables holds the rules",
-                "use a kernel of 5.9 or later",
-            ));
+            let fault = "nftables cannot refuse connections before routing, so that iptables holds the rules";
+            return Some((fault, "use a kernel of 5.9 or later"));
         }
         let slow = "may send joined UDP packets wrongly, which makes tunnels slow";
         (self >= GSO.0 && self < GSO.1).then_some((slow, "use 7.1.5 or later, or set TS_DEBUG_DISABLE_UDP_GSO=true by the ProxyClass"))
@@ -72,10 +70,8 @@ fn addresses(facts: &ClusterFacts) -> Check {
         found.push(("Pods", addresses.filter_map(|address| address["ip"].as_str().map(str::to_owned)).collect()));
     }
     let taken = |text: &String| network(text).is_some_and(|network| tailnet().iter().any(|range| overlap(range, &network)));
-    let clashes: BTreeSet<String> = found
-        .iter()
-        .flat_map(|(what, texts)| texts.iter().filter(|text| taken(text)).map(move |text| format!("{what} have {text}")))
-        .collect();
+    let all = found.iter().flat_map(|(what, texts)| texts.iter().map(move |text| (what, text)));
+    let clashes: BTreeSet<String> = all.filter(|(_, text)| taken(text)).map(|(what, text)| format!("{what} have {text}")).collect();
     if !clashes.is_empty() {
         let what = format!("{}: within what tailnets use ({})", clashes.into_iter().collect::<Vec<_>>().join(", "), TAILNET.join(", "));
         return Check::warn(NAME, what, "use Tailyard's image, and give the tailnet an IP pool that the cluster does not use");

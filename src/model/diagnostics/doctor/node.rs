@@ -54,11 +54,10 @@ fn firewall(facts: &NodeFacts) -> Check {
     }
     let failed: Vec<_> = facts.firewalls.iter().filter_map(|(name, tried)| Some(format!("{name}: {}", tried.as_ref().err()?))).collect();
     match facts.firewalls.iter().find(|(_, tried)| tried.is_ok()) {
-        None => Check::bad(
-            NAME,
-            format!("none works; {}", failed.join("; ")),
-            "install nft, and the kernel's modules nf_tables and nft_chain_nat",
-        ),
+        None => {
+            let fix = "install nft, and the kernel's modules nf_tables and nft_chain_nat";
+            Check::bad(NAME, format!("none works; {}", failed.join("; ")), fix)
+        }
         Some((first, _)) if *first != "nftables" => {
             let what = format!("{first} works, which takes longer for each change; {}", failed.join("; "));
             Check::warn(NAME, what, "install nft, and the kernel's module nf_tables")
@@ -73,14 +72,11 @@ fn firewall(facts: &NodeFacts) -> Check {
 fn tun(facts: &NodeFacts) -> Check {
     match &facts.tun {
         Ok(()) => Check::ok("tun", "/dev/net/tun can be opened"),
-        Err(why) => Check::bad(
-            "tun",
-            format!("/dev/net/tun cannot be opened: {why}"),
-            format!(
-                "modprobe tun on the node; in a Pod: a runtime that allows it, or a device plugin named by spec.tailyard.tunDeviceResource ({})",
-                page("egress.md")
-            ),
-        ),
+        Err(why) => {
+            let plugin = format!("a device plugin named by spec.tailyard.tunDeviceResource ({})", page("egress.md"));
+            let fix = format!("modprobe tun on the node; in a Pod: a runtime that allows it, or {plugin}");
+            Check::bad("tun", format!("/dev/net/tun cannot be opened: {why}"), fix)
+        }
     }
 }
 
@@ -103,11 +99,10 @@ fn offloads(facts: &NodeFacts) -> Check {
         None => Check::ok(NAME, "no tailscaled runs here"),
         Some(Err(why)) => Check::warn(NAME, format!("tailscaled does not say: {why}"), "look at tailscaled's log"),
         Some(Ok(None)) => Check::ok(NAME, "tailscaled finds them as they should be"),
-        Some(Ok(Some(warning))) => Check::warn(
-            NAME,
-            warning.clone(),
-            "ethtool -K LINK rx-udp-gro-forwarding on rx-gro-list off, on the node's link to the outside",
-        ),
+        Some(Ok(Some(warning))) => {
+            let fix = "ethtool -K LINK rx-udp-gro-forwarding on rx-gro-list off, on the node's link to the outside";
+            Check::warn(NAME, warning.clone(), fix)
+        }
     }
 }
 

@@ -27,7 +27,7 @@ struct RoleMetadata {
 }
 
 /// One required permission.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
     /// API group; empty for the core group.
     pub group: String,
@@ -85,13 +85,9 @@ pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
 /// Permissions of the replicas of a group: their own state and the group's config.
 pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
     let (state, config) = (crate::api::names::replica(group, 0), crate::api::names::egress_config(group));
-    let right = |resource: &str, verb: &str, name: &str| Right {
-        group: String::new(),
-        resource: resource.to_owned(),
-        subresource: String::new(),
-        verb: verb.to_owned(),
-        name: name.to_owned(),
-        namespace: namespace.to_owned(),
+    let right = |resource: &str, verb: &str, name: &str| {
+        let [resource, verb, name, namespace] = [resource, verb, name, namespace].map(str::to_owned);
+        Right { resource, verb, name, namespace, ..Right::default() }
     };
     let secrets = ["get", "update", "patch"].map(|verb| right("secrets", verb, &state));
     secrets.into_iter().chain(["get", "list", "watch"].map(|verb| right("configmaps", verb, &config))).collect()
@@ -111,14 +107,8 @@ fn rights_of(rule: &PolicyRule, namespace: &str) -> Vec<Right> {
     for (group, resource) in rule.api_groups.iter().flatten().flat_map(|group| rule.resources.iter().flatten().map(move |of| (group, of))) {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
         for (verb, name) in rule.verbs.iter().flat_map(|verb| names.iter().map(move |name| (verb, name))) {
-            rights.push(Right {
-                group: group.clone(),
-                resource: resource.to_owned(),
-                subresource: subresource.to_owned(),
-                verb: verb.clone(),
-                name: name.clone(),
-                namespace: namespace.to_owned(),
-            });
+            let [resource, subresource, namespace] = [resource, subresource, namespace].map(str::to_owned);
+            rights.push(Right { group: group.clone(), resource, subresource, verb: verb.clone(), name: name.clone(), namespace });
         }
     }
     rights

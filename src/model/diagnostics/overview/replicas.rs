@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde::Serialize;
 
-use super::snapshot::{ClusterView, Gap, GroupConfig, StatusPart, image, stock};
+use super::snapshot::{ClusterView, GroupConfig, LiveStatus, StatusPart, image, stock};
 use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
@@ -133,11 +133,7 @@ pub(super) fn phase(pod: &Pod) -> String {
 }
 
 /// Last error: from the replica's own status, else from the kubelet or the scheduler.
-pub(super) fn last_error(
-    pod: Option<&Pod>,
-    state: Option<&ReplicaState>,
-    live: Option<&Result<crate::api::replica::ReplicaStatus, Gap>>,
-) -> Option<String> {
+pub(super) fn last_error(pod: Option<&Pod>, state: Option<&ReplicaState>, live: Option<&LiveStatus>) -> Option<String> {
     let said = live.and_then(|live| live.as_ref().ok());
     let own =
         said.and_then(|said| said.last_error.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.warnings.first().cloned()));

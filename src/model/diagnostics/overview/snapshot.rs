@@ -70,27 +70,15 @@ impl StatusPart {
     /// Parts that are API objects.
     pub const OBJECTS: [Self; 5] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services];
 
-    /// Name of the part in messages.
-    fn what(self) -> &'static str {
+    /// Name of the part in messages, and the consequence if it cannot be read.
+    fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Groups => "ProxyGroups",
-            Self::Pods => "the Pods of the replicas",
-            Self::States => "the state Secrets of the replicas",
-            Self::Configs => "the egress configs of the groups",
-            Self::Services => "the Services of users",
-            Self::Pages => "the own pages of some replicas",
-        }
-    }
-
-    /// Consequence if the part cannot be read.
-    fn without(self) -> &'static str {
-        match self {
-            Self::Groups => "there is nothing to show",
-            Self::Pods => "the replicas are not known",
-            Self::States => "tailnet names, and what replicas hold, are not known",
-            Self::Configs => "what replicas must hold is not known",
-            Self::Services => "the Services are not known",
-            Self::Pages => "ways, flows and failures are not known",
+            Self::Groups => ("ProxyGroups", "there is nothing to show"),
+            Self::Pods => ("the Pods of the replicas", "the replicas are not known"),
+            Self::States => ("the state Secrets of the replicas", "tailnet names, and what replicas hold, are not known"),
+            Self::Configs => ("the egress configs of the groups", "what replicas must hold is not known"),
+            Self::Services => ("the Services of users", "the Services are not known"),
+            Self::Pages => ("the own pages of some replicas", "ways, flows and failures are not known"),
         }
     }
 
@@ -112,7 +100,7 @@ impl StatusPart {
 impl Gap {
     /// Message with the unreadable part, the consequence, and the requirement.
     pub fn sentence(&self, part: StatusPart, namespace: &str) -> String {
-        let (what, without) = (part.what(), part.without());
+        let (what, without) = part.texts();
         let why = match self {
             Self::Forbidden => format!("you are not allowed to; the rule {} would allow it", part.rule(namespace)),
             Self::Unknown => "the cluster has no such kind; tailyard crd | kubectl apply --server-side -f - installs it".to_owned(),
