@@ -225,13 +225,8 @@ impl Failover {
         self.detector().marked(&pod.uid, now());
         self.stores.assume(WatchRole::Pod, value);
         self.metrics.made_unready(group);
-        tracing::warn!(
-            proxygroup = group,
-            pod = pod.name,
-            node = pod.node,
-            ?silence,
-            "replica lost: no answer to health probes; made its Pod unready"
-        );
+        let (name, node) = (&pod.name, &pod.node);
+        tracing::warn!(proxygroup = group, pod = name, node, ?silence, "replica lost: no answer to health probes; made its Pod unready");
         Ok(Some(pod))
     }
 

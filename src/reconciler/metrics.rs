@@ -221,13 +221,8 @@ mod tests {
         metrics.requested(Verb::Patch, "Service", None);
         metrics.requested(Verb::Patch, "Service", Some("Conflict"));
         metrics.requested(Verb::Get, "Secret", None);
-        let page = metrics.page(&Snapshot {
-            leader: true,
-            groups: 2,
-            objects: vec![("Pod", 4)],
-            planes: vec![("t".into(), true)],
-            ..Snapshot::default()
-        });
+        let (objects, planes) = (vec![("Pod", 4)], vec![("t".into(), true)]);
+        let page = metrics.page(&Snapshot { leader: true, groups: 2, objects, planes, ..Snapshot::default() });
         let expected = [
             r#"tailyard_api_requests_total{kind="Secret",outcome="ok",verb="get"} 1"#,
             r#"tailyard_api_requests_total{kind="Service",outcome="Conflict",verb="patch"} 1"#,

@@ -124,17 +124,13 @@ impl Owner {
         let mut labels = vec![(names::MANAGED, "true")];
         match &self.parent {
             None => labels.extend([(names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, self.group.as_str())]),
-            Some(Publisher { source, namespace, name }) => labels.extend([
-                (
-                    names::PARENT_TYPE,
-                    match source {
-                        PublishSource::Service => names::PARENT_SERVICE,
-                        PublishSource::Ingress => names::PARENT_INGRESS,
-                    },
-                ),
-                (names::PARENT, name.as_str()),
-                (names::PARENT_NAMESPACE, namespace.as_str()),
-            ]),
+            Some(Publisher { source, namespace, name }) => {
+                let kind = match source {
+                    PublishSource::Service => names::PARENT_SERVICE,
+                    PublishSource::Ingress => names::PARENT_INGRESS,
+                };
+                labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, name.as_str()), (names::PARENT_NAMESPACE, namespace.as_str())]);
+            }
         }
         labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }

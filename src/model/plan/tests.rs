@@ -131,14 +131,9 @@ fn single_proxys_address_that_no_peer_routes_is_refused() {
 
 #[test]
 fn forbidden_address_is_refused_even_where_a_peer_routes_it() {
-    let config = format!(
-        r#"{{"api":{},"meta":{},"own":{},"pod":{}}}"#,
-        by_address("10.96.0.1", 1),
-        by_address("169.254.169.254", 2),
-        by_address("100.64.0.1", 3),
-        by_address("10.0.0.5", 4)
-    );
-    let mut all = world(&config);
+    let targets = [("10.96.0.1", 1), ("169.254.169.254", 2), ("100.64.0.1", 3), ("10.0.0.5", 4)];
+    let [api, meta, own, pod] = targets.map(|(ip, port)| by_address(ip, port));
+    let mut all = world(&format!(r#"{{"api":{api},"meta":{meta},"own":{own},"pod":{pod}}}"#));
     let mut netmap = all.netmap.as_deref().cloned().expect("a netmap");
     netmap.routes.extend(["10.0.0.0/8", "169.254.0.0/16"].map(|net| net.parse::<ipnet::IpNet>().expect("a prefix")));
     all.netmap = Some(Arc::new(netmap));

@@ -177,12 +177,8 @@ impl ClusterCache {
     pub fn all(&self) -> BTreeSet<WorkKey> {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
         let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
-        groups
-            .chain([WorkKey::DefaultControlPlane])
-            .chain(names(WatchRole::Class).map(WorkKey::Class))
-            .chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet))
-            .chain(self.annotation_keys())
-            .collect()
+        let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
+        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.

@@ -10,19 +10,11 @@ pub(super) struct FailoverMetrics {
 }
 
 impl FailoverMetrics {
-    pub(super) fn new(registry: &mut Registry) -> Result<Self, MetricsError> {
+    pub(super) fn new(r: &mut Registry) -> Result<Self, MetricsError> {
         Ok(Self {
-            probes: registry.counter(
-                "tailyard_failover_probes_total",
-                "Health probes of replicas by outcome: answered, missed",
-                ["outcome"],
-            )?,
-            marks: registry.counter(
-                "tailyard_failover_unready_total",
-                "Pods of lost replicas that this process made unready",
-                ["proxygroup"],
-            )?,
-            lost: registry.sampled(
+            probes: r.counter("tailyard_failover_probes_total", "Health probes of replicas by outcome: answered, missed", ["outcome"])?,
+            marks: r.counter("tailyard_failover_unready_total", "Pods of lost replicas that this process made unready", ["proxygroup"])?,
+            lost: r.sampled(
                 "tailyard_lost_replicas",
                 Kind::Gauge,
                 "Replicas whose Pods are unready because they do not answer health probes",

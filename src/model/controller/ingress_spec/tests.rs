@@ -44,20 +44,10 @@ fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
         ("theirs", between(0, 90, "www.example.com")),
         ("ours", between(0, 90, "www.example.com")),
     ];
-    let certificates = own.map(|(name, own)| (name.to_owned(), own)).into();
-    let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those))).into();
-    ingress(
-        &parsed,
-        &SpecContext {
-            suffix: SUFFIX,
-            device: None,
-            services: &found,
-            namespace: "ts",
-            certificates: &certificates,
-            reserved: &reserved,
-            now: day(3),
-        },
-    )
+    let certificates = &own.map(|(name, own)| (name.to_owned(), own)).into();
+    let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those)));
+    let reserved = &reserved.into();
+    ingress(&parsed, &SpecContext { suffix: SUFFIX, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
 }
 
 fn to(service: &str, port: Value) -> Value {

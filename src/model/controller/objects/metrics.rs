@@ -28,12 +28,8 @@ pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
         protocol: Some("TCP".to_owned()),
         ..ServicePort::default()
     };
-    let spec = ServiceSpec {
-        type_: Some("ClusterIP".to_owned()),
-        selector: Some(shape.owner.labels()),
-        ports: Some(vec![port]),
-        ..ServiceSpec::default()
-    };
+    let (type_, selector) = (Some("ClusterIP".to_owned()), Some(shape.owner.labels()));
+    let spec = ServiceSpec { type_, selector, ports: Some(vec![port]), ..ServiceSpec::default() };
     let service = Service { metadata: metadata.clone(), spec: Some(spec), ..Service::default() };
     let mut made = vec![Manifest::of(Kind::Service, &service)];
     if let Some(monitor) = metrics.service_monitor.as_ref().filter(|monitor| monitor.enable && shape.settings.service_monitors) {

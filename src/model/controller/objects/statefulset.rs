@@ -208,12 +208,8 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
     resources.limits = tun(shape).map(|resource| [(resource.to_owned(), Quantity("1".to_owned()))].into());
     let mut ports = Vec::new();
     let mut port = |name: &str, port: u16| {
-        ports.push(ContainerPort {
-            name: Some(name.to_owned()),
-            container_port: port.into(),
-            protocol: Some("TCP".to_owned()),
-            ..ContainerPort::default()
-        });
+        let (name, protocol) = (Some(name.to_owned()), Some("TCP".to_owned()));
+        ports.push(ContainerPort { name, container_port: port.into(), protocol, ..ContainerPort::default() });
     };
     if shape.metrics() {
         port("metrics", shape.health_port());
@@ -284,11 +280,8 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     if shape.stock() {
         let ordinals = if shape.standalone() { 1 } else { shape.replicas.max(10).div_ceil(10) * 10 };
         for ordinal in 0..ordinals {
-            let secret = SecretVolumeSource {
-                secret_name: Some(names::replica_config(group, ordinal)),
-                optional: Some(true),
-                ..SecretVolumeSource::default()
-            };
+            let secret_name = Some(names::replica_config(group, ordinal));
+            let secret = SecretVolumeSource { secret_name, optional: Some(true), ..SecretVolumeSource::default() };
             let name = format!("tailscaledconfig-{ordinal}");
             mounts.push(mount(&name, &format!("{CONFIGS}/{}", names::replica(group, ordinal)), true));
             volumes.push(Volume { name, secret: Some(secret), ..Volume::default() });

@@ -132,11 +132,8 @@ impl<'a> ServiceClaim<'a> {
                 .collect()
         };
         let mapped_ports: Vec<_> = self.record.as_ref().map_or_else(configured, |record| record.ports.clone());
-        let mine = mapped_ports
-            .into_iter()
-            .filter(|mapped| ports.keep(mapped.2))
-            .map(|(name, port, match_port)| (protocol(Some(name)), port, match_port));
-        self.reserved = mine.collect();
+        let mine = mapped_ports.into_iter().filter(|mapped| ports.keep(mapped.2));
+        self.reserved = mine.map(|(name, port, match_port)| (protocol(Some(name)), port, match_port)).collect();
     }
 }
 

@@ -163,13 +163,10 @@ mod tests {
 
     #[test]
     fn each_violation_message_names_the_fix() {
+        let both = json!({"tailscale.com/tailnet-fqdn": "a.b.ts.net", "tailscale.com/tailnet-ip": "100.64.0.1"});
         let bad = [
             ("/metadata/annotations", json!({}), "set one of the annotations"),
-            (
-                "/metadata/annotations",
-                json!({"tailscale.com/tailnet-fqdn": "a.b.ts.net", "tailscale.com/tailnet-ip": "100.64.0.1"}),
-                "remove one of the annotations",
-            ),
+            ("/metadata/annotations", both, "remove one of the annotations"),
             ("/metadata/annotations", json!({"tailscale.com/tailnet-fqdn": "db"}), "is not a full name such as"),
             ("/metadata/annotations", json!({"tailscale.com/tailnet-fqdn": "a..ts.net"}), "is not a full name such as"),
             ("/metadata/annotations", json!({"tailscale.com/tailnet-ip": "100.64.0.1/32"}), "is not an IP address"),

@@ -131,14 +131,11 @@ fn machine() -> node::NodeFacts {
 }
 
 fn broken() -> node::NodeFacts {
+    let missing = || Err("no program".into());
     node::NodeFacts {
         kernel: None,
         namespace: Ok(()),
-        firewalls: vec![
-            ("nftables", Err("no program".into())),
-            ("iptables-nft", Err("no program".into())),
-            ("iptables-legacy", Err("no module".into())),
-        ],
+        firewalls: vec![("nftables", missing()), ("iptables-nft", missing()), ("iptables-legacy", Err("no module".into()))],
         tun: Err("/dev/net/tun: No such file or directory".into()),
         links: vec![("eth0".into(), 1300)],
         connections: Ok((31_000, 32_000)),

@@ -4,14 +4,8 @@ use super::*;
 use crate::api::vip::{OWNERS, VipService};
 
 fn desired() -> DesiredVipService {
-    DesiredVipService {
-        name: "svc:a".into(),
-        group: "g".into(),
-        tags: vec!["tag:k8s".into()],
-        ports: vec!["tcp:443".into()],
-        share: true,
-        adopt: false,
-    }
+    let (tags, ports) = (vec!["tag:k8s".into()], vec!["tcp:443".into()]);
+    DesiredVipService { name: "svc:a".into(), group: "g".into(), tags, ports, share: true, adopt: false }
 }
 
 fn me() -> ServiceOwner {

@@ -54,12 +54,8 @@ pub(super) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &
         } else if orders_one && ordered.len() >= allowance.max_certificates {
             let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, now));
             work.again(next);
-            let count = ordered.len();
-            Some((
-                "TooManyCertificates",
-                format!("ordered {count} certificates by ProxyGroup {group} within a week"),
-                "maxCertificatesPerWeek",
-            ))
+            let what = format!("ordered {} certificates by ProxyGroup {group} within a week", ordered.len());
+            Some(("TooManyCertificates", what, "maxCertificatesPerWeek"))
         } else {
             *names += 1;
             if orders_one {

@@ -73,11 +73,8 @@ impl Act {
             }
             Self::Service(name, to_group, ports) => world.service(&service(*name), to(&group(*to_group)), ports),
             Self::Break(name, to_group) => {
-                world.service(
-                    &service(*name),
-                    json!({"tailscale.com/proxy-group": group(*to_group), "tailscale.com/tailnet-ip": "x"}),
-                    &[80],
-                );
+                let annotations = json!({"tailscale.com/proxy-group": group(*to_group), "tailscale.com/tailnet-ip": "x"});
+                world.service(&service(*name), annotations, &[80]);
             }
             Self::Unannotate(name) => world.service(&service(*name), json!({}), &[80]),
             Self::DeleteService(name) => world.delete_service(&service(*name)),

@@ -274,11 +274,8 @@ fn with(world: &mut World, name: &str, paths: impl Iterator<Item = String>) {
     world.now += 1;
     let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
     let paths: Vec<_> = paths.map(|path| json!({"path": path, "pathType": "Prefix", "backend": backend})).collect();
-    world.put_ingress(
-        name,
-        json!({"tailscale.com/proxy-group": "in"}),
-        json!({"tls": [{"hosts": [name]}], "rules": [{"http": {"paths": paths}}]}),
-    );
+    let spec = json!({"tls": [{"hosts": [name]}], "rules": [{"http": {"paths": paths}}]});
+    world.put_ingress(name, json!({"tailscale.com/proxy-group": "in"}), spec);
 }
 
 /// Creates an Ingress with this number of paths.

@@ -212,13 +212,8 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
     let ingresses = world.ingresses.iter().filter_map(|(key, stored)| {
         let spec = stored.spec.as_ref()?;
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
-        Some((
-            origin(PublishSource::Ingress, key),
-            world.assignment.ingress(stored).group()?.to_owned(),
-            ingress_label(stored),
-            made(&stored.metadata),
-            good,
-        ))
+        let group = world.assignment.ingress(stored).group()?.to_owned();
+        Some((origin(PublishSource::Ingress, key), group, ingress_label(stored), made(&stored.metadata), good))
     });
     let services = world.services.iter().filter_map(|(key, stored)| {
         let label = service_label(stored);
@@ -226,13 +221,8 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let external = stored.spec.as_ref()?.external_name.is_some();
         let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
         let good = good && (backed || external) && !(external && routed);
-        Some((
-            origin(PublishSource::Service, key),
-            world.assignment.published(stored).group()?.to_owned(),
-            label,
-            made(&stored.metadata),
-            good,
-        ))
+        let group = world.assignment.published(stored).group()?.to_owned();
+        Some((origin(PublishSource::Service, key), group, label, made(&stored.metadata), good))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
@@ -243,10 +233,8 @@ fn right(world: &World) -> Result<(), TestCaseError> {
     let asking = asking(world);
     for (who, group, label, made, good) in &asking {
         let rank = |origin: &Origin| (origin.kind != "Ingress", origin.namespace.clone(), origin.name.clone());
-        let first = asking
-            .iter()
-            .filter(|(_, _, other, ..)| other == label)
-            .all(|(other, _, _, then, _)| (*made, rank(who)) <= (*then, rank(other)));
+        let mut rivals = asking.iter().filter(|(_, _, other, ..)| other == label);
+        let first = rivals.all(|(other, _, _, then, _)| (*made, rank(who)) <= (*then, rank(other)));
         let replicas = world.groups[group].spec.replicas.unwrap_or(2);
         if !first || !good || replicas == 0 || group == "g2" {
             continue;
@@ -286,11 +274,8 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
         let ingresses = world.ingresses.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
         let services = world.services.iter().filter(|(_, stored)| stored.metadata.deletion_timestamp.is_none());
         let secrets = world.objects.keys().filter(|object| object.kind == Kind::Secret && object.name.ends_with(".ts.net"));
-        let all: Vec<(u8, String)> = groups
-            .chain(ingresses.map(|(key, _)| (1, name(key))))
-            .chain(services.map(|(key, _)| (2, name(key))))
-            .chain(secrets.map(|object| (3, object.name.clone())))
-            .collect();
+        let all = groups.chain(ingresses.map(|(key, _)| (1, name(key)))).chain(services.map(|(key, _)| (2, name(key))));
+        let all: Vec<(u8, String)> = all.chain(secrets.map(|object| (3, object.name.clone()))).collect();
         if all.iter().all(|(kind, _)| *kind == 3) {
             return;
         }
@@ -331,12 +316,8 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     world.settle();
     prop_assert!(world.services.is_empty() && world.ingresses.is_empty() && world.groups.is_empty());
     let remaining: Vec<_> = world.objects.keys().filter(|object| **object != accounts_ref(NS)).collect();
-    prop_assert!(
-        remaining.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty(),
-        "{:?} {:?}",
-        remaining,
-        world.hosted.vips.keys()
-    );
+    let nothing = remaining.is_empty() && world.hosted.vips.is_empty() && world.devices.is_empty();
+    prop_assert!(nothing, "{:?} {:?}", remaining, world.hosted.vips.keys());
     Ok(())
 }
 

@@ -133,11 +133,8 @@ fn unapproved_route_names_the_command() {
 fn restart_writes_nothing_and_repeats_no_event() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
-    world.put_ingress(
-        "app",
-        json!({"tailscale.com/proxy-group": "in", "tailscale.com/http-endpoint": "enabled"}),
-        json!({"defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}),
-    );
+    let annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/http-endpoint": "enabled"});
+    world.put_ingress("app", annotations, json!({"defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}));
     world.ingress("none", "in", ("none", "web"));
     world.settle();
     assert_eq!(world.event_count("NoTailscaleServices"), 2, "neither has a host of its own");

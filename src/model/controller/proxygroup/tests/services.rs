@@ -181,11 +181,8 @@ fn released_service_is_cleaned_up_for_every_cause() {
         assert_eq!(remaining.is_none(), way == "deleted");
         let clean = |service: &Service| service.metadata.finalizers.iter().flatten().count() == 0 && !claims::recorded(service);
         assert!(remaining.is_none_or(clean), "{way}: {remaining:?}");
-        assert_eq!(
-            world.event_count("EgressReleased"),
-            usize::from(way != "deleted"),
-            "{way}: its name no longer resolves, which is reported once"
-        );
+        let reported = usize::from(way != "deleted");
+        assert_eq!(world.event_count("EgressReleased"), reported, "{way}: its name no longer resolves, which is reported once");
     }
 }
 
@@ -238,10 +235,7 @@ fn moved_service_reports_the_wait_at_once() {
     world.asleep.extend(["other-0".to_owned(), "other-1".to_owned()]);
     world.service("db", to("other"), &[5432]);
     world.pass("other");
-    let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
-    assert_eq!(
-        (ready.0.as_str(), ready.1.as_str()),
-        ("False", "NotReadyToRouteTraffic"),
-        "its old child lingers from the new readiness on"
-    );
+    let (status, reason, _) = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+    let lingers = "its old child lingers from the new readiness on";
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "NotReadyToRouteTraffic"), "{lingers}");
 }

@@ -127,12 +127,8 @@ fn slice_that_is_newer_than_every_pod_stays() {
     world.set_ready("pg-1", &ready(false));
     assert_eq!(world.slice_controller(12), 12);
     assert_eq!(world.pass("pg").slices.len(), 8, "the controller was faster with the others");
-    let all: Vec<_> = world
-        .objects
-        .iter()
-        .filter(|(object, _)| object.kind == Kind::EndpointSlice)
-        .map(|(object, slice)| (object.clone(), Value::clone(slice)))
-        .collect();
+    let slices = world.objects.iter().filter(|(object, _)| object.kind == Kind::EndpointSlice);
+    let all: Vec<_> = slices.map(|(object, slice)| (object.clone(), Value::clone(slice))).collect();
     for (object, mut slice) in all {
         slice["endpoints"] = json!([slice["endpoints"][0]]);
         world.put_slice(object, slice);

@@ -113,14 +113,11 @@ pub(super) fn headscale() -> TailnetState {
 
 impl World {
     pub(super) fn new() -> Self {
+        let namespaces = ["default".to_owned()].into_iter().collect();
         Self {
             now: 1_800_000_000,
             settings: settings(),
-            assignment: AssignmentRules {
-                ingress_class: "tailscale".into(),
-                namespaces: ["default".to_owned()].into_iter().collect(),
-                ..AssignmentRules::default()
-            },
+            assignment: AssignmentRules { ingress_class: "tailscale".into(), namespaces, ..AssignmentRules::default() },
             groups: BTreeMap::new(),
             class: Class::None,
             tailnet: ready(),
