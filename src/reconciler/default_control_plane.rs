@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::cache::WorkKey;
 use super::informers::Stores;
-use super::tailnets::{DEADLINE, POLL_INTERVAL, RETRY};
+use super::tailnets::{DEADLINE, POLL_INTERVAL, RETRY, wake};
 use super::worker::Worker;
 use crate::edge::control::{ClientCredentials, ControlSettings, IdentityToken, Rate};
 use crate::edge::files::{self, watch};
@@ -35,10 +35,7 @@ pub async fn reconcile(worker: &Worker) -> WorkOutcome {
         if let ControlPlaneVerdict::Refused(why) = &verdict {
             tracing::warn!(url, "cannot use the default control plane: {why}");
         }
-        let users = worker.stores.cache().users_of_tailnet(None);
-        for group in users {
-            worker.stores.queue().add(WorkKey::Group(group));
-        }
+        wake(worker, None);
     }
     WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY })
 }

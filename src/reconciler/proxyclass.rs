@@ -1,12 +1,15 @@
 //! `ProxyClass` reconciliation: finalizer and condition. A change of these enqueues the groups that use the class.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::apply::{ActError, whole};
 use super::cache::WatchRole;
 use super::worker::Worker;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
+use crate::model::controller::finalizers::Validation;
 use crate::model::controller::objects::Kind;
 use crate::model::controller::proxyclass::validate;
 use crate::model::controller::proxygroup::{Notice, Subject};
@@ -20,44 +23,38 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
         let validation = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
         (class, validation)
     };
-    if let Some(status) = validation.status {
-        write(worker, Resource::PROXY_CLASS, WatchRole::Class, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
-    }
-    if let Some(finalizers) = validation.finalizers {
-        // With the version as precondition, so that no foreign finalizer is lost.
-        finalize(worker, Resource::PROXY_CLASS, WatchRole::Class, name, &finalizers).await?;
-    }
-    for (reason, message) in validation.warnings {
-        let notice = Notice { subject: Subject::Group, warning: true, reason, message };
-        worker.actor.notice(&Resource::PROXY_CLASS.reference("", name, class.metadata.uid.clone()), &notice).await;
-    }
+    apply(worker, (Resource::PROXY_CLASS, WatchRole::Class), &class.metadata, validation).await?;
     Ok(WorkOutcome::Done)
 }
 
-/// Replaces the finalizers of a cluster-scoped object that is unchanged since it was observed or written by us.
-pub(super) async fn finalize(
+/// Writes the changes of a cluster-scoped object.
+pub(super) async fn apply<Status: Serialize>(
     worker: &Worker,
-    resource: Resource,
-    role: WatchRole,
-    name: &str,
-    finalizers: &[String],
+    of: (Resource, WatchRole),
+    metadata: &ObjectMeta,
+    validation: Validation<Status>,
 ) -> Result<(), KubeError> {
-    let version = worker.stores.cache().text_version(role, name);
-    let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-    write(worker, resource, role, name, ObjectPart::Object, &patch).await
+    let name = metadata.name.as_deref().unwrap_or_default();
+    if let Some(status) = validation.status {
+        write(worker, of, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
+    }
+    if let Some(finalizers) = validation.finalizers {
+        // With the version as precondition, so that no foreign finalizer is lost.
+        let version = worker.stores.cache().text_version(of.1, name);
+        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        write(worker, of, name, ObjectPart::Object, &patch).await?;
+    }
+    for (reason, message) in validation.warnings {
+        let notice = Notice { subject: Subject::Group, warning: true, reason, message };
+        worker.actor.notice(&of.0.reference("", name, metadata.uid.clone()), &notice).await;
+    }
+    Ok(())
 }
 
 /// Patches a cluster-scoped object. A deleted one needs no change.
-pub(super) async fn write(
-    worker: &Worker,
-    resource: Resource,
-    role: WatchRole,
-    name: &str,
-    part: ObjectPart,
-    patch: &Value,
-) -> Result<(), KubeError> {
-    match worker.actor.writes().merge(resource, "", name, part, patch).await {
-        Ok(value) => worker.stores.assume(role, value),
+async fn write(worker: &Worker, of: (Resource, WatchRole), name: &str, part: ObjectPart, patch: &Value) -> Result<(), KubeError> {
+    match worker.actor.writes().merge(of.0, "", name, part, patch).await {
+        Ok(value) => worker.stores.assume(of.1, value),
         Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => {}
         Err(error) => return Err(error),
     }

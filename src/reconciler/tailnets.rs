@@ -15,15 +15,14 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::apply::{ActError, whole};
+use super::apply::ActError;
 use super::cache::{WatchRole, WorkKey};
-use super::proxyclass::{finalize, write};
+use super::proxyclass::apply;
 use super::worker::Worker;
 use crate::api::tailnet::Tailnet;
 use crate::edge::control::{ControlSettings, IdentityToken, Rate};
-use crate::edge::kube::{Cluster, KubeError, ObjectPart, Resource};
+use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::model::controller::objects::{Kind, ObjectRef, digest};
-use crate::model::controller::proxygroup::{Notice, Subject};
 use crate::model::controller::tailnet::{self, ControlPlaneVerdict, validate};
 use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
@@ -97,21 +96,11 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
         forget(worker, name);
         return Ok(WorkOutcome::Done);
     };
-    let going = tailnet.metadata.deletion_timestamp.is_some();
-    let unused = going && users.is_empty();
+    let unused = tailnet.metadata.deletion_timestamp.is_some() && users.is_empty();
     let verdict = if unused { ControlPlaneVerdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
     let validation = validate(&tailnet, &verdict, &users, Timestamp::now());
-    if let Some(status) = validation.status {
-        write(worker, Resource::TAILNET, WatchRole::Tailnet, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
-    }
-    if let Some(finalizers) = validation.finalizers {
-        finalize(worker, Resource::TAILNET, WatchRole::Tailnet, name, &finalizers).await?;
-    }
-    if let Some((reason, message)) = validation.warning {
-        let notice = Notice { subject: Subject::Group, warning: true, reason, message };
-        worker.actor.notice(&Resource::TAILNET.reference("", name, tailnet.metadata.uid.clone()), &notice).await;
-    }
-    if validation.ends {
+    apply(worker, (Resource::TAILNET, WatchRole::Tailnet), &tailnet.metadata, validation).await?;
+    if unused {
         forget(worker, name);
         return Ok(WorkOutcome::Done);
     }
@@ -127,7 +116,7 @@ async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<Contr
         Err(error) => return Err(error.into()),
     };
     if news {
-        wake(worker, name);
+        wake(worker, Some(name));
     }
     Ok(verdict)
 }
@@ -168,13 +157,13 @@ fn mark(tailnet: &Tailnet, data: &std::collections::BTreeMap<String, k8s_openapi
 fn forget(worker: &Worker, name: &str) {
     worker.tailnets.tokens().remove(name);
     if worker.controls.forget(name) {
-        wake(worker, name);
+        wake(worker, Some(name));
     }
 }
 
-/// Enqueues the groups of a Tailnet.
-fn wake(worker: &Worker, name: &str) {
-    let users = worker.stores.cache().users_of_tailnet(Some(name));
+/// Enqueues the groups of a Tailnet, or of the default control plane.
+pub(super) fn wake(worker: &Worker, tailnet: Option<&str>) {
+    let users = worker.stores.cache().users_of_tailnet(tailnet);
     for group in users {
         worker.stores.queue().add(WorkKey::Group(group));
     }

@@ -1,6 +1,18 @@
-//! Finalizers: whether an object has one of ours, and the list with or without it. Others stay, in their order.
+//! Finalizers: whether an object has one of ours, and the list with or without it. Others stay, in their order. Changes of an object that
+//! has a finalizer and is only validated.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// Changes of a validated object: a class or a Tailnet.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Validation<Status> {
+    /// Complete list of finalizers, if changed.
+    pub finalizers: Option<Vec<String>>,
+    /// Complete status, if changed.
+    pub status: Option<Status>,
+    /// Warning Events: reason and message.
+    pub warnings: Vec<(&'static str, String)>,
+}
 
 pub fn has(metadata: &ObjectMeta, own: &str) -> bool {
     metadata.finalizers.iter().flatten().any(|name| name == own)

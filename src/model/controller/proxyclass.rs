@@ -11,18 +11,7 @@ use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE, reason};
 use crate::api::names::FINALIZER;
 use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
-use crate::model::controller::finalizers;
-
-/// Changes of a class.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ClassValidation {
-    /// Complete list of finalizers, if changed.
-    pub finalizers: Option<Vec<String>>,
-    /// Complete status, if changed.
-    pub status: Option<ProxyClassStatus>,
-    /// Events: reason and message.
-    pub warnings: Vec<(&'static str, String)>,
-}
+use crate::model::controller::finalizers::{self, Validation};
 
 /// Whether the current generation of a class is valid.
 pub fn is_ready(class: &ProxyClass) -> bool {
@@ -38,8 +27,8 @@ pub fn validate(
     users: &[String],
     service_monitors: bool,
     now: Timestamp,
-) -> ClassValidation {
-    let mut validation = ClassValidation::default();
+) -> Validation<ProxyClassStatus> {
+    let mut validation = Validation::default();
     if class.metadata.deletion_timestamp.is_some() {
         if users.is_empty() {
             validation.finalizers = finalizers::change(&class.metadata, FINALIZER, false);

@@ -12,7 +12,7 @@ use crate::api::names::FINALIZER;
 use crate::api::tailnet::{Tailnet, TailnetStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::control_plane::Capabilities;
-use crate::model::controller::finalizers;
+use crate::model::controller::finalizers::{self, Validation};
 use crate::model::tailnet::supervise::Secret;
 
 /// Tailscale's control plane.
@@ -57,19 +57,6 @@ pub enum ControlPlaneVerdict {
     Refused(String),
 }
 
-/// Changes of a Tailnet.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct TailnetValidation {
-    /// Complete list of finalizers, if changed.
-    pub finalizers: Option<Vec<String>>,
-    /// Complete status, if changed.
-    pub status: Option<TailnetStatus>,
-    /// Warning Event: reason and message.
-    pub warning: Option<(&'static str, String)>,
-    /// It may be deleted, with its client.
-    pub ends: bool,
-}
-
 /// Parses credentials. The error names the missing keys. An audience has priority over a client secret, as in the Tailscale operator.
 pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, String> {
     let text = |key: &str| {
@@ -95,12 +82,11 @@ pub fn url(tailnet: &Tailnet) -> &str {
 }
 
 /// Plans finalizer and status. `users` are the groups that use it; they delay its deletion.
-pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
+pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> Validation<TailnetStatus> {
     let going = tailnet.metadata.deletion_timestamp.is_some();
-    let mut validation = TailnetValidation::default();
+    let mut validation = Validation::default();
     if going && users.is_empty() {
         validation.finalizers = finalizers::change(&tailnet.metadata, FINALIZER, false);
-        validation.ends = true;
         return validation;
     }
     if !going {
@@ -122,7 +108,7 @@ pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[Strin
     let wanted = DesiredCondition { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
         validation.status = Some(TailnetStatus { conditions });
-        validation.warning = (status != ConditionStatus::True || going).then_some((reason, message));
+        validation.warnings.extend((status != ConditionStatus::True || going).then_some((reason, message)));
     }
     validation
 }
@@ -162,12 +148,12 @@ mod tests {
     fn validation_result_sets_the_condition_once() {
         let mut tailnet = tailnet();
         let validation = validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
-        assert_eq!((validation.finalizers.clone(), validation.warning), (Some(vec![FINALIZER.to_owned()]), None));
+        assert_eq!((validation.finalizers.clone(), validation.warnings.len()), (Some(vec![FINALIZER.to_owned()]), 0));
         tailnet.status = validation.status;
         tailnet.metadata.finalizers = validation.finalizers;
-        assert_eq!(validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), TailnetValidation::default());
+        assert_eq!(validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), Validation::default());
         let refused = validate(&tailnet, &ControlPlaneVerdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
-        assert_eq!(refused.warning, Some(("InvalidOAuth", "no".to_owned())));
+        assert_eq!(refused.warnings, [("InvalidOAuth", "no".to_owned())]);
         assert_eq!(refused.status.expect("news").conditions[0].reason, "InvalidOAuth");
     }
 
@@ -175,7 +161,7 @@ mod tests {
     fn missing_capabilities_are_named_in_the_valid_condition() {
         let validation = validate(&tailnet(), &ControlPlaneVerdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
         let condition = validation.status.expect("news").conditions.remove(0);
-        assert_eq!((condition.status.as_str(), condition.reason.as_str(), validation.warning), ("True", "TailnetValid", None));
+        assert_eq!((condition.status.as_str(), condition.reason.as_str(), validation.warnings.len()), ("True", "TailnetValid", 0));
         assert!(condition.message.contains("no Tailscale Services and issues no certificates"), "{}", condition.message);
     }
 
@@ -193,9 +179,9 @@ mod tests {
         tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
         let validation = validate(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
-        assert!(!validation.ends && validation.finalizers.is_none());
+        assert_eq!(validation.finalizers, None);
         assert!(validation.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
         let validation = validate(&tailnet, &ControlPlaneVerdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
-        assert_eq!((validation.ends, validation.finalizers), (true, Some(Vec::new())));
+        assert_eq!(validation.finalizers, Some(Vec::new()));
     }
 }

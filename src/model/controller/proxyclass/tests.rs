@@ -21,7 +21,7 @@ fn valid_class_becomes_ready_once() {
     assert!(!is_ready(&class));
     class.status = validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
     assert!(is_ready(&class), "{:?}", class.status);
-    assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
+    assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH), Validation::default());
     class.metadata.generation = Some(4);
     assert!(!is_ready(&class), "what it says now was not looked at");
 }
@@ -68,7 +68,7 @@ fn used_class_keeps_its_finalizer() {
     assert_eq!(finalizers, Some(vec![FINALIZER.to_owned()]));
     class.metadata.finalizers = finalizers;
     class.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-    assert_eq!(validate(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
+    assert_eq!(validate(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), Validation::default());
     assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
 }
 
