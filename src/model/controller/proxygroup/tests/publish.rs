@@ -102,7 +102,7 @@ fn lost_config_during_withdrawal_leaves_no_tailscale_service() {
     world.pass("in");
     world.live();
     world.objects.remove(&object(Kind::ConfigMap, "in-ingress-config"));
-    world.memories.clear();
+    world.memory.passes.clear();
     world.settle();
     assert!(world.hosted.vips.is_empty() && world.config("in").names().is_empty());
 }
@@ -174,7 +174,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     assert_eq!(counts, [1, 1, 1]);
 
     let events = world.events.len();
-    (world.memories, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
+    (world.memory.passes, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     let writes = world.writes;
     world.settle();
@@ -192,7 +192,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     world.hosted.unbacked.clear();
     world.settle();
     assert_eq!(world.says("in", PUBLISHED).2, "3 of 3 are published.");
-    let summary = world.memories["in"].summary().expect("a summary").clone();
+    let summary = world.memory.passes["in"].summary().expect("a summary").clone();
     assert_eq!((summary.published[&PublishState::Whole], summary.certified[&Certified::Issued]), (3, 2));
 }
 
@@ -207,7 +207,7 @@ fn failed_funnel_is_reported_once() {
     let published = world.says("in", PUBLISHED).2;
     assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
     assert_eq!(world.event_count("PartiallyAdvertised"), 1);
-    world.memories.clear();
+    world.memory.passes.clear();
     world.settle();
     assert_eq!(world.event_count("PartiallyAdvertised"), 1, "not by one who begins anew");
     world.hosted.funnel_errors.clear();

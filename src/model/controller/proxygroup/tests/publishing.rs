@@ -180,7 +180,7 @@ impl Act {
             Self::Wake => world.asleep.clear(),
             Self::Time(seconds) => world.now += i64::from(*seconds),
             Self::Lead => {
-                world.memories.clear();
+                world.memory.passes.clear();
                 (world.hosted.listed, world.tailnet) = (None, TailnetState::Asking);
                 world.hosted.approved.clear();
             }

@@ -140,7 +140,7 @@ fn restart_writes_nothing_and_repeats_no_event() {
     assert_eq!(world.event_count("NoTailscaleServices"), 2, "neither has a host of its own");
     let (writes, events) = (world.writes, world.events.len());
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
-    (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
+    (world.memory.passes, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
     world.settle();
     assert_eq!((world.writes, world.events.len()), (writes, events), "the control plane was not queried yet");
     world.tailnet = ready;

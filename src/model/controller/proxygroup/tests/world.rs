@@ -40,7 +40,7 @@ pub(super) use replicas::device_id;
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct World {
     pub(super) now: i64,
     pub(super) settings: GroupSettings,
@@ -65,10 +65,7 @@ pub(super) struct World {
     next: u64,
     /// IP families of child Services and Pods; none: children have no slices.
     pub(super) families: &'static [&'static str],
-    /// Services as last observed: an unchanged one is the same object.
-    shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
-    pub(super) memories: BTreeMap<String, Memory>,
-    pub(super) replacements: Replacements,
+    pub(super) memory: Memories,
     /// Parsed objects by address, which is unique while they are held here.
     read: Rc<RefCell<Read>>,
     pub(super) writes: u64,
@@ -81,6 +78,21 @@ pub(super) struct World {
     pub(super) renamed: &'static str,
     /// Standalone objects of the namespace before the observed one.
     pub(super) names_before: usize,
+}
+
+/// What the reconcilers remember; a copy of the cluster has reconcilers without memories.
+#[derive(Debug, Default)]
+pub(super) struct Memories {
+    /// Services as last observed: an unchanged one is the same object.
+    shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
+    pub(super) passes: BTreeMap<String, Memory>,
+    pub(super) replacements: Replacements,
+}
+
+impl Clone for Memories {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 /// State Secret and config Secret of a replica.
@@ -134,9 +146,7 @@ impl World {
             events: Vec::new(),
             next: 0,
             families: &[],
-            shown: RefCell::default(),
-            memories: BTreeMap::new(),
-            replacements: Replacements::default(),
+            memory: Memories::default(),
             read: Rc::default(),
             writes: 0,
             ingresses: BTreeMap::new(),
@@ -149,31 +159,7 @@ impl World {
 
     /// A copy of the cluster with reconcilers without memos.
     pub(super) fn fork(&self) -> Self {
-        Self {
-            settings: self.settings.clone(),
-            assignment: self.assignment.clone(),
-            groups: self.groups.clone(),
-            class: self.class.clone(),
-            tailnet: self.tailnet.clone(),
-            services: self.services.clone(),
-            objects: self.objects.clone(),
-            pods: self.pods.clone(),
-            devices: self.devices.clone(),
-            denied: self.denied.clone(),
-            keys: self.keys.clone(),
-            asleep: self.asleep.clone(),
-            unmade: self.unmade.clone(),
-            events: Vec::new(),
-            shown: RefCell::default(),
-            memories: BTreeMap::new(),
-            replacements: Replacements::default(),
-            read: Rc::clone(&self.read),
-            ingresses: self.ingresses.clone(),
-            hosted: self.hosted.clone(),
-            own_certificates: self.own_certificates.clone(),
-            namespaces: self.namespaces.clone(),
-            ..*self
-        }
+        Self { events: Vec::new(), ..self.clone() }
     }
 
     fn id(&mut self) -> String {
@@ -244,7 +230,7 @@ impl World {
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
-        let mut shown = self.shown.borrow_mut();
+        let mut shown = self.memory.shown.borrow_mut();
         let last = shown.get(key).filter(|last| ***last == *stored);
         let now = last.cloned().unwrap_or_else(|| Arc::new(stored.clone()));
         shown.insert(key.clone(), Arc::clone(&now));
@@ -288,7 +274,7 @@ impl World {
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
             waiting,
-            replacements: self.replacements.besides(name),
+            replacements: self.memory.replacements.besides(name),
             denied: self.denied.clone(),
         }
     }

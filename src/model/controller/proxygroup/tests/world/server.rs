@@ -6,8 +6,8 @@ impl World {
     /// Runs one pass over a group and applies its plan.
     pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
         let observed = self.observe(name);
-        let made = plan_with_memo(&observed, self.memories.entry(name.to_owned()).or_default());
-        self.replacements.record(name, made.replaces);
+        let made = plan_with_memo(&observed, self.memory.passes.entry(name.to_owned()).or_default());
+        self.memory.replacements.record(name, made.replaces);
         let fresh = pass(&observed);
         let quiet = |plan: &GroupPlan| GroupPlan { events: Vec::new(), ..plan.clone() };
         assert_eq!(quiet(&made), quiet(&fresh), "a memory saves time and changes nothing");
