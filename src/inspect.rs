@@ -26,19 +26,6 @@ pub enum InspectError {
     Json(#[from] serde_json::Error),
 }
 
-impl InspectError {
-    /// Reason; closed set.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Cluster(error) => error.reason(),
-            Self::Unread { .. } => "Unread",
-            Self::NoGroup(_) => "NoGroup",
-            Self::Write(_) => "Write",
-            Self::Json(_) => "Json",
-        }
-    }
-}
-
 /// The gap for an error, without advice meant for Pods.
 fn gap(error: &KubeError) -> Gap {
     match error {

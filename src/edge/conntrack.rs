@@ -43,7 +43,7 @@ pub struct Pressure {
 }
 
 /// A ctnetlink request failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ConntrackError {
     #[error("cannot open connection tracking's netlink socket (the kernel needs nf_conntrack_netlink): {0}")]
     Open(#[source] io::Error),
@@ -61,12 +61,7 @@ pub enum ConntrackError {
 impl ConntrackError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Open(_) => "Open",
-            Self::List(_) => "List",
-            Self::Delete(_) => "Delete",
-            Self::Count(_) => "Count",
-        }
+        self.into()
     }
 }
 

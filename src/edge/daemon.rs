@@ -60,7 +60,7 @@ enum Handle {
     Left(JoinHandle<io::Result<()>>),
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum DaemonError {
     #[error("cannot start {}: {source}", program.display())]
     Spawn { program: PathBuf, source: io::Error },
@@ -82,13 +82,8 @@ impl DaemonError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Spawn { .. } => "Spawn",
-            Self::Wait(_) => "Wait",
-            Self::Signal { .. } => "Signal",
-            Self::Tun { .. } => "Tun",
-            Self::Command { .. } => "Command",
-            Self::File { .. } => "File",
             Self::Config(fault) => fault.reason(),
+            other => other.into(),
         }
     }
 }

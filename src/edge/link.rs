@@ -40,7 +40,7 @@ pub struct LinkState {
 }
 
 /// Links could not be read, watched or created.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum LinkError {
     /// The netlink socket could not be opened.
     #[error("cannot open a netlink socket for links and addresses: {0}")]
@@ -69,13 +69,7 @@ pub enum LinkError {
 impl LinkError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Open(_) => "Open",
-            Self::Read { .. } => "Read",
-            Self::Closed => "Closed",
-            Self::Change { .. } => "Change",
-            Self::Missing(_) => "Missing",
-        }
+        self.into()
     }
 }
 

@@ -65,7 +65,7 @@ pub struct Bus {
     capver: Option<u32>,
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum LocalApiError {
     #[error("cannot connect to tailscaled at {}: {source}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
@@ -76,6 +76,7 @@ pub enum LocalApiError {
     #[error("{call}: tailscaled answered {status}: {text}")]
     Refused { call: &'static str, status: StatusCode, text: String },
     #[error("{call}: not understood: {source}")]
+    #[strum(serialize = "Malformed")]
     Json { call: &'static str, source: serde_json::Error },
     #[error("{call}: more than {MAX_BYTES} bytes at once")]
     TooLong { call: &'static str },
@@ -88,16 +89,7 @@ pub enum LocalApiError {
 impl LocalApiError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Connect { .. } => "Connect",
-            Self::Connection { .. } => "Connection",
-            Self::Deadline { .. } => "Deadline",
-            Self::Refused { .. } => "Refused",
-            Self::Json { .. } => "Malformed",
-            Self::TooLong { .. } => "TooLong",
-            Self::Request { .. } => "Request",
-            Self::NotReloaded(_) => "NotReloaded",
-        }
+        self.into()
     }
 
     /// Whether the stream remains usable after this error: one message was malformed, the next may be valid.

@@ -34,7 +34,7 @@ pub struct Nft {
 }
 
 /// nftables error.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum NftError {
     /// The program cannot be started.
     #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
@@ -68,14 +68,7 @@ pub enum NftError {
 impl NftError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Missing { .. } => "Missing",
-            Self::Timeout { .. } => "Timeout",
-            Self::Refused { .. } => "Refused",
-            Self::Kernel { .. } => "Kernel",
-            Self::Unsteady => "Unsteady",
-            Self::Abandoned => "Abandoned",
-        }
+        self.into()
     }
 }
 

@@ -29,7 +29,7 @@ const SOCKET_BUFFER: usize = 8 << 20;
 const PACKET: usize = 64 << 10;
 
 /// Flows cannot be reset.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ProbeError {
     /// A raw socket could not be opened, or its mark not set.
     #[error("cannot open a raw socket, so the ends of flows that are cut here will hang (give the container NET_RAW and NET_ADMIN): {0}")]
@@ -42,10 +42,7 @@ pub enum ProbeError {
 impl ProbeError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Open(_) => "Open",
-            Self::Receive(_) => "Receive",
-        }
+        self.into()
     }
 }
 

@@ -18,7 +18,7 @@ pub enum Forwarding {
     Absent,
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum SysctlError {
     #[error("cannot read {}: {source}", file(*family).0)]
     Read { family: Family, source: io::Error },
@@ -34,10 +34,7 @@ pub enum SysctlError {
 impl SysctlError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-            Self::Write { .. } => "Write",
-        }
+        self.into()
     }
 }
 

@@ -57,7 +57,7 @@ struct CertifiedNames {
 }
 
 /// A certificate is unusable or a handshake failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum TlsError {
     /// The chain cannot be parsed.
     #[error("the certificate chain cannot be read: {0}")]
@@ -80,14 +80,7 @@ pub enum TlsError {
 impl TlsError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Chain(_) => "Chain",
-            Self::Key(_) => "Key",
-            Self::Pair(_) => "Pair",
-            Self::UnknownName(_) => "UnknownName",
-            Self::Handshake(_) => "Handshake",
-            Self::Setup(_) => "Setup",
-        }
+        self.into()
     }
 }
 

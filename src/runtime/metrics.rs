@@ -12,7 +12,8 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Tex
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Metric type of a family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Kind {
     /// Values only increase, or restart at zero.
     Counter,
@@ -25,11 +26,7 @@ pub enum Kind {
 impl Kind {
     /// Type name in the exposition format.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
+        self.into()
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Tasks {
 }
 
 /// Unexpected end of the tasks.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum TaskError {
     /// A task returned before the stop.
     #[error("task {name} ended although nothing asked it to")]
@@ -69,12 +69,7 @@ pub enum TaskError {
 impl TaskError {
     /// Metric label; closed set.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Ended { .. } => "Ended",
-            Self::Failed { .. } => "Failed",
-            Self::Panicked { .. } => "Panicked",
-            Self::CutOff { .. } => "CutOff",
-        }
+        self.into()
     }
 }
 

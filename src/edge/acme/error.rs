@@ -6,12 +6,13 @@ use instant_acme::{Error, Problem};
 
 use super::{RecordFailure, http::ErrorHead};
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum AcmeError {
     #[error("cannot set up the client of the ACME server: {0}")]
     Client(String),
     /// The account key is unusable. It may belong to another user, so it is not replaced.
     #[error("the ACME account's key cannot be used: {0}; take the field out of its Secret to have another one made")]
+    #[strum(serialize = "AccountKey")]
     Key(&'static str),
     /// No connection, a broken connection, or a timeout.
     #[error("cannot {what}: the ACME server cannot be reached: {source}")]
@@ -35,6 +36,7 @@ pub enum AcmeError {
     #[error("cannot {what}: the ACME server did not come to an end in time")]
     Deadline { what: &'static str },
     #[error("cannot {what}: the ACME server's answer is not understood: {why}")]
+    #[strum(serialize = "Malformed")]
     Answer { what: &'static str, why: String },
     #[error("the ACME server does not say when to renew")]
     Unsupported,
@@ -44,16 +46,8 @@ impl AcmeError {
     /// Closed set of values for metric labels and Event reasons.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Client(_) => "Client",
-            Self::Key(_) => "AccountKey",
-            Self::Unreachable { .. } => "Unreachable",
             Self::Refused { kind, .. } => kind,
-            Self::Invalid { .. } => "Invalid",
-            Self::NoDns { .. } => "NoDns",
-            Self::Record { .. } => "Record",
-            Self::Deadline { .. } => "Deadline",
-            Self::Answer { .. } => "Malformed",
-            Self::Unsupported => "Unsupported",
+            other => other.into(),
         }
     }
 

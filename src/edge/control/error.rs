@@ -5,13 +5,14 @@ use std::time::Duration;
 use crate::model::controller::identity::{DeviceId, Mismatch};
 use crate::runtime::https::HttpsError;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ControlError {
     /// The settings are unusable.
     #[error("the control plane's settings cannot be used: {0}")]
     Settings(String),
     /// The HTTPS client cannot be created: its CA file is unusable.
     #[error("the control plane cannot be asked: {0}")]
+    #[strum(serialize = "Settings")]
     Client(#[from] HttpsError),
     /// The service account token for the identity exchange is not available.
     #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
@@ -51,18 +52,7 @@ pub enum ControlError {
 impl ControlError {
     /// Closed set of values for metric labels and Events.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Settings(_) | Self::Client(_) => "Settings",
-            Self::Identity(_) => "Identity",
-            Self::Unreachable { .. } => "Unreachable",
-            Self::Deadline { .. } => "Deadline",
-            Self::Denied { .. } => "Denied",
-            Self::Paused { .. } => "Paused",
-            Self::Absent { .. } => "Absent",
-            Self::Refused { .. } => "Refused",
-            Self::Mismatch { .. } => "Mismatch",
-            Self::Answer { .. } => "Answer",
-        }
+        self.into()
     }
 
     /// Message without varying parts, for conditions.

@@ -24,7 +24,7 @@ pub enum Variant {
 }
 
 /// Error of an iptables run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum IptablesError {
     /// The program cannot be started.
     #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
@@ -45,11 +45,7 @@ pub enum IptablesError {
 impl IptablesError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Missing { .. } => "Missing",
-            Self::Timeout { .. } => "Timeout",
-            Self::Refused { .. } => "Refused",
-        }
+        self.into()
     }
 }
 

@@ -11,7 +11,8 @@ use kube::config::KubeconfigError;
 pub(super) const ACCESS_REVIEW: &str = "SelfSubjectAccessReview";
 
 /// Operation on an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Verb {
     Get,
     List,
@@ -26,15 +27,7 @@ pub enum Verb {
 impl Verb {
     /// RBAC verb.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::List => "list",
-            Self::Watch => "watch",
-            Self::Patch => "patch",
-            Self::Create => "create",
-            Self::Update => "update",
-            Self::Delete => "delete",
-        }
+        self.into()
     }
 }
 
@@ -141,7 +134,7 @@ impl CallFault {
 }
 
 /// A request that the API server answered with an error, by its status code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum ApiRefusal {
     /// 401.
     Unauthorized,
@@ -159,6 +152,7 @@ pub enum ApiRefusal {
     Throttled,
     /// 500 and above.
     ServerError,
+    #[strum(serialize = "Refused")]
     Other,
 }
 
@@ -178,17 +172,7 @@ impl ApiRefusal {
     }
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Unauthorized => "Unauthorized",
-            Self::Forbidden => "Forbidden",
-            Self::NotFound => "NotFound",
-            Self::Conflict => "Conflict",
-            Self::Expired => "Expired",
-            Self::Invalid => "Invalid",
-            Self::Throttled => "Throttled",
-            Self::ServerError => "ServerError",
-            Self::Other => "Refused",
-        }
+        self.into()
     }
 }
 

@@ -29,17 +29,6 @@ pub enum PrivateError {
     Start(#[source] io::Error),
 }
 
-impl PrivateError {
-    /// Closed set of values for reports.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Refused { .. } => "Refused",
-            Self::Map(_) => "Map",
-            Self::Start(_) => "Start",
-        }
-    }
-}
-
 /// Signals that the first instance waits for.
 fn awaited() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect()

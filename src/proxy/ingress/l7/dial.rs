@@ -32,7 +32,7 @@ pub(super) enum Sender {
 }
 
 /// Why an upstream connection failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub(super) enum DialError {
     #[error("cannot connect to {address}: {source}")]
     Connect { address: SocketAddr, source: io::Error },
@@ -50,14 +50,7 @@ pub(super) enum DialError {
 
 impl DialError {
     pub(super) fn reason(&self) -> &'static str {
-        match self {
-            Self::Connect { .. } => "Connect",
-            Self::Deadline(_) => "Deadline",
-            Self::Tls { .. } => "Tls",
-            Self::Http { .. } => "Http",
-            Self::Full => "Full",
-            Self::Name { .. } => "Name",
-        }
+        self.into()
     }
 }
 
