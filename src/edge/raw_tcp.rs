@@ -90,12 +90,6 @@ impl RawTcpSockets {
     }
 }
 
-impl std::fmt::Debug for RawTcpSockets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.wires.iter().map(|wire| wire.family)).finish()
-    }
-}
-
 impl Wire {
     fn open(family: Family) -> io::Result<Self> {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };

@@ -108,12 +108,6 @@ impl Default for Limits {
     }
 }
 
-impl std::fmt::Debug for Routes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
-}
-
 impl Routes {
     /// No paths: every response is 404.
     pub fn new() -> Self {

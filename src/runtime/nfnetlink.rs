@@ -26,6 +26,7 @@ const TIMEOUT: TimeVal = TimeVal::new(10, 0);
 pub type Answer<'a> = NetlinkBuffer<&'a [u8]>;
 
 /// A socket that is connected to the kernel.
+#[derive(Debug)]
 pub struct NfnetlinkSocket {
     socket: Socket,
     port: u32,
@@ -129,12 +130,6 @@ impl NfnetlinkSocket {
     #[cfg(test)]
     pub(crate) fn send_only(&self, request: &[u8]) {
         let _ = self.socket.send(request, 0);
-    }
-}
-
-impl std::fmt::Debug for NfnetlinkSocket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NfnetlinkSocket").field("port", &self.port).field("sequence", &self.sequence).finish_non_exhaustive()
     }
 }
 

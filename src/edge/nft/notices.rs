@@ -1,6 +1,5 @@
 //! Kernel notifications of nftables changes. A notification only triggers an audit, which finds the change.
 
-use std::fmt;
 use std::io;
 
 use netlink_sys::constants::NETLINK_NETFILTER;
@@ -14,12 +13,6 @@ use crate::runtime::nfnetlink::{Answer, RECEIVE_SIZE, answers_lost, messages};
 pub struct NotificationStream {
     socket: TokioSocket,
     own: u32,
-}
-
-impl fmt::Debug for NotificationStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").field("own", &self.own).finish_non_exhaustive()
-    }
 }
 
 impl NotificationStream {

@@ -15,14 +15,8 @@ use tokio_rustls::client::TlsStream;
 use super::{ALPN, TlsError};
 
 /// Connects with certificate verification. Each connection has a full handshake, without session resumption. ALPN offers HTTP/1.1 only.
-#[derive(Clone)]
-pub struct Checked(TlsConnector);
-
-impl std::fmt::Debug for Checked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checked").finish_non_exhaustive()
-    }
-}
+#[derive(Debug, Clone)]
+pub struct Checked(Arc<ClientConfig>);
 
 impl Checked {
     /// Trusts these CA certificates, in PEM. Fails if there is none.
@@ -42,7 +36,7 @@ impl Checked {
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![ALPN[1].to_vec()];
         config.resumption = Resumption::disabled();
-        Ok(Self(Arc::new(config).into()))
+        Ok(Self(Arc::new(config)))
     }
 
     /// Opens TLS to the server of this name.
@@ -51,6 +45,6 @@ impl Checked {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-        self.0.connect(name, stream).await
+        TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await
     }
 }

@@ -16,16 +16,10 @@ use tokio_rustls::client::TlsStream;
 use super::{ALPN, TlsError};
 
 /// TLS connector for backends.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Connector {
-    any: TlsConnector,
-    http1: TlsConnector,
-}
-
-impl std::fmt::Debug for Connector {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connector").finish_non_exhaustive()
-    }
+    any: Arc<ClientConfig>,
+    http1: Arc<ClientConfig>,
 }
 
 #[derive(Debug)]
@@ -41,7 +35,7 @@ impl Connector {
         let mut http1 = any.clone();
         any.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
         http1.alpn_protocols = vec![ALPN[1].to_vec()];
-        Ok(Self { any: Arc::new(any).into(), http1: Arc::new(http1).into() })
+        Ok(Self { any: Arc::new(any), http1: Arc::new(http1) })
     }
 
     /// Opens TLS. SNI is `name`, unless it is an IP address. Offers HTTP/2 if `http2` allows it; returns whether it was negotiated.
@@ -50,7 +44,7 @@ impl Connector {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(name.to_owned()).map_err(|error| TlsError::Handshake(io::Error::other(error)))?;
-        let connector = if http2 { &self.any } else { &self.http1 };
+        let connector = TlsConnector::from(Arc::clone(if http2 { &self.any } else { &self.http1 }));
         let stream = connector.connect(name, stream).await.map_err(TlsError::Handshake)?;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN[0]);
         Ok((stream, http2))

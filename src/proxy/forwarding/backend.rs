@@ -16,7 +16,6 @@ use crate::proxy::forwarding::flow_cleanup::Applied;
 use crate::proxy::forwarding::ruleset_sync::{Kernel, SyncFault};
 
 /// The kernel; its firewall is selected at the first write.
-#[derive(Debug)]
 pub struct LiveKernel {
     backend: FirewallMode,
     interface: InterfaceName,

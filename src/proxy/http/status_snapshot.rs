@@ -1,7 +1,6 @@
 //! Sources of all responses: the newest state of every other task.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -107,12 +106,6 @@ pub struct SnapshotSources {
     pub(super) hook: Mutex<Option<HookCall>>,
     /// Ruleset lag.
     pub(super) lag: Mutex<RulesetLag>,
-}
-
-impl fmt::Debug for SnapshotSources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sources").field("facts", &self.facts()).finish_non_exhaustive()
-    }
 }
 
 impl SnapshotSources {
