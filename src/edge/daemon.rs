@@ -20,7 +20,7 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{Pid, pipe2};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::task::{JoinHandle, JoinSet};
@@ -29,6 +29,7 @@ use tracing::{debug, info};
 
 use crate::model::tailnet::supervise::Secret;
 use crate::model::tailnet::supervise::conffile::{self, ConfFault};
+use crate::runtime::command::{self, error_output};
 
 /// Maximum bytes of a log line; longer lines of the daemon are split.
 const LONGEST_LINE: u64 = 16 << 10;
@@ -152,8 +153,8 @@ impl RunningDaemon {
 pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
     const WHAT: &str = "version --json";
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: WHAT, text };
-    let requested = Command::new(tailscale).args(WHAT.split(' ')).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = timeout(ASK, requested).await.map_err(|_| fail("no answer".to_owned()))?.map_err(|error| fail(error.to_string()))?;
+    let args: Vec<_> = WHAT.split(' ').collect();
+    let output = command::run(tailscale, &args, "", ASK).await.map_err(|error| fail(error.to_string()))?;
     let versions: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))?;
     let cap = versions.get("cap").and_then(serde_json::Value::as_u64).and_then(|cap| u32::try_from(cap).ok());
     cap.ok_or_else(|| fail("it names no capability version".to_owned()))
@@ -162,26 +163,10 @@ pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
 /// Logs in with the `tailscale` command, which reads the secret from standard input.
 pub async fn login(tailscale: &Path, args: &[String], secret: Option<&Secret>) -> Result<(), DaemonError> {
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: "up", text };
-    let mut child = Command::new(tailscale)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| fail(error.to_string()))?;
-    let work = async {
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(secret.map_or("", Secret::reveal).as_bytes()).await?;
-        }
-        child.wait_with_output().await
-    };
-    let output = timeout(LOGIN, work)
-        .await
-        .map_err(|_| fail(format!("not logged in within {LOGIN:?}")))?
-        .map_err(|error| fail(error.to_string()))?;
-    let words = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(fail(format!("{}: {}", output.status, words.trim()))) }
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let run = command::run(tailscale, &args, secret.map_or("", Secret::reveal), LOGIN).await;
+    let output = run.map_err(|error| fail(error.to_string()))?;
+    if output.status.success() { Ok(()) } else { Err(fail(format!("{}: {}", output.status, error_output(&output)))) }
 }
 
 /// Resolves a key: `file:PATH` is read from the file.
