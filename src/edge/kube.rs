@@ -13,6 +13,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::config::{AuthInfo, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
 use kube::{Api, Client, Config};
+use tokio::time::timeout;
 
 mod access_review;
 mod conditional_secret;
@@ -146,37 +147,21 @@ impl Cluster {
 
 /// Runs a call with the timeout [`CALL`].
 async fn within<T>(call: impl FnOnce() -> ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
-    match tokio::time::timeout(CALL, work).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(KubeError::Call { call: call(), fault: CallFault::of(error) }),
-        Err(_elapsed) => Err(KubeError::Call { call: call(), fault: CallFault::Timeout(CALL) }),
-    }
+    limited(CALL, work).await.map_err(|fault| KubeError::Call { call: call(), fault })
 }
 
-/// An object with values by key.
-trait Keyed {
-    /// Kind in messages.
-    const KIND: &'static str;
-
-    fn values(self) -> Values;
+async fn limited<T>(limit: Duration, work: impl Future<Output = kube::Result<T>>) -> Result<T, CallFault> {
+    timeout(limit, work).await.map_err(|_elapsed| CallFault::Timeout(limit))?.map_err(CallFault::of)
 }
 
-impl Keyed for ConfigMap {
-    const KIND: &'static str = "ConfigMap";
-
-    /// Text and binary values; the API allows no key in both.
-    fn values(self) -> Values {
-        let text = self.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Bytes::from(value)));
-        text.chain(binary(self.binary_data)).collect()
-    }
+/// Text and binary values; the API allows no key in both.
+fn config_map_values(object: ConfigMap) -> Values {
+    let text = object.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Bytes::from(value)));
+    text.chain(binary(object.binary_data)).collect()
 }
 
-impl Keyed for Secret {
-    const KIND: &'static str = "Secret";
-
-    fn values(self) -> Values {
-        binary(self.data).collect()
-    }
+fn secret_values(object: Secret) -> Values {
+    binary(object.data).collect()
 }
 
 fn binary(data: Option<BTreeMap<String, ByteString>>) -> impl Iterator<Item = (String, Bytes)> {

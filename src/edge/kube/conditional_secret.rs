@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{Cluster, Keyed as _, KubeError, Values, Verb, within};
+use super::{Cluster, KubeError, Values, Verb, secret_values, within};
 use crate::api::names::FIELD_MANAGER;
 
 pub use crate::model::ingress::cert_store::VersionedSecret;
@@ -17,7 +17,7 @@ pub use crate::model::ingress::cert_store::VersionedSecret;
 pub(super) fn versioned(mut secret: Secret) -> VersionedSecret {
     let version = secret.metadata.resource_version.take().unwrap_or_default();
     let annotations = std::mem::take(secret.annotations_mut());
-    VersionedSecret { version, annotations, values: secret.values() }
+    VersionedSecret { version, annotations, values: secret_values(secret) }
 }
 
 impl Cluster {

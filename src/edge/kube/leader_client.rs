@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Leading, Resource, Verb};
+use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
 use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
 use crate::model::controller::proxygroup::Delete;
 
@@ -150,12 +150,7 @@ impl LeaderClient {
         let Some(until) = self.leading.borrow().map(|leading| leading.until).filter(|until| now < *until) else {
             return Err(KubeError::NotLeading { call });
         };
-        let ends = until.min(now + CALL);
-        let done = match timeout_at(ends, work).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(CallFault::of(error)),
-            Err(_elapsed) => Err(CallFault::Timeout(ends - now)),
-        };
+        let done = limited(CALL.min(until - now), work).await;
         let (verb, kind) = (call.verb, call.kind.split('/').next().unwrap_or(call.kind));
         let done = done.map_err(|fault| KubeError::Call { call, fault });
         (self.observer)(verb, kind, done.as_ref().err().map(KubeError::reason));

@@ -14,9 +14,9 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
-use super::{ApiRefusal, CALL, CallFault, Cluster, KubeError, Verb, within};
+use super::{ApiRefusal, CALL, Cluster, KubeError, Verb, limited, within};
 use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
 use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
@@ -207,12 +207,7 @@ impl Lease {
         let now = Instant::now();
         let limit = now + CALL.min(self.candidate.terms().trust * 3 / 8);
         let ends = self.candidate.leads(now.into_std()).map_or(limit, |until| limit.min(until.into()));
-        let fault = match timeout_at(ends, work).await {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => CallFault::of(error),
-            Err(_elapsed) => CallFault::Timeout(ends - now),
-        };
-        Err(KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
+        limited(ends - now, work).await.map_err(|fault| KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
     }
 }
 

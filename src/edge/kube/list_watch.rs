@@ -9,7 +9,6 @@ use std::future::ready;
 use std::time::Duration;
 
 use futures_util::stream::{Stream, StreamExt, once, poll_fn, select};
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Resource, ResourceExt};
@@ -19,7 +18,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::conditional_secret::versioned;
-use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, Keyed, KubeError, Values, Verb, VersionedSecret, leader_client, within};
+use super::{
+    ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, leader_client,
+    secret_values, within,
+};
 use crate::model::base::backoff::Backoff;
 
 /// Duration of a watch in seconds, after which the server ends it.
@@ -93,18 +95,18 @@ impl Cluster {
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
     pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
-        let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
-        one(list_watch(self.config_maps(namespace), call, None, backoff, Keyed::values))
+        let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, "ConfigMap", name) };
+        one(list_watch(self.config_maps(namespace), call, None, backoff, config_map_values))
     }
 
     /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
-        one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, <Secret as Keyed>::values))
+        one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
     }
 
     /// As [`Self::watch_secret`], with the resource version for conditional writes.
     pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
-        one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, versioned))
+        one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, versioned))
     }
 }
 

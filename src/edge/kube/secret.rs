@@ -5,7 +5,7 @@ use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Map, Value, json};
 
-use super::{Cluster, Keyed, KubeError, Values, Verb, within};
+use super::{Cluster, KubeError, Values, Verb, secret_values, within};
 use crate::api::names::FIELD_MANAGER;
 use crate::model::tailnet::state::StateChanges;
 
@@ -56,6 +56,6 @@ impl Cluster {
     /// Returns the values of a Secret in the client's namespace; `None` if it does not exist.
     pub async fn secret(&self, name: &str) -> Result<Option<Values>, KubeError> {
         let found = within(|| self.call(Verb::Get, "Secret", name), self.secrets().get_opt(name)).await?;
-        Ok(found.map(Keyed::values))
+        Ok(found.map(secret_values))
     }
 }
