@@ -12,4 +12,5 @@ pub mod resources;
 pub mod snapshot;
 pub mod tasks;
 pub mod telemetry;
+pub mod timer;
 pub mod watch_ext;

@@ -22,6 +22,7 @@ use rtnetlink::{Handle, MulticastGroup};
 use tokio::sync::watch;
 
 use crate::model::base::net::{Family, InterfaceName};
+use crate::runtime::watch_ext::put;
 
 /// Pause before a failed notification socket is reopened.
 const REOPEN: Duration = Duration::from_secs(1);
@@ -130,11 +131,7 @@ impl Links {
     /// Reads the link and publishes a difference; returns the link's index.
     async fn publish(&self, handle: &Handle) -> Result<Option<u32>, LinkError> {
         let (index, read) = state_of(handle, &self.interface).await?;
-        self.state.send_if_modified(|state| {
-            let differs = *state != read;
-            *state = read;
-            differs
-        });
+        put(&self.state, read);
         Ok(index)
     }
 }

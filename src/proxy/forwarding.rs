@@ -17,6 +17,7 @@ use tokio::time::sleep;
 
 use crate::edge::sysctl::{Forwarding, forward};
 use crate::model::base::net::Family;
+use crate::runtime::watch_ext::put;
 
 /// Poll interval while a sysctl is off.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -28,16 +29,11 @@ pub async fn run(off: watch::Sender<Vec<String>>) {
     loop {
         let faults = spawn_blocking(|| Family::ALL.into_iter().filter_map(switch_on).collect::<Vec<_>>()).await.unwrap_or_default();
         let rest = if faults.is_empty() { POLL_INTERVAL } else { RETRY_INTERVAL };
-        off.send_if_modified(|current| {
-            let changed = *current != faults;
-            if changed {
-                for fault in &faults {
-                    tracing::error!("{fault}");
-                }
-                *current = faults;
+        if put(&off, faults.clone()) {
+            for fault in &faults {
+                tracing::error!("{fault}");
             }
-            changed
-        });
+        }
         sleep(rest).await;
     }
 }

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use super::timer::until;
 use order::QueueOrder;
 
 mod order;
@@ -104,15 +105,9 @@ impl<K: QueueKey> Queue<K> {
                 self.ring();
                 return Some(WorkItem { key, queue: self.clone(), ended: false });
             }
-            let due = async {
-                match next {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 changed = bell.changed() => changed.ok()?,
-                () = due => {}
+                () = until(next) => {}
             }
         }
     }

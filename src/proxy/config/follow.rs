@@ -10,11 +10,12 @@ use std::time::Duration;
 use futures_util::stream::{Stream, StreamExt};
 use futures_util::{FutureExt, future};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::edge::files::watch::FilesView;
 use crate::edge::kube::ObjectEvent;
 use crate::model::config::source::{CopyKeys, CopySource, Document, InForce, Selection, WatchHealth};
+use crate::runtime::timer::until;
 
 /// Watch events of one object.
 pub type ObjectEvents = Pin<Box<dyn Stream<Item = ObjectEvent> + Send>>;
@@ -111,13 +112,6 @@ fn named<D: Document>(mut files: CopyKeys, name: Option<&str>) -> CopyKeys {
     match name.and_then(|name| files.remove(name)) {
         Some(content) => [(D::KEY.to_owned(), content)].into(),
         None => files,
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => future::pending().await,
     }
 }
 

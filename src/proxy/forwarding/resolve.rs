@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::edge::dns::Dns;
 use crate::model::config::IngressConfig;
 use crate::model::plan;
 use crate::model::tailnet::resolve::{LookupFailure, LookupOutcome, NameStatus, ResolveEvent, ResolveSchedule};
 use crate::runtime::tasks::Stop;
+use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
 
 /// Last good addresses of every name.
@@ -72,7 +73,7 @@ pub async fn run(inputs: Inputs, outputs: ResolveOutputs, stop: Stop) {
             () = stop.requested() => return,
             Ok(()) = wanted.changed() => ResolveEvent::Wanted(wanted.borrow_and_update().clone()),
             Some(answered) = task.answered() => answered,
-            () = wait(wake) => ResolveEvent::Tick,
+            () = until(wake) => ResolveEvent::Tick,
         };
     }
 }
@@ -99,7 +100,7 @@ struct Task {
 
 impl Task {
     /// Handles an event, publishes changes and starts due lookups. Returns the next wake-up time.
-    async fn step(&mut self, event: ResolveEvent, outputs: &ResolveOutputs) -> Option<std::time::Instant> {
+    async fn step(&mut self, event: ResolveEvent, outputs: &ResolveOutputs) -> Option<Instant> {
         let actions = self.schedule.step(event, Instant::now().into_std(), &mut fastrand::f64);
         if actions.changed {
             outputs.names.send_replace(Arc::new(self.schedule.answers()));
@@ -109,7 +110,7 @@ impl Task {
         if !actions.lookup.is_empty() {
             self.start(actions.lookup).await;
         }
-        actions.wake
+        actions.wake.map(Instant::from)
     }
 
     async fn start(&mut self, names: Vec<Arc<str>>) {
@@ -140,12 +141,5 @@ impl Task {
             }
         }
         Some(ResolveEvent::Answered(name, outcome))
-    }
-}
-
-async fn wait(until: Option<std::time::Instant>) {
-    match until {
-        Some(until) => sleep_until(until.into()).await,
-        None => std::future::pending().await,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
@@ -19,6 +19,7 @@ use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
 use crate::proxy::tailnet::daemon::{DaemonState, changed};
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
+use crate::runtime::timer::until;
 use crate::runtime::watch_ext::put;
 
 /// Maximum wait of a starting replica for its services to be advertised and approved: a missing approval or certificate must not block a
@@ -75,10 +76,9 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
         let done = view.is_complete() && (standing.waiting.is_empty() || late);
         follow(&mut standing, &outputs.standing.borrow(), start, done, late);
         put(&outputs.standing, standing);
-        let wake = due.filter(|_| !late);
         tokio::select! {
             changed = inputs.changed() => if changed.is_err() { return },
-            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            () = until(due.filter(|_| !late)) => {}
         }
     }
 }

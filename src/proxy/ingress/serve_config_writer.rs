@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::api::serve::ServeConfig;
 use crate::edge::localapi::{LocalApi, LocalApiError};
@@ -14,6 +14,7 @@ use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::serve_config::steps;
 use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
+use crate::runtime::timer::until;
 
 /// Interval of checks for foreign changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -67,7 +68,7 @@ pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeSt
         let changed = tokio::select! {
             changed = inputs.wanted.changed() => changed,
             changed = restarted(&mut inputs.daemon, start) => changed,
-            () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => Ok(()),
+            () = until(again) => Ok(()),
         };
         if changed.is_err() {
             return;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, interval};
 use tracing::info;
 
 use self::bus::{BusView, Reader};
@@ -29,6 +29,7 @@ use crate::model::tailnet::ipn_bus::BackendState;
 use crate::model::tailnet::supervise::state_backup::StateBackup;
 use crate::model::tailnet::supervise::{AuthEvent, BusState, DaemonEvent, DaemonPhase, DaemonSettings, Machine, Secret, StateWrite};
 use crate::runtime::tasks::Stop;
+use crate::runtime::timer::until;
 
 /// Interval of config directory checks; each reads one file of some hundred bytes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -232,7 +233,7 @@ impl Supervisor {
                 }
                 Ok(()) = self.view.changed() => self.viewed(),
                 Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),
-                () = async { match self.wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => vec![DaemonEvent::Tick],
+                () = until(self.wake) => vec![DaemonEvent::Tick],
                 Some(command) = self.commands.recv() => match command {
                     DaemonCommand::Stop(grace) => vec![DaemonEvent::Stop { grace }],
                     DaemonCommand::Freeze(done) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::{Ledger, PACE};
 use crate::api::serve::ServeConfig;
@@ -16,6 +16,7 @@ use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory, egress_status, encode, ingress_status};
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
+use crate::runtime::timer::until;
 
 /// Inputs of the reported statuses.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             changed = inputs.netmap.changed() => changed,
             Ok(()) = inputs.serving.changed() => Ok(()),
             Ok(()) = inputs.standing.changed() => Ok(()),
-            () = sleep_until(due.unwrap_or(start)), if due.is_some() => Ok(()),
+            () = until(due) => Ok(()),
         };
         if changed.is_err() {
             return;
