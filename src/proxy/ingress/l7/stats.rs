@@ -1,8 +1,7 @@
 //! Counters of each virtual host, read by scrapes.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,32 +15,10 @@ pub const CODES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
 
 /// Counters of one virtual host.
-#[derive(Debug, Default)]
-pub struct Counts {
-    codes: [AtomicU64; 5],
-    latency: Latency,
-    handshakes: Words,
-    failures: Words,
-    fallbacks: AtomicU64,
-    upgrades: AtomicU64,
-    refused: Words,
-    aborted: Words,
-    open: AtomicUsize,
-}
+#[derive(Debug)]
+pub struct Counts(Mutex<SiteCounts>);
 
-/// Response times in buckets.
-#[derive(Debug, Default)]
-struct Latency {
-    /// One for each bound, and one above the last.
-    buckets: [AtomicU64; LATENCY_BOUNDS.len() + 1],
-    sum_micros: AtomicU64,
-}
-
-/// Counters by label value of a closed set.
-#[derive(Debug, Default)]
-struct Words(Mutex<BTreeMap<&'static str, u64>>);
-
-/// Sampled counters of one virtual host.
+/// Values of the counters of one virtual host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SiteCounts {
     /// Requests by [`CODES`].
@@ -64,7 +41,7 @@ pub struct SiteCounts {
 }
 
 /// Counters of all virtual hosts, and open connections.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Stats {
     sites: Arc<Mutex<BTreeMap<String, Arc<Counts>>>>,
     open: watch::Sender<usize>,
@@ -77,82 +54,49 @@ pub(super) struct OpenGuard {
     all: watch::Sender<usize>,
 }
 
-impl Latency {
-    fn observe(&self, time: Duration) {
-        let bucket = LATENCY_BOUNDS.partition_point(|bound| *bound < time.as_secs_f64());
-        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.sum_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    fn sample(&self) -> HistogramSample {
-        HistogramSample {
-            bounds: &LATENCY_BOUNDS,
-            counts: self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect(),
-            sum: Duration::from_micros(self.sum_micros.load(Ordering::Relaxed)).as_secs_f64(),
-        }
-    }
-}
-
-impl Words {
-    fn count(&self, word: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(word).or_default() += 1;
-    }
-
-    fn read(&self) -> BTreeMap<&'static str, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl Default for Counts {
+    fn default() -> Self {
+        let latency = HistogramSample { bounds: &LATENCY_BOUNDS, counts: vec![0; LATENCY_BOUNDS.len() + 1], sum: 0.0 };
+        Self(Mutex::new(SiteCounts { latency, ..SiteCounts::default() }))
     }
 }
 
 impl Counts {
+    fn locked(&self) -> MutexGuard<'_, SiteCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn answered(&self, status: u16, waited: Duration) {
-        self.latency.observe(waited);
-        if let Some(count) = usize::from(status / 100).checked_sub(1).and_then(|class| self.codes.get(class)) {
-            count.fetch_add(1, Ordering::Relaxed);
+        let (mut counts, seconds) = (self.locked(), waited.as_secs_f64());
+        counts.latency.counts[LATENCY_BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
+        counts.latency.sum += seconds;
+        if let Some(count) = usize::from(status / 100).checked_sub(1).and_then(|class| counts.codes.get_mut(class)) {
+            *count += 1;
         }
     }
 
     pub(super) fn handshake(&self, outcome: &'static str) {
-        self.handshakes.count(outcome);
+        *self.locked().handshakes.entry(outcome).or_default() += 1;
     }
 
-    pub(super) fn failed(&self, kind: &'static str) {
-        self.failures.count(kind);
+    pub(super) fn failed(&self, reason: &'static str) {
+        *self.locked().failures.entry(reason).or_default() += 1;
     }
 
-    pub(super) fn refused(&self, kind: &'static str) {
-        self.refused.count(kind);
+    pub(super) fn refused(&self, reason: &'static str) {
+        *self.locked().refused.entry(reason).or_default() += 1;
     }
 
-    pub(super) fn aborted(&self, kind: &'static str) {
-        self.aborted.count(kind);
+    pub(super) fn aborted(&self, reason: &'static str) {
+        *self.locked().aborted.entry(reason).or_default() += 1;
     }
 
     pub(super) fn fell_back(&self) {
-        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+        self.locked().fallbacks += 1;
     }
 
     pub(super) fn upgraded(&self) {
-        self.upgrades.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn sample(&self) -> SiteCounts {
-        SiteCounts {
-            codes: self.codes.each_ref().map(|count| count.load(Ordering::Relaxed)),
-            latency: self.latency.sample(),
-            handshakes: self.handshakes.read(),
-            failures: self.failures.read(),
-            fallbacks: self.fallbacks.load(Ordering::Relaxed),
-            upgrades: self.upgrades.load(Ordering::Relaxed),
-            refused: self.refused.read(),
-            aborted: self.aborted.read(),
-            open: self.open.load(Ordering::Relaxed),
-        }
-    }
-}
-
-impl Default for Stats {
-    fn default() -> Self {
-        Self { sites: Arc::default(), open: watch::Sender::new(0) }
+        self.locked().upgrades += 1;
     }
 }
 
@@ -160,7 +104,7 @@ impl Stats {
     /// Samples all counters.
     pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
-        sites.iter().map(|(name, counts)| (name.clone(), counts.sample())).collect()
+        sites.iter().map(|(name, counts)| (name.clone(), counts.locked().clone())).collect()
     }
 
     /// Number of open connections, including those of removed virtual hosts.
@@ -179,7 +123,7 @@ impl Stats {
     }
 
     pub(super) fn opened(&self, counts: &Arc<Counts>) -> OpenGuard {
-        counts.open.fetch_add(1, Ordering::Relaxed);
+        counts.locked().open += 1;
         self.open.send_modify(|open| *open += 1);
         OpenGuard { counts: Arc::clone(counts), all: self.open.clone() }
     }
@@ -187,7 +131,7 @@ impl Stats {
 
 impl Drop for OpenGuard {
     fn drop(&mut self) {
-        self.counts.open.fetch_sub(1, Ordering::Relaxed);
+        self.counts.locked().open -= 1;
         self.all.send_modify(|open| *open = open.saturating_sub(1));
     }
 }
