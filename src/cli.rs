@@ -15,11 +15,9 @@ mod status;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 use crate::model::base::go_values::duration;
-use crate::runtime::telemetry;
 
 /// Services of a tailnet and of Kubernetes clusters, joined by groups of replicated proxies.
 #[derive(Debug, Parser)]
@@ -102,12 +100,6 @@ fn causes(error: &anyhow::Error) -> String {
         _ if text.contains(&cause) => text,
         _ => format!("{text}: {cause}"),
     })
-}
-
-/// Starts logging.
-fn begin(json: bool, filter: &str) -> anyhow::Result<()> {
-    let format = if json { telemetry::LogFormat::Json } else { telemetry::LogFormat::Text };
-    telemetry::init(format, filter).context("logs")
 }
 
 fn version(out: &mut dyn std::io::Write) -> anyhow::Result<ExitCode> {

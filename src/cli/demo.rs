@@ -1,8 +1,9 @@
 //! `tailyard demo`: what a group does, to be seen on one machine in half a minute.
 
+use std::fs::Permissions;
 use std::io::{IsTerminal, Write, stdout};
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -53,13 +54,16 @@ pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
     if !private::is_inside() {
         return Ok(ExitCode::from(private::run_inside(std::env::args_os().skip(1))?));
     }
-    let directory = Scratch::make()?;
+    // No other user may write to the files that the proxies read.
+    let private = Permissions::from_mode(0o700);
+    let directory = tempfile::Builder::new().prefix("tailyard-demo-").permissions(private).tempdir();
+    let directory = directory.context("cannot make a temporary directory")?;
     let launch = Launch {
         executable: std::env::current_exe().context("cannot find this executable")?,
         backend: args.firewall_mode.clone(),
         tailnet: DemoTailnet::File,
-        egress: directory.0.join("egress"),
-        directory: directory.0.clone(),
+        egress: directory.path().join("egress"),
+        directory: directory.path().to_owned(),
         grace: GRACE,
         api: None,
     };
@@ -76,28 +80,4 @@ pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
         writeln!(out, "\n{summary}")?;
     }
     Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// A directory of the demo's own, removed with it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn make() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("tailyard-demo-{:016x}", fastrand::u64(..)));
-        create_private(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is a few kilobytes in the temporary directory.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// No other user may write to the files that the proxies read.
-fn create_private(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().mode(0o700).create(path)
 }

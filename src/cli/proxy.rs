@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::flags::Configured;
 use crate::model::settings::{Flags, INIT, Init, Settings, TailnetMode};
-use crate::runtime::init;
+use crate::runtime::{init, telemetry};
 
 /// The exit code for settings at fault (`EX_USAGE`).
 pub(super) const SETTINGS: u8 = 64;
@@ -43,7 +43,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     if settings.init.is_some() {
         init::unblock_signals().context("signals")?;
     }
-    super::begin(settings.log.json, &settings.log.filter)?;
+    telemetry::init(settings.log.json, &settings.log.filter).context("logs")?;
     if let Some(Init { restarts: 1.., why }) = &settings.init {
         let effect = if settings.active_lease.is_none() { "forwarding continued" } else { "tailscaled ended with it" };
         tracing::error!("the previous supervisor process crashed ({why}); {effect}; please report this");

@@ -9,6 +9,7 @@ use super::flags::Configured;
 use super::proxy::{SETTINGS, environment};
 use crate::model::settings::Flags;
 use crate::model::settings::reconciler::Reconciler as Settings;
+use crate::runtime::telemetry;
 
 /// The command `tailyard reconciler`.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
             return Ok(ExitCode::from(SETTINGS));
         }
     };
-    super::begin(settings.log.json, &settings.log.filter)?;
+    telemetry::init(settings.log.json, &settings.log.filter).context("logs")?;
     for note in &settings.notes {
         tracing::info!("{note}");
     }

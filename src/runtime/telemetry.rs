@@ -9,15 +9,6 @@ use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-/// Format of log lines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
 /// Error of initializing the logs.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -28,16 +19,17 @@ pub enum TelemetryError {
     Twice(#[from] TryInitError),
 }
 
-/// Initializes the logs of the process. `filter` has the syntax of `tracing`'s directives, e.g. `info,tailyard::proxy=debug`.
-pub fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
-    subscriber(format, filter, std::io::stderr)?.try_init()?;
+/// Initializes the logs of the process: text, or with `json` one JSON object per line. `filter` has the syntax of `tracing`'s directives,
+/// e.g. `info,tailyard::proxy=debug`.
+pub fn init(json: bool, filter: &str) -> Result<(), TelemetryError> {
+    subscriber(json, filter, std::io::stderr)?.try_init()?;
     std::panic::set_hook(Box::new(log_panic));
     Ok(())
 }
 
 type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
 
-fn subscriber<W>(format: LogFormat, filter: &str, writer: W) -> Result<Subscriber, TelemetryError>
+fn subscriber<W>(json: bool, filter: &str, writer: W) -> Result<Subscriber, TelemetryError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -46,10 +38,7 @@ where
         .parse(format!("kube_client=off,{filter}"))
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
-    Ok(match format {
-        LogFormat::Text => Box::new(lines.finish()),
-        LogFormat::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
-    })
+    Ok(if json { Box::new(lines.json().flatten_event(true).with_current_span(false).finish()) } else { Box::new(lines.finish()) })
 }
 
 fn log_panic(info: &PanicHookInfo<'_>) {
@@ -78,10 +67,10 @@ mod tests {
         }
     }
 
-    fn logged(format: LogFormat, filter: &str) -> String {
+    fn logged(json: bool, filter: &str) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
-        let subscriber = subscriber(format, filter, move || writer.clone()).expect("a good filter");
+        let subscriber = subscriber(json, filter, move || writer.clone()).expect("a good filter");
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(services = 3, "applied");
             tracing::debug!("detail");
@@ -94,13 +83,13 @@ mod tests {
     /// Messages that pass a filter, one per line.
     fn messages(filter: &str) -> Vec<&'static str> {
         let expected = ["applied", "detail", "failed with error"];
-        let text = logged(LogFormat::Text, filter);
+        let text = logged(false, filter);
         text.lines().map(|line| expected.into_iter().find(|message| line.contains(message)).expect("one of ours")).collect()
     }
 
     #[test]
     fn json_lines_are_objects() {
-        let text = logged(LogFormat::Json, "info");
+        let text = logged(true, "info");
         let line: serde_json::Value = serde_json::from_str(text.trim()).expect("one JSON object");
         assert_eq!((line["message"].as_str(), line["services"].as_i64()), (Some("applied"), Some(3)));
     }
@@ -119,7 +108,7 @@ mod tests {
 
     #[test]
     fn invalid_filter_is_an_error_with_examples() {
-        let error = subscriber(LogFormat::Text, "tailyard=loud", io::sink).err().expect("no such level");
+        let error = subscriber(false, "tailyard=loud", io::sink).err().expect("no such level");
         assert!(error.to_string().contains("examples"), "{error}");
     }
 }
