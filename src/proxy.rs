@@ -56,7 +56,7 @@ impl ProxyError {
 
 /// Runs a replica until a stop is requested and it has drained.
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let (leaver, leave) = tasks::stop();
     spawn(&mut tasks, "signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);

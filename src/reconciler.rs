@@ -65,7 +65,7 @@ pub enum ReconcilerError {
 
 /// Runs until stopped.
 pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let (leaver, leave) = tasks::stop();
     stopped(&mut tasks, "signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);

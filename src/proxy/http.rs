@@ -73,7 +73,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSourc
 pub fn standby_routes(tasks: &Tasks) -> Routes {
     let heartbeats = tasks.heartbeats();
     let waits = |_| std::future::ready(text(StatusCode::SERVICE_UNAVAILABLE, "standby: another Pod is active\n"));
-    Routes::new()
+    Routes::default()
         .with("/livez", move |_| std::future::ready(liveness(&heartbeats, STALLED_AFTER)))
         .with("/healthz", waits)
         .with("/readyz", waits)
@@ -100,7 +100,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 
 /// `/healthz`, `/readyz`, `/livez` and `/status`.
 pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
-    Routes::new()
+    Routes::default()
         .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, STALLED_AFTER))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))

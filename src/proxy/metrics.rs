@@ -137,7 +137,7 @@ pub struct ReportState {
 impl Metrics {
     /// Creates all families. Fails on duplicate or malformed names: a bug.
     pub fn new() -> Result<Self, MetricsError> {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         let build = registry.gauge("tailyard_build_info", "The version that runs; always 1", ["version"])?;
         build.set([env!("CARGO_PKG_VERSION")], 1.0);
         let services = Services::new(&mut registry);

@@ -80,7 +80,7 @@ pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) 
 
 fn routes(sources: &Arc<AdminSources>) -> Routes {
     let (live, ready, scraped) = (Arc::clone(sources), Arc::clone(sources), Arc::clone(sources));
-    Routes::new()
+    Routes::default()
         .with("/healthz", move |_| std::future::ready(liveness(&live.heartbeats, STALLED_AFTER)))
         .with("/readyz", move |_| {
             let missing = ready.missing();

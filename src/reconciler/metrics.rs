@@ -67,7 +67,7 @@ pub struct Snapshot {
 impl Metrics {
     /// Creates every family. Fails on duplicate or malformed names: a bug.
     pub fn new() -> Result<Self, MetricsError> {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         let r = &mut registry;
         let build = r.gauge("tailyard_reconciler_build_info", "The version that runs; always 1", ["version"])?;
         build.set([env!("CARGO_PKG_VERSION")], 1.0);

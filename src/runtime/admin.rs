@@ -49,7 +49,7 @@ pub type AdminResponse = Response<Full<Bytes>>;
 /// Handler of a path.
 pub type Handler = Arc<dyn Fn(AdminRequest) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
-/// Handlers by path.
+/// Handlers by path; every other path is 404.
 #[derive(Clone, Default)]
 pub struct Routes(BTreeMap<&'static str, Handler>);
 
@@ -109,11 +109,6 @@ impl Default for Limits {
 }
 
 impl Routes {
-    /// No paths: every response is 404.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a path.
     #[must_use]
     pub fn with<F>(mut self, path: &'static str, handler: impl Fn(AdminRequest) -> F + Send + Sync + 'static) -> Self

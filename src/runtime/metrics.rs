@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 
+use prometheus::core::Collector;
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, TextEncoder};
 
 /// Content type of [`Page::finish`].
@@ -123,10 +124,6 @@ impl<const L: usize> Histogram<L> {
 }
 
 impl Registry {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Creates a counter. Fails if the name is malformed or in use.
     pub fn counter<const L: usize>(
         &mut self,
@@ -134,9 +131,8 @@ impl Registry {
         help: &'static str,
         labels: [&'static str; L],
     ) -> Result<Counter<L>, MetricsError> {
-        let family = IntCounterVec::new(Opts::new(name, help), &labels).map_err(|source| MetricsError { name, source })?;
-        self.enter(Description { name, kind: Kind::Counter, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
-        Ok(Counter(family))
+        let family = IntCounterVec::new(Opts::new(name, help), &labels);
+        self.enter(Description { name, kind: Kind::Counter, help, labels: labels.to_vec() }, family).map(Counter)
     }
 
     /// Creates a gauge. Fails if the name is malformed or in use.
@@ -146,9 +142,8 @@ impl Registry {
         help: &'static str,
         labels: [&'static str; L],
     ) -> Result<Gauge<L>, MetricsError> {
-        let family = GaugeVec::new(Opts::new(name, help), &labels).map_err(|source| MetricsError { name, source })?;
-        self.enter(Description { name, kind: Kind::Gauge, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
-        Ok(Gauge(family))
+        let family = GaugeVec::new(Opts::new(name, help), &labels);
+        self.enter(Description { name, kind: Kind::Gauge, help, labels: labels.to_vec() }, family).map(Gauge)
     }
 
     /// Creates a histogram with these upper bounds. Fails if the name is malformed or in use, or if the bounds do not increase.
@@ -159,10 +154,8 @@ impl Registry {
         labels: [&'static str; L],
         bounds: &[f64],
     ) -> Result<Histogram<L>, MetricsError> {
-        let opts = HistogramOpts::new(name, help).buckets(bounds.to_vec());
-        let family = HistogramVec::new(opts, &labels).map_err(|source| MetricsError { name, source })?;
-        self.enter(Description { name, kind: Kind::Histogram, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
-        Ok(Histogram(family))
+        let family = HistogramVec::new(HistogramOpts::new(name, help).buckets(bounds.to_vec()), &labels);
+        self.enter(Description { name, kind: Kind::Histogram, help, labels: labels.to_vec() }, family).map(Histogram)
     }
 
     /// Creates a family whose values are written at each scrape.
@@ -200,11 +193,15 @@ impl Registry {
         Page(text)
     }
 
-    fn enter(&mut self, description: Description, family: Box<dyn prometheus::core::Collector>) -> Result<(), MetricsError> {
-        let name = description.name;
-        self.counted.register(family).map_err(|source| MetricsError { name, source })?;
+    fn enter<F: Collector + Clone + 'static>(
+        &mut self,
+        description: Description,
+        family: prometheus::Result<F>,
+    ) -> Result<F, MetricsError> {
+        let registered = family.and_then(|family| self.counted.register(Box::new(family.clone())).map(|()| family));
+        let family = registered.map_err(|source| MetricsError { name: description.name, source })?;
         self.descriptions.push(description);
-        Ok(())
+        Ok(family)
     }
 }
 
@@ -296,7 +293,7 @@ mod tests {
 
     #[test]
     fn counted_and_sampled_families_share_a_page() {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         let errors = registry.counter("t_errors_total", "Errors by kind", ["kind"]).expect("a family");
         let seconds = registry.histogram("t_seconds", "Durations", [], &[0.1, 1.0]).expect("a family");
         let targets = registry.sampled("t_targets", Kind::Gauge, "Targets by service", ["service"]);
@@ -317,7 +314,7 @@ mod tests {
 
     #[test]
     fn families_without_values_have_no_lines() {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         registry.counter("t_total", "Nothing yet", ["kind"]).expect("a family");
         let sampled = registry.sampled("t_now", Kind::Gauge, "Nothing now", []);
         let mut page = registry.page();
@@ -327,7 +324,7 @@ mod tests {
 
     #[test]
     fn table_has_one_row_for_each_family_in_order_of_creation() {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         registry.counter("t_total", "Events", ["kind", "name"]).expect("a family");
         registry.sampled("t_now", Kind::Gauge, "What is now", []);
         registry.histogram("t_seconds", "Durations", ["kind"], &[1.0]).expect("a family");
@@ -344,7 +341,7 @@ mod tests {
 
     #[test]
     fn duplicate_metric_name_is_an_error() {
-        let mut registry = Registry::new();
+        let mut registry = Registry::default();
         registry.gauge("t_up", "Whether it is up", []).expect("a family").set([], 1.0);
         let error = registry.gauge("t_up", "Again", []).expect_err("taken");
         assert!(error.to_string().starts_with("metric family t_up: "), "{error}");

@@ -148,18 +148,14 @@ pub fn signals(stopper: Stopper) -> io::Result<impl Future<Output = ()> + Send> 
 }
 
 impl Default for Tasks {
+    /// No tasks yet.
     fn default() -> Self {
-        Self::new()
+        let (stopper, stop) = stop();
+        Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }
     }
 }
 
 impl Tasks {
-    /// No tasks yet.
-    pub fn new() -> Self {
-        let (stopper, stop) = stop();
-        Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }
-    }
-
     /// Requests the stop of these tasks.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()

@@ -33,18 +33,18 @@ async fn say(address: SocketAddr, bytes: &str) -> String {
 }
 
 fn routes() -> Routes {
-    Routes::new().with("/hello", |ask| async move { text(StatusCode::OK, format!("hello {}", ask.query)) })
+    Routes::default().with("/hello", |ask| async move { text(StatusCode::OK, format!("hello {}", ask.query)) })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
     let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let heartbeats = tasks.heartbeats();
     tasks.run_forever("blocked", async move {
         let _ = blocked.recv();
     });
-    let routes = Routes::new().with("/livez", move |_| std::future::ready(liveness(&heartbeats, Duration::from_secs(2))));
+    let routes = Routes::default().with("/livez", move |_| std::future::ready(liveness(&heartbeats, Duration::from_secs(2))));
     let server = start(routes, Limits::default()).await;
     let ask = || say(server.address, "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     assert!(ask().await.starts_with("HTTP/1.1 200"));
@@ -179,7 +179,7 @@ async fn oldest_idle_connection_makes_room_and_a_request_in_progress_goes_on() {
 async fn open_requests_finish_when_the_server_ends() {
     let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
-    let routes = Routes::new().with("/wait", move |_| {
+    let routes = Routes::default().with("/wait", move |_| {
         let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
         async move {
             entered.notify_one();
@@ -202,7 +202,7 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
     let drain = Duration::from_millis(50);
     let inside = Arc::new(Notify::new());
     let entered = Arc::clone(&inside);
-    let routes = Routes::new().with("/wait", move |_| {
+    let routes = Routes::default().with("/wait", move |_| {
         entered.notify_one();
         std::future::pending()
     });

@@ -7,7 +7,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 #[tokio::test(start_paused = true)]
 async fn stop_ends_all_tasks() {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let (stop, stopper) = (tasks.stop(), tasks.stopper());
     tasks.run_forever("worker", async move { stop.requested().await });
     tasks.run_forever("shutdown", async move { stopper.stop() });
@@ -16,7 +16,7 @@ async fn stop_ends_all_tasks() {
 
 #[tokio::test(start_paused = true)]
 async fn unexpected_task_end_is_named_and_stops_the_others() {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let stop = tasks.stop();
     let other_finished = Arc::new(Mutex::new(false));
     let mark = Arc::clone(&other_finished);
@@ -32,11 +32,11 @@ async fn unexpected_task_end_is_named_and_stops_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_and_panics_carry_their_cause() {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     tasks.spawn("reader", async { Err::<(), _>(io::Error::other("no such table")) });
     assert_eq!(tasks.run(GRACE).await.expect_err("failed").to_string(), "task reader failed: no such table");
 
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     tasks.run_forever("reader", async { panic!("out of {}", "luck") });
     let error = tasks.run(GRACE).await.expect_err("panicked");
     assert_eq!((error.to_string().as_str(), error.reason()), ("task reader panicked: out of luck", "Panicked"));
@@ -44,7 +44,7 @@ async fn failures_and_panics_carry_their_cause() {
 
 #[tokio::test(start_paused = true)]
 async fn task_outliving_the_grace_period_is_aborted() {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     tasks.run_forever("deaf", std::future::pending());
     tasks.stopper().stop();
     let before = tokio::time::Instant::now();
@@ -55,7 +55,7 @@ async fn task_outliving_the_grace_period_is_aborted() {
 
 #[tokio::test(start_paused = true)]
 async fn second_signal_aborts_at_once() {
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     tasks.run_forever("deaf", std::future::pending());
     let stopper = tasks.stopper();
     assert_eq!((stopper.escalate(), stopper.escalate()), (StopPhase::Stopping, StopPhase::Aborting));
@@ -87,7 +87,7 @@ async fn second_termination_signal_escalates_to_abort() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocked_task_misses_heartbeats_and_others_do_not() {
     let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let (stop, until) = (tasks.stop(), tasks.stop());
     tasks.run_forever("waiting", async move { stop.requested().await });
     tasks.run_forever("busy", async move {

@@ -29,7 +29,7 @@ struct Waiting {
 
 impl Waiting {
     async fn start(cluster: &Cluster, uid: &str) -> Self {
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         let election = ActiveLease { name: NAME.to_owned(), pod_uid: uid.to_owned() };
         let standby = Standby::start(cluster.pod().await, &election, &mut tasks);
         let (leaver, leave) = tasks::stop();

@@ -109,7 +109,7 @@ impl Stage {
             copy: None,
         };
         let inputs = Inputs { cluster: self.cluster.pod().await, api, wanted: wanted_seen, netmap: netmap_seen };
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         let certs = certs::start(&mut tasks, &settings, inputs);
         let tasks = tokio::spawn(async move {
             let ended = tasks.run(std::time::Duration::from_secs(1)).await;
