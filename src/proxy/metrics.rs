@@ -21,6 +21,8 @@ use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::l7;
+use crate::proxy::state_secret::writer::WriterHealth;
+use crate::proxy::tailnet::daemon::DaemonState;
 
 use certs::CertMetrics;
 use errors::LastErrors;
@@ -86,11 +88,11 @@ pub struct Snapshot {
     pub configs: BTreeMap<&'static str, ConfigState>,
     pub names: Arc<ResolveReport>,
     /// tailscaled, if supervised.
-    pub daemon: Option<DaemonSample>,
+    pub daemon: Option<DaemonState>,
     /// Number of restarts after crashes.
     pub crashes: u64,
     /// State Secret writer, if any.
-    pub report: Option<ReportState>,
+    pub report: Option<WriterHealth>,
     /// HTTP front end, if any.
     pub sites: Option<l7::L7Sample>,
     /// Funnel errors.
@@ -114,24 +116,6 @@ pub struct CertState {
     pub state: Arc<crate::model::ingress::cert_store::CertStoreState>,
     /// Whether this replica is the cert leader.
     pub leads: bool,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct DaemonSample {
-    /// State; closed set.
-    pub state: String,
-    /// Time in that state.
-    pub age: Duration,
-    /// Number of restarts.
-    pub restarts: u64,
-    pub fault: Option<&'static str>,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct ReportState {
-    pub writes: u64,
-    /// Reason of a lasting write error, and its duration.
-    pub fault: Option<(&'static str, Duration)>,
 }
 
 impl Metrics {
@@ -200,6 +184,11 @@ impl Snapshot {
     /// Timestamp of an age: seconds since 1970, rounded to milliseconds, so that an unchanged value is equal in each scrape.
     fn at(&self, age: Duration) -> f64 {
         Duration::from_millis(u64::try_from(self.unix_time.saturating_sub(age).as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
+    }
+
+    /// Timestamp of an earlier time.
+    fn of(&self, time: Instant) -> f64 {
+        self.at(self.now.saturating_duration_since(time))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::l7::L7;
-use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, ReportState, Snapshot};
+use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, Snapshot};
 use crate::proxy::replica::Replica;
 use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
@@ -264,9 +264,9 @@ impl SnapshotSources {
             ended: self.ended.borrow().clone(),
             configs,
             names: Arc::clone(&self.names.borrow()),
-            daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
+            daemon: self.daemon.as_ref().map(|state| state.borrow().clone()),
             crashes: self.crashes,
-            report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
+            report: self.report.as_ref().map(|health| health.borrow().clone()),
             sites: self.sites.as_ref().map(L7::sample),
             funnel_errors: self.funnel_errors(),
             certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
@@ -310,20 +310,6 @@ impl SnapshotSources {
 
 fn is_missing<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool {
     state.is_some_and(|state| state.borrow().document.is_none())
-}
-
-fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonSample {
-    metrics::DaemonSample {
-        state: state.phase.to_string(),
-        age: state.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
-        restarts: state.restarts,
-        fault: state.last_error.as_ref().map(|(kind, _)| *kind),
-    }
-}
-
-fn report(health: &WriterHealth, now: Instant) -> ReportState {
-    let fault = health.fault.as_ref().map(|fault| (fault.reason, now.saturating_duration_since(fault.since)));
-    ReportState { writes: health.writes, fault }
 }
 
 fn traffic(forwarding: &ForwardingPart) -> Fetch<Traffic> {

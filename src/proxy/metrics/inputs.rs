@@ -1,6 +1,6 @@
 //! Readiness, configs, DNS, tailscaled and the state Secret.
 
-use super::{ConfigState, DaemonSample, ReportState, Snapshot, flag, number, one, size};
+use super::{ConfigState, Snapshot, flag, number, one, size};
 use crate::model::tailnet::health::Blocker;
 use crate::runtime::metrics::Page;
 
@@ -38,11 +38,15 @@ impl Inputs {
         self.write_configs(page, snapshot);
         self.write_dns(page, snapshot);
         if let Some(daemon) = &snapshot.daemon {
-            self.write_daemon(page, daemon, snapshot);
+            page.write(&self.daemon_state, [([daemon.phase.to_string().as_str()], 1.0)]);
+            one(page, &self.daemon_since, snapshot.of(daemon.since.unwrap_or(snapshot.now)));
+            one(page, &self.daemon_restarts, number(daemon.restarts));
+            page.write(&self.daemon_error, daemon.last_error.as_ref().map(|(reason, _)| ([*reason], 1.0)));
         }
         one(page, &self.crashes, number(snapshot.crashes));
         if let Some(report) = &snapshot.report {
-            self.write_report(page, report, snapshot);
+            one(page, &self.report_writes, number(report.writes));
+            page.write(&self.report_error, report.fault.as_ref().map(|fault| ([fault.reason], snapshot.of(fault.since))));
         }
     }
 
@@ -65,17 +69,5 @@ impl Inputs {
         let failing = names.iter().filter_map(|(name, status)| Some(([&**name, status.failure?.reason()], 1.0)));
         page.write(&self.dns_failing, failing);
         page.write(&self.dns_failures, snapshot.names.failures.iter().map(|(failure, count)| ([failure.reason()], number(*count))));
-    }
-
-    fn write_daemon(&self, page: &mut Page, daemon: &DaemonSample, snapshot: &Snapshot) {
-        page.write(&self.daemon_state, [([daemon.state.as_str()], 1.0)]);
-        one(page, &self.daemon_since, snapshot.at(daemon.age));
-        one(page, &self.daemon_restarts, number(daemon.restarts));
-        page.write(&self.daemon_error, daemon.fault.map(|reason| ([reason], 1.0)));
-    }
-
-    fn write_report(&self, page: &mut Page, report: &ReportState, snapshot: &Snapshot) {
-        one(page, &self.report_writes, number(report.writes));
-        page.write(&self.report_error, report.fault.map(|(reason, age)| ([reason], snapshot.at(age))));
     }
 }

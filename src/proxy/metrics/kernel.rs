@@ -53,11 +53,11 @@ impl KernelMetrics {
 
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         let sampled = &self.sampled;
-        let Snapshot { now, programmed, ended, .. } = snapshot;
+        let Snapshot { programmed, ended, .. } = snapshot;
         one(page, &sampled.elements, number(programmed.keys));
         one(page, &sampled.current, flag(programmed.current));
         page.write(&sampled.lag, snapshot.behind.map(|lag| ([], lag.as_secs_f64())));
-        page.write(&sampled.applied, programmed.at.map(|at| ([], snapshot.at(now.saturating_duration_since(at)))));
+        page.write(&sampled.applied, programmed.at.map(|at| ([], snapshot.of(at))));
         one(page, &sampled.repairs, number(programmed.repairs));
         if let Some(pressure) = snapshot.pressure {
             one(page, &sampled.entries, f64::from(pressure.entries));
@@ -65,7 +65,7 @@ impl KernelMetrics {
             one(page, &sampled.dropped, number(pressure.dropped));
         }
         let fault = programmed.fault.as_ref();
-        page.write(&sampled.failed, fault.map(|(fault, at)| ([fault.reason], snapshot.at(now.saturating_duration_since(*at)))));
+        page.write(&sampled.failed, fault.map(|(fault, at)| ([fault.reason], snapshot.of(*at))));
         let actions = [("deleted", ended.deleted), ("reset", ended.reset), ("unanswered", ended.unanswered)];
         page.write(&sampled.ended, actions.map(|(action, count)| ([action], number(count))));
         page.write(&sampled.ended_error, ended.fault.as_ref().map(|fault| ([fault.reason], 1.0)));

@@ -8,7 +8,9 @@ use crate::model::config::EgressConfig;
 use crate::model::firewall::Counters;
 use crate::model::plan::world::World;
 use crate::model::tailnet::resolve::{LookupFailure, NameStatus};
+use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
+use crate::proxy::state_secret::writer::WriteFault;
 use crate::runtime::metrics::{Description, HistogramSample};
 
 const CONFIG: &str = r#"{
@@ -150,12 +152,17 @@ async fn page_has_exactly_the_series_of_inputs() {
     let names = [("a.test".into(), name(Some(start.into_std()), None)), ("b.test".into(), name(None, Some(LookupFailure::Server)))];
     tokio::time::advance(Duration::from_secs(7)).await;
     let config = |source, fault| ConfigState { source, age: Duration::from_secs(9), fault };
+    let (since, last_error) = (Some(Instant::now() - Duration::from_secs(2)), Some(("exit", String::new())));
+    let daemon = DaemonState { phase: DaemonPhase::Running, since, restarts: 4, last_error, ..DaemonState::default() };
+    let fault = WriteFault { reason: "Unreachable", message: String::new(), since: Instant::now() - Duration::from_secs(8) };
+    let mut health = WriterHealth::default();
+    (health.writes, health.fault) = (5, Some(fault));
     let shown = Snapshot {
         blockers: vec![Blocker::Leaving],
         configs: [("egress", config(Some("api"), None)), ("ingress", config(Some("file"), Some("Json")))].into(),
         names: Arc::new(ResolveReport { names: names.into(), failures: [(LookupFailure::Server, 3)].into() }),
-        daemon: Some(DaemonSample { state: "Running".into(), age: Duration::from_secs(2), restarts: 4, fault: Some("exit") }),
-        report: Some(ReportState { writes: 5, fault: Some(("Unreachable", Duration::from_secs(8))) }),
+        daemon: Some(daemon),
+        report: Some(health),
         ..snapshot(Instant::now())
     };
     let page = metrics.page(&shown, None);
