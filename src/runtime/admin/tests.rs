@@ -32,6 +32,26 @@ async fn say(address: SocketAddr, bytes: &str) -> String {
     String::from_utf8(response).expect("text")
 }
 
+/// A GET on a connection of its own.
+async fn get(address: SocketAddr, path: &str) -> String {
+    say(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+}
+
+/// Routes whose path `/wait` answers once the second signal is given; the first signals that the request has begun.
+fn gated() -> (Routes, Arc<Notify>, Arc<Notify>) {
+    let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
+    let routes = routes().with("/wait", move |_| {
+        let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
+        async move {
+            entered.notify_one();
+            gate.notified().await;
+            text(StatusCode::OK, "done")
+        }
+    });
+    (routes, inside, go)
+}
+
 fn routes() -> Routes {
     Routes::default().with("/hello", |ask| async move { text(StatusCode::OK, format!("hello {}", ask.query)) })
 }
@@ -46,7 +66,7 @@ async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
     });
     let routes = Routes::default().with("/livez", move |_| std::future::ready(liveness(&heartbeats, Duration::from_secs(2))));
     let server = start(routes, Limits::default()).await;
-    let ask = || say(server.address, "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let ask = || get(server.address, "/livez");
     assert!(ask().await.starts_with("HTTP/1.1 200"));
     let failed = timeout(Duration::from_secs(20), async {
         loop {
@@ -67,9 +87,9 @@ async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
 #[tokio::test]
 async fn unknown_paths_and_methods_are_refused() {
     let server = start(routes(), Limits::default()).await;
-    let response = say(server.address, "GET /hello?you HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    let response = get(server.address, "/hello?you").await;
     assert!(response.starts_with("HTTP/1.1 200 OK") && response.ends_with("\r\n\r\nhello you"), "{response}");
-    let response = say(server.address, "GET /other HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    let response = get(server.address, "/other").await;
     assert!(response.starts_with("HTTP/1.1 404"), "{response}");
     let response = say(server.address, "DELETE /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(response.starts_with("HTTP/1.1 405") && response.contains("allow: GET, HEAD"), "{response}");
@@ -133,7 +153,7 @@ async fn silent_connections_do_not_delay_a_request() {
             open.extend(silent([127, 0, 1, source], server.address, 400 / usize::from(sources)).await);
         }
         let before = Instant::now();
-        let answer = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        let answer = get(server.address, "/hello").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(before.elapsed() < Duration::from_secs(1), "{sources} sources: {:?}", before.elapsed());
     }
@@ -149,19 +169,10 @@ async fn silent_client_is_disconnected_within_the_head_timeout() {
 
 #[tokio::test]
 async fn oldest_idle_connection_makes_room_and_a_request_in_progress_goes_on() {
-    let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
-    let routes = routes().with("/wait", move |_| {
-        let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
-        async move {
-            entered.notify_one();
-            gate.notified().await;
-            text(StatusCode::OK, "done")
-        }
-    });
+    let (routes, inside, go) = gated();
     let limits = Limits { connections: 4, per_source: 2, header: Duration::from_hours(1), ..Limits::default() };
     let server = start(routes, limits).await;
-    let waiting = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    let waiting = tokio::spawn(get(server.address, "/wait"));
     inside.notified().await;
     let mut own = silent([127, 0, 0, 1], server.address, 2).await;
     let closed = timeout(Duration::from_secs(10), own[0].read(&mut [0; 1])).await.expect("closed for the next of the same source");
@@ -177,16 +188,7 @@ async fn oldest_idle_connection_makes_room_and_a_request_in_progress_goes_on() {
 
 #[tokio::test]
 async fn open_requests_finish_when_the_server_ends() {
-    let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
-    let routes = Routes::default().with("/wait", move |_| {
-        let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
-        async move {
-            entered.notify_one();
-            gate.notified().await;
-            text(StatusCode::OK, "done")
-        }
-    });
+    let (routes, inside, go) = gated();
     let server = start(routes, Limits::default()).await;
     let request = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
     inside.notified().await;
@@ -200,12 +202,7 @@ async fn open_requests_finish_when_the_server_ends() {
 #[tokio::test]
 async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
     let drain = Duration::from_millis(50);
-    let inside = Arc::new(Notify::new());
-    let entered = Arc::clone(&inside);
-    let routes = Routes::default().with("/wait", move |_| {
-        entered.notify_one();
-        std::future::pending()
-    });
+    let (routes, inside, _never) = gated();
     let server = start(routes, Limits { drain, ..Limits::default() }).await;
     let request = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
     inside.notified().await;

@@ -125,119 +125,101 @@ impl Bench {
     }
 }
 
-async fn bench<F: Future>(work: impl FnOnce(Bench) -> F) {
-    work(Bench::start()).await;
-}
-
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_before_the_first_plan() {
-    bench(|bench| async move {
-        sleep(Duration::from_secs(100)).await;
-        assert_eq!(bench.counts(), (0, 0));
-    })
-    .await;
+    let bench = Bench::start();
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(bench.counts(), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn first_write_is_full_and_later_writes_are_deltas() {
-    bench(|bench| async move {
-        bench.plan(3, 80);
-        sleep(Duration::from_millis(50)).await;
-        assert_eq!((bench.counts(), bench.ports()), ((1, 0), 3));
-        bench.plan(3, 81);
-        sleep(Duration::from_millis(50)).await;
-        assert_eq!(bench.counts(), (1, 1));
-        bench.plan(3, 81);
-        sleep(Duration::from_secs(100)).await;
-        assert_eq!(bench.counts(), (1, 1), "no change, no write");
-        assert_eq!(bench.memory().reported, 2);
-    })
-    .await;
+    let bench = Bench::start();
+    bench.plan(3, 80);
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!((bench.counts(), bench.ports()), ((1, 0), 3));
+    bench.plan(3, 81);
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(bench.counts(), (1, 1));
+    bench.plan(3, 81);
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(bench.counts(), (1, 1), "no change, no write");
+    assert_eq!(bench.memory().reported, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn frequent_plans_are_written_at_the_minimum_interval() {
-    bench(|bench| async move {
-        for i in 0..1000_u16 {
-            bench.plan(2, i + 1);
-            sleep(Duration::from_millis(1)).await;
-        }
-        sleep(Duration::from_millis(50)).await;
-        let (rewrites, patches) = bench.counts();
-        assert!(rewrites == 1 && (40..=52).contains(&patches), "{rewrites} {patches}");
-        let loaded = bench.memory().holds.clone().expect("written");
-        assert!(loaded.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
-    })
-    .await;
+    let bench = Bench::start();
+    for i in 0..1000_u16 {
+        bench.plan(2, i + 1);
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(Duration::from_millis(50)).await;
+    let (rewrites, patches) = bench.counts();
+    assert!(rewrites == 1 && (40..=52).contains(&patches), "{rewrites} {patches}");
+    let loaded = bench.memory().holds.clone().expect("written");
+    assert!(loaded.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_write_keeps_the_ruleset_and_is_retried_in_full() {
-    bench(|bench| async move {
-        bench.plan(3, 80);
-        sleep(Duration::from_millis(50)).await;
-        bench.memory().refuse = 3;
-        bench.plan(4, 80);
-        sleep(Duration::from_millis(60)).await;
-        assert_eq!(bench.ports(), 3, "last good stays");
-        let fault = bench.state.borrow().clone();
-        assert!(!fault.current && fault.fault.is_some_and(|(fault, _)| fault.reason == "Refused"));
-        sleep(Duration::from_secs(5)).await;
-        assert_eq!(bench.ports(), 4);
-        let state = bench.state.borrow().clone();
-        assert!(state.current && state.fault.is_none() && state.failures == 3, "{state:?}");
-    })
-    .await;
+    let bench = Bench::start();
+    bench.plan(3, 80);
+    sleep(Duration::from_millis(50)).await;
+    bench.memory().refuse = 3;
+    bench.plan(4, 80);
+    sleep(Duration::from_millis(60)).await;
+    assert_eq!(bench.ports(), 3, "last good stays");
+    let fault = bench.state.borrow().clone();
+    assert!(!fault.current && fault.fault.is_some_and(|(fault, _)| fault.reason == "Refused"));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(bench.ports(), 4);
+    let state = bench.state.borrow().clone();
+    assert!(state.current && state.fault.is_none() && state.failures == 3, "{state:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn foreign_ruleset_change_is_repaired() {
-    bench(|bench| async move {
-        bench.plan(3, 80);
-        sleep(Duration::from_millis(50)).await;
-        bench.memory().touched.notify_one();
-        sleep(Duration::from_secs(1)).await;
-        assert_eq!(bench.counts(), (1, 0), "a change that was not ours is none of our business");
-        bench.memory().tampered = true;
-        bench.memory().touched.notify_one();
-        sleep(Duration::from_secs(1)).await;
-        assert_eq!(bench.counts(), (2, 0));
-        assert_eq!((bench.state.borrow().repairs, bench.state.borrow().damaged), (1, false));
-        bench.memory().tampered = true;
-        sleep(Duration::from_secs(31)).await;
-        assert_eq!(bench.counts(), (3, 0), "without a notice, by the timer");
-    })
-    .await;
+    let bench = Bench::start();
+    bench.plan(3, 80);
+    sleep(Duration::from_millis(50)).await;
+    bench.memory().touched.notify_one();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.counts(), (1, 0), "a change that was not ours is none of our business");
+    bench.memory().tampered = true;
+    bench.memory().touched.notify_one();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.counts(), (2, 0));
+    assert_eq!((bench.state.borrow().repairs, bench.state.borrow().damaged), (1, false));
+    bench.memory().tampered = true;
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(bench.counts(), (3, 0), "without a notice, by the timer");
 }
 
 #[tokio::test(start_paused = true)]
 async fn foreign_ruleset_change_is_damage_until_repaired() {
-    bench(|bench| async move {
-        bench.plan(3, 80);
-        sleep(Duration::from_millis(50)).await;
-        (bench.memory().tampered, bench.memory().refuse) = (true, 3);
-        bench.memory().touched.notify_one();
-        sleep(Duration::from_millis(250)).await;
-        let state = bench.state.borrow().clone();
-        assert!(state.damaged && !state.current && state.fault.is_some(), "{state:?}");
-        sleep(Duration::from_secs(5)).await;
-        let state = bench.state.borrow().clone();
-        assert!(!state.damaged && state.current && state.fault.is_none(), "{state:?}");
-    })
-    .await;
+    let bench = Bench::start();
+    bench.plan(3, 80);
+    sleep(Duration::from_millis(50)).await;
+    (bench.memory().tampered, bench.memory().refuse) = (true, 3);
+    bench.memory().touched.notify_one();
+    sleep(Duration::from_millis(250)).await;
+    let state = bench.state.borrow().clone();
+    assert!(state.damaged && !state.current && state.fault.is_some(), "{state:?}");
+    sleep(Duration::from_secs(5)).await;
+    let state = bench.state.borrow().clone();
+    assert!(!state.damaged && state.current && state.fault.is_none(), "{state:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn closed_replica_has_no_mappings() {
-    bench(|bench| async move {
-        bench.plan(3, 80);
-        sleep(Duration::from_millis(50)).await;
-        bench.closing.send_replace(true);
-        sleep(Duration::from_millis(50)).await;
-        assert_eq!(bench.ports(), 0);
-        bench.plan(5, 80);
-        sleep(Duration::from_millis(50)).await;
-        assert_eq!(bench.ports(), 0, "and no plan opens it again");
-    })
-    .await;
+    let bench = Bench::start();
+    bench.plan(3, 80);
+    sleep(Duration::from_millis(50)).await;
+    bench.closing.send_replace(true);
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(bench.ports(), 0);
+    bench.plan(5, 80);
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(bench.ports(), 0, "and no plan opens it again");
 }
