@@ -19,3 +19,8 @@ pub mod state;
 pub mod tailnet;
 pub mod vip;
 pub mod whois;
+
+/// Condition of an omitted field.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -7,6 +7,11 @@ mod cache;
 pub mod doctor;
 pub mod status;
 
+/// Label selector of the Pods of groups and standalone proxies.
+const PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
+/// Label selector of users' Services: without the label of child Services.
+const OF_USERS: &str = "!tailscale.com/managed";
+
 /// Error of an inspection command.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {

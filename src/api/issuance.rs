@@ -10,7 +10,7 @@ pub struct OrderNote {
     /// The Pod that is ordering; absent if none is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::is_default")]
     pub failures: u32,
     /// No replica orders before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -19,9 +19,4 @@ pub struct OrderNote {
     pub reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }

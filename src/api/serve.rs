@@ -59,7 +59,7 @@ pub struct TcpHandler {
     #[serde(rename = "TerminateTLS", skip_serializing_if = "String::is_empty")]
     pub terminate_tls: String,
     /// Version of the PROXY protocol header for the target: 0 for none, 1 or 2.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::is_default")]
     pub proxy_protocol: u8,
 }
 
@@ -85,11 +85,6 @@ pub struct HttpHandler {
     /// Application capabilities forwarded to the backend.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub accept_app_caps: Vec<String>,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_zero(value: &u8) -> bool {
-    *value == 0
 }
 
 #[cfg(test)]

@@ -6,18 +6,13 @@ use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, select_all};
 use serde_json::Value;
 
-use super::gap;
+use super::{OF_USERS, PROXIES, gap};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
-use crate::model::controller::objects::Kind;
 use crate::model::diagnostics::overview::{ClusterView, Gap, StatusPart};
 
 /// Label selector of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
-/// Label selector of the Pods of groups and standalone proxies.
-const PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
-/// Label selector of users' Services: without the label of child Services.
-const OF_USERS: &str = "!tailscale.com/managed";
 /// Label selector of state Secrets. Config Secrets hold auth keys and are never read.
 const STATES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup,tailscale.com/secret-type=state";
 
@@ -34,16 +29,15 @@ pub(super) struct InspectCache {
 
 pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, WatchChange)> {
     let namespace = || Some(cluster.namespace().to_owned());
-    let follow = |part: StatusPart| match part {
-        StatusPart::Groups => Follow { resource: Resource::PROXY_GROUP, namespace: None, labels: None, names_only: false },
-        StatusPart::Pods | StatusPart::Pages => {
-            Follow { resource: Resource::POD, namespace: namespace(), labels: Some(PROXIES), names_only: false }
-        }
-        StatusPart::States => Follow { resource: Resource::SECRET, namespace: namespace(), labels: Some(STATES), names_only: false },
-        StatusPart::Configs => {
-            Follow { resource: Kind::ConfigMap.into(), namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false }
-        }
-        StatusPart::Services => Follow { resource: Resource::SERVICE, namespace: None, labels: Some(OF_USERS), names_only: false },
+    let follow = |part: StatusPart| {
+        let (resource, namespace, labels) = match part {
+            StatusPart::Groups => (Resource::PROXY_GROUP, None, None),
+            StatusPart::Pods | StatusPart::Pages => (Resource::POD, namespace(), Some(PROXIES)),
+            StatusPart::States => (Resource::SECRET, namespace(), Some(STATES)),
+            StatusPart::Configs => (Resource::CONFIG_MAP, namespace(), Some(OF_A_GROUP)),
+            StatusPart::Services => (Resource::SERVICE, None, Some(OF_USERS)),
+        };
+        Follow { resource, namespace, labels, names_only: false }
     };
     let streams = StatusPart::OBJECTS.map(|part| cluster.follow(&follow(part), Backoff::WATCH).map(move |change| (part, change)).boxed());
     select_all(streams).boxed()

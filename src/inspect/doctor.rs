@@ -15,7 +15,7 @@ mod node;
 const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubectl version must answer";
 
 /// Options of `tailyard doctor`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct DoctorOptions {
     /// Whether this machine is checked too.
     pub node: bool,

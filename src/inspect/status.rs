@@ -26,7 +26,7 @@ const PAGE: Duration = Duration::from_secs(5);
 const AT_A_TIME: usize = 16;
 
 /// Options of `tailyard status`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct StatusOptions {
     pub group: Option<String>,
     pub format: StatusFormat,
@@ -41,19 +41,14 @@ pub enum StatusFormat {
     Json,
 }
 
-impl Default for StatusFormat {
-    fn default() -> Self {
-        Self::Text(Width::Narrow)
-    }
-}
-
 /// How often the overview is written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefreshMode {
-    #[default]
     Once,
     /// After each change: on a terminal over the previous one, else a line for each changed row.
-    Watch { terminal: bool },
+    Watch {
+        terminal: bool,
+    },
 }
 
 /// Writes the overview. Returns after the first one, or with [`RefreshMode::Watch`] only on an error.

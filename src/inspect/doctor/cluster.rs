@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, Rate};
 use crate::edge::kube::{Cluster, KubeError, Resource};
-use crate::inspect::gap;
+use crate::inspect::{OF_USERS, PROXIES, gap};
 use crate::model::controller::tailnet;
 use crate::model::diagnostics::doctor::ReadResult;
 use crate::model::diagnostics::doctor::cluster::{
@@ -27,10 +27,6 @@ const RENEWED: Duration = Duration::from_secs(15);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Namespace of a cluster's system components.
 const SYSTEM: &str = "kube-system";
-/// Label selector of the Pods of groups and standalone proxies.
-const OF_PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
-/// Label selector of users' Services: without the label of child Services.
-const OF_USERS: &str = "!tailscale.com/managed";
 /// Maximum concurrent requests.
 const AT_A_TIME: usize = 8;
 /// Number of groups whose accounts are checked; the others have the same Role.
@@ -74,7 +70,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         unreconciled,
         lease: Ok(None),
         renewed: false,
-        pods: list(Resource::POD, Some(namespace), Some(OF_PROXIES)).await,
+        pods: list(Resource::POD, Some(namespace), Some(PROXIES)).await,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
         nodes: list(Resource::NODE, None, None).await,
