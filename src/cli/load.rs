@@ -104,7 +104,7 @@ impl LoadArgs {
         }
         let authorities = fs::read(&self.ca).with_context(|| format!("cannot read {}", self.ca.display()))?;
         let checked = Checked::new(&authorities).with_context(|| self.ca.display().to_string())?;
-        let names = self.to.iter().map(|aim| aim.host().to_owned()).collect();
+        let names = self.to.iter().map(|aim| aim.host.clone()).collect();
         Ok(TargetProtocol::Https(Https { checked, names, expected }))
     }
 }

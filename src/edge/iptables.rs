@@ -25,7 +25,7 @@ const STEP: usize = 400;
 /// Our chains in the network namespace of the calling thread.
 #[derive(Debug, Clone)]
 pub struct Iptables {
-    variant: Variant,
+    pub variant: Variant,
     written: Arc<Mutex<Option<WrittenRules>>>,
 }
 
@@ -43,14 +43,10 @@ impl Iptables {
         Self { variant, written: Arc::default() }
     }
 
-    pub fn variant(&self) -> Variant {
-        self.variant
-    }
-
     /// Checks that programs and kernel support all features in use, with unreferenced trial chains that are removed afterwards.
     pub async fn probe(&self, interface: &InterfaceName) -> Result<(), IptablesError> {
         for programs in self.families() {
-            let (make, unmake) = trial(interface, programs.family());
+            let (make, unmake) = trial(interface, programs.family);
             programs.restore("make trial chains", make).await?;
             programs.restore("remove trial chains", unmake).await?;
         }
@@ -62,7 +58,7 @@ impl Iptables {
         self.lock().take();
         for programs in self.families() {
             let found = self.found(programs).await?;
-            let text = |step| replace(ruleset, programs.family(), &found, step);
+            let text = |step| replace(ruleset, programs.family, &found, step);
             if let Err(whole) = programs.restore("load the chains", text(usize::MAX)).await {
                 // In a user namespace a large table may exceed the socket buffer limit of the process.
                 programs.restore("load the chains", text(STEP)).await.map_err(|_| whole)?;
@@ -79,7 +75,7 @@ impl Iptables {
         }
         self.lock().take();
         for programs in self.families() {
-            if let Some(text) = delta(before, change, after, programs.family()) {
+            if let Some(text) = delta(before, change, after, programs.family) {
                 programs.restore("change chains", text).await?;
             }
         }
@@ -125,7 +121,7 @@ impl Iptables {
         let Some(ruleset) = self.lock().as_ref().map(|written| written.ruleset.clone()) else { return Ok(Traffic::new()) };
         let mut sum = Traffic::new();
         for programs in self.families() {
-            for (key, counted) in traffic(&ruleset, programs.family(), &programs.save(true).await?) {
+            for (key, counted) in traffic(&ruleset, programs.family, &programs.save(true).await?) {
                 let counters = sum.entry(key).or_default();
                 counters.flows = counters.flows.saturating_add(counted.flows);
                 counters.packets = counters.packets.saturating_add(counted.packets);
@@ -143,7 +139,7 @@ impl Iptables {
     async fn dumps(&self) -> Result<BTreeMap<Family, Vec<String>>, IptablesError> {
         let mut dumps = BTreeMap::new();
         for programs in self.families() {
-            dumps.insert(programs.family(), ours(&programs.save(false).await?));
+            dumps.insert(programs.family, ours(&programs.save(false).await?));
         }
         Ok(dumps)
     }
@@ -165,7 +161,7 @@ impl Iptables {
     fn families(&self) -> impl Iterator<Item = Programs> {
         let here = |family: &Family| *family == Family::V4 || Path::new("/proc/thread-self/net/if_inet6").exists();
         let variant = self.variant;
-        Family::ALL.into_iter().filter(here).map(move |family| Programs::new(variant, family))
+        Family::ALL.into_iter().filter(here).map(move |family| Programs { variant, family })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<WrittenRules>> {

@@ -62,7 +62,8 @@ pub struct Bus {
     _connection: JoinSet<hyper::Result<()>>,
     buffer: BytesMut,
     scanned: usize,
-    capver: Option<u32>,
+    /// Capability version of the daemon.
+    pub capver: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
@@ -245,10 +246,6 @@ impl LocalApi {
 }
 
 impl Bus {
-    pub fn capver(&self) -> Option<u32> {
-        self.capver
-    }
-
     /// Receives the next message; `None` when the daemon has closed the stream. The stream remains usable after an error with
     /// [`LocalApiError::stream_goes_on`]. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<Notify>, LocalApiError> {

@@ -90,7 +90,7 @@ impl Nft {
     /// limits (user namespace), so that nft could not send the table at once.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), NftError> {
         let all = elements(ruleset);
-        let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.roomy()))).await?;
+        let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.socket.send_unlimited))).await?;
         let mut transactions = 1;
         if all.len() > link::SMALL && (absent || !roomy) {
             run(&self.program, &["-f", "-"], "load the rules", nft::skeleton(ruleset)).await?;
@@ -141,7 +141,7 @@ impl Nft {
 
     /// Subscribes to changes of nftables by other processes, in the network namespace of the calling thread.
     pub fn changes(&self) -> Result<NotificationStream, NftError> {
-        NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
+        NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).socket.port)
     }
 
     async fn blocking<T: Send + 'static>(

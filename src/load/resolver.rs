@@ -19,7 +19,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPort {
-    host: String,
+    pub host: String,
     port: u16,
 }
 
@@ -79,10 +79,6 @@ impl HostPort {
     #[must_use]
     pub fn at(&self, ip: IpAddr) -> Self {
         Self { host: ip.to_string(), port: self.port }
-    }
-
-    pub fn host(&self) -> &str {
-        &self.host
     }
 }
 

@@ -29,8 +29,10 @@ pub type Answer<'a> = NetlinkBuffer<&'a [u8]>;
 #[derive(Debug)]
 pub struct NfnetlinkSocket {
     socket: Socket,
-    port: u32,
-    send_unlimited: bool,
+    /// Netlink port of this socket, as notifications name the origin of changes.
+    pub port: u32,
+    /// Whether a transaction may exceed the system's limit of socket buffers.
+    pub send_unlimited: bool,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -58,16 +60,6 @@ impl NfnetlinkSocket {
             setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER)?;
         }
         Ok(Self { socket, port, send_unlimited, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
-    }
-
-    /// Netlink port of this socket, as notifications name the origin of changes.
-    pub fn port(&self) -> u32 {
-        self.port
-    }
-
-    /// Whether a transaction may exceed the system's limit of socket buffers.
-    pub fn send_unlimited(&self) -> bool {
-        self.send_unlimited
     }
 
     /// Sequence number of the next message.

@@ -52,19 +52,11 @@ impl IptablesError {
 /// Programs of one variant and family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Programs {
-    variant: Variant,
-    family: Family,
+    pub(super) variant: Variant,
+    pub(super) family: Family,
 }
 
 impl Programs {
-    pub(super) fn new(variant: Variant, family: Family) -> Self {
-        Self { variant, family }
-    }
-
-    pub(super) fn family(self) -> Family {
-        self.family
-    }
-
     /// Whether there are tables to save; iptables-save would create missing tables of `ip_tables`.
     pub(super) fn has_tables(self) -> bool {
         let names = match (self.variant, self.family) {

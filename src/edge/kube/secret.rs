@@ -12,21 +12,13 @@ use crate::model::tailnet::state::StateChanges;
 /// The state Secret. Each key has one writer: do not create two writers for a Secret.
 #[derive(Debug, Clone)]
 pub struct StateSecret {
-    cluster: Cluster,
-    name: String,
+    pub cluster: Cluster,
+    pub name: String,
 }
 
 impl StateSecret {
     pub fn new(cluster: Cluster, name: impl Into<String>) -> Self {
         Self { cluster, name: name.into() }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn cluster(&self) -> &Cluster {
-        &self.cluster
     }
 
     /// Returns its values; `None` if it does not exist.

@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 3;
 /// Netlink socket, and the state of our table as last seen through it.
 #[derive(Debug)]
 pub(super) struct NftSocket {
-    socket: NfnetlinkSocket,
+    pub(super) socket: NfnetlinkSocket,
     /// Generation after our last transaction, if no foreign transaction came between.
     generation: Option<u32>,
     /// Table, chains and rules as dumped right after their creation.
@@ -31,16 +31,6 @@ impl NftSocket {
     pub(super) fn open() -> Result<Self, NftError> {
         let socket = NfnetlinkSocket::open().map_err(|source| NftError::Kernel { what: "open a netlink socket", source })?;
         Ok(Self { socket, generation: None, rules: None })
-    }
-
-    /// Netlink port, which identifies our transactions in notifications.
-    pub(super) fn port(&self) -> u32 {
-        self.socket.port()
-    }
-
-    /// Whether the size of a transaction is unlimited.
-    pub(super) fn roomy(&self) -> bool {
-        self.socket.send_unlimited()
     }
 
     /// Commits a change of elements.
@@ -77,7 +67,7 @@ impl NftSocket {
     /// Adds the elements to a table that has none, except those created with the rules; returns the number of transactions.
     pub(super) fn fill(&mut self, mut elements: Vec<Element>) -> Result<u32, NftError> {
         elements.retain(|element| element.set != Set::Reserved);
-        let (most, mut transactions) = (if self.roomy() { usize::MAX } else { SMALL }, 0);
+        let (most, mut transactions) = (if self.socket.send_unlimited { usize::MAX } else { SMALL }, 0);
         while !elements.is_empty() {
             let rest = elements.split_off(elements.len().min(most));
             self.commit(&Edits { delete: Vec::new(), add: elements })?;

@@ -43,7 +43,7 @@ impl ActiveFirewall {
     fn kind(&self) -> Kind {
         match self {
             Self::Nft(_) => Kind::Nftables,
-            Self::Iptables(iptables) => Kind::Iptables(iptables.variant()),
+            Self::Iptables(iptables) => Kind::Iptables(iptables.variant),
         }
     }
 
@@ -126,7 +126,7 @@ impl ActiveFirewall {
         let changes = match self {
             Self::Nft(nft) => nft.changes(),
             // iptables-nft rules are nftables rules, with its notifications.
-            Self::Iptables(iptables) if iptables.variant() == Variant::Nft => Nft::open("nft").and_then(|nft| nft.changes()),
+            Self::Iptables(iptables) if iptables.variant == Variant::Nft => Nft::open("nft").and_then(|nft| nft.changes()),
             Self::Iptables(_) => return None,
         };
         changes

@@ -117,7 +117,7 @@ fn start_warmup(
     tasks: &mut Tasks,
 ) -> watch::Receiver<WarmupProgress> {
     let (tried, state) = watch::channel(WarmupProgress::default());
-    spawn(tasks, "peer warm-up", peer_warmup::run(peer_warmup::asking(daemon.api()), daemon.state(), planned.clone(), predecessor, tried));
+    spawn(tasks, "peer warm-up", peer_warmup::run(peer_warmup::asking(&daemon.api), daemon.state(), planned.clone(), predecessor, tried));
     state
 }
 

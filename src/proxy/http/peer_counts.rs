@@ -19,7 +19,7 @@ type CachedPeers = Option<(Instant, Option<PeerCounts>)>;
 
 /// Counts the connected peers, if tailscaled is supervised; at most once in [`FRESH`].
 pub(super) fn peers(tailnet: &TailnetPart) -> Fetch<PeerCounts> {
-    let api = tailnet.daemon.as_ref().map(|daemon| daemon.api().clone());
+    let api = tailnet.daemon.as_ref().map(|daemon| daemon.api.clone());
     let cached: Arc<Mutex<CachedPeers>> = Arc::default();
     Arc::new(move || {
         let (api, existing) = (api.clone(), Arc::clone(&cached));

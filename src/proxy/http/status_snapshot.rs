@@ -329,7 +329,7 @@ async fn pressure() -> Option<Pressure> {
 }
 
 fn usermetrics(tailnet: &TailnetPart) -> Fetch<String> {
-    let api = tailnet.daemon.as_ref().map(|daemon| daemon.api().clone());
+    let api = tailnet.daemon.as_ref().map(|daemon| daemon.api.clone());
     Arc::new(move || {
         let api = api.clone();
         Box::pin(async move {

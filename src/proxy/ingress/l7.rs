@@ -214,18 +214,13 @@ impl Limits {
 }
 
 impl L7 {
-    /// Number of endpoints and of ejected endpoints, by backend.
-    pub fn endpoints(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
-        self.shared.pools.sample()
-    }
-
     /// Everything for a scrape.
     pub fn sample(&self) -> L7Sample {
         L7Sample {
             sites: self.stats.sample(),
             in_place: Arc::clone(&self.in_place.borrow()),
             refused: Arc::clone(&self.refused.borrow()),
-            endpoints: self.endpoints(),
+            endpoints: self.shared.pools.sample(),
             unfollowed: self.shared.pools.unfollowed(),
         }
     }
@@ -256,31 +251,25 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
         requests: room(limits.shares.requests),
         loopback: inputs.loopback,
         pod_addresses: inputs.pod_addresses,
-        closing: inputs.closing.clone(),
+        closing: inputs.closing,
     });
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
     let l7 = L7 { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
-    let cells = ListenerChannels { sites: inputs.sites, certificates: inputs.certificates, closing: inputs.closing };
-    Ok((l7, run(cells, shared, placed, refusing)))
-}
-
-struct ListenerChannels {
-    sites: watch::Receiver<Arc<Vhosts>>,
-    certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    closing: watch::Receiver<Closing>,
+    Ok((l7, run(inputs.sites, inputs.certificates, shared, placed, refusing)))
 }
 
 async fn run(
-    mut cells: ListenerChannels,
+    mut sites_in: watch::Receiver<Arc<Vhosts>>,
+    mut certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     shared: Arc<ListenerContext>,
     placed: watch::Sender<Arc<BTreeMap<String, SiteStatus>>>,
     refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
 ) {
-    let mut listeners = Listeners::default();
+    let (mut listeners, mut closing) = (Listeners::default(), shared.closing.clone());
     loop {
-        let sites = Arc::clone(&cells.sites.borrow_and_update());
-        let pairs = Arc::clone(&cells.certificates.borrow_and_update());
+        let sites = Arc::clone(&sites_in.borrow_and_update());
+        let pairs = Arc::clone(&certificates.borrow_and_update());
         put(&refusing, Arc::new(load(&shared.certificates, &sites, &pairs)));
         let failed = listeners.follow(&sites, &shared).await;
         shared.pools.retain(&sites.values().flat_map(|site| site.backends().cloned()).collect());
@@ -289,9 +278,9 @@ async fn run(
         put(&placed, Arc::new(in_place));
         let changed = loop {
             tokio::select! {
-                changed = cells.sites.changed() => break changed.is_ok(),
-                Ok(()) = cells.certificates.changed() => break true,
-                Ok(_) = cells.closing.wait_for(|closing| *closing == Closing::Closed) => break false,
+                changed = sites_in.changed() => break changed.is_ok(),
+                Ok(()) = certificates.changed() => break true,
+                Ok(_) = closing.wait_for(|closing| *closing == Closing::Closed) => break false,
                 () = sleep(RETRY), if failed => break true,
                 () = sleep(SWEEP), if !failed => shared.pools.sweep(upstream::IDLE),
             }

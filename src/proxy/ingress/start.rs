@@ -84,7 +84,7 @@ impl IngressPart {
         let outputs = advertise::AdvertiseOutputs { wanted, advertised, standing: standing_in };
         spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
-        spawn(tasks, "serve", serve_config_writer::run(daemon.api().clone(), inputs, serving_in));
+        spawn(tasks, "serve", serve_config_writer::run(daemon.api.clone(), inputs, serving_in));
         Some(Self { standing, serving, sites, leaving })
     }
 }
@@ -121,7 +121,7 @@ impl Listening {
             sites,
             endpoints,
             closing: told_to_close,
-            ask: Some(identify::by(daemon.api().clone())),
+            ask: Some(identify::by(daemon.api.clone())),
             place: ReplicaLocation { zone: None, node: settings.pod.node.clone() },
             loopback: Loopback::Named,
             pod_addresses: settings.pod_sites.clone(),
@@ -153,7 +153,7 @@ fn certify(
     let settings = certs::Settings::of(settings)?;
     let (sender, wanted) = watch::channel(Arc::default());
     spawn(tasks, "names of sites", names(sites.clone(), sender));
-    let inputs = certs::Inputs { cluster: cluster.clone(), api: daemon.api().clone(), wanted, netmap: tailnet.netmap.clone() };
+    let inputs = certs::Inputs { cluster: cluster.clone(), api: daemon.api.clone(), wanted, netmap: tailnet.netmap.clone() };
     Some(certs::start(tasks, &settings, inputs))
 }
 

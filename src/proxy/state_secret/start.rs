@@ -82,7 +82,7 @@ fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> 
         return None;
     }
     let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
-    let writer = RecentPeersWriter { api: daemon.api().clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
+    let writer = RecentPeersWriter { api: daemon.api.clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
     spawn(tasks, "recent-peers", writer.clone().keep(standing));
     Some(writer)
 }

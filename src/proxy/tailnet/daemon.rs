@@ -93,7 +93,7 @@ pub struct NeverStarted(pub String);
 /// Handle of the supervisor task.
 #[derive(Debug, Clone)]
 pub struct DaemonHandle {
-    api: LocalApi,
+    pub api: LocalApi,
     commands: mpsc::Sender<DaemonCommand>,
     state: watch::Receiver<DaemonState>,
     netmap: watch::Receiver<Option<Arc<NetMap>>>,
@@ -179,10 +179,6 @@ pub fn daemon(
 }
 
 impl DaemonHandle {
-    pub fn api(&self) -> &LocalApi {
-        &self.api
-    }
-
     /// State of the daemon; updated within milliseconds of a change, an exit included.
     pub fn state(&self) -> watch::Receiver<DaemonState> {
         self.state.clone()

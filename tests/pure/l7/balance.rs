@@ -61,7 +61,7 @@ async fn own_zone_endpoints_share_requests_and_others_take_over() {
     assert_eq!(who(&front, 20).await, names(&["ip"]));
     let sample = &front.l7.stats.sample()["svc:web"];
     assert!(sample.fallbacks >= 20 && sample.failures.contains_key("Connect"), "{sample:?}");
-    assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(3, 3)], "all three are left alone");
+    assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(3, 3)], "all three are left alone");
     let _back = Backend::at(at_near, "back", None).await;
     until_async("who was left alone is tried again", DEADLINE, async || who(&front, 5).await == names(&["back"])).await;
 }

@@ -274,7 +274,7 @@ async fn request_over_the_limit_is_refused_without_ejection() {
         assert_eq!(answered(&mut late).await, "HTTP/1.1 503 Service Unavailable");
         let sample = &front.l7.stats.sample()["svc:b"];
         assert_eq!((sample.aborted["Full"], sample.failures.get("Full").copied().unwrap_or_default()), (1, failures));
-        assert!(front.l7.endpoints().values().all(|(_, ejected)| *ejected == 0));
+        assert!(front.l7.sample().endpoints.values().all(|(_, ejected)| *ejected == 0));
         backend.state.go.notify_one();
         assert_eq!(answered(&mut holds).await, "HTTP/1.1 200 OK");
         let mut again = front.forwarded("svc:b", 80).await.expect("connected");

@@ -248,7 +248,7 @@ async fn malformed_request_body_ejects_no_endpoint() {
             assert_eq!(status(&answer), expected, "{protocol} {rest:?}: {}", String::from_utf8_lossy(&answer));
         }
         assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{protocol}");
-        assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(1, 0)], "{protocol}");
+        assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{protocol}");
     }
 }
 
@@ -511,7 +511,7 @@ async fn http2_body_must_match_its_content_length() {
         let ended = talk2(&front, &frames).await;
         assert!(matches!(ended, Ended::Refused | Ended::Answered(0x8c)), "{what}: {ended:?}");
         assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}");
-        assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(1, 0)], "{what}");
+        assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)], "{what}");
     }
 }
 

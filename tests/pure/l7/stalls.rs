@@ -64,7 +64,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 /// Checks that no failure is attributed to the endpoint.
 fn unblamed(front: &Front) {
-    assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(1, 0)]);
+    assert_eq!(front.l7.sample().endpoints.values().collect::<Vec<_>>(), [&(1, 0)]);
     assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into());
 }
 

@@ -61,7 +61,7 @@ impl Request {
 
 /// Guard of a running request.
 #[derive(Debug)]
-pub(super) struct InFlight(Progress);
+pub(super) struct InFlight(pub(super) Progress);
 
 /// Progress of a request; a weak reference.
 #[derive(Debug, Clone)]
@@ -145,10 +145,6 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Activity {
 }
 
 impl InFlight {
-    pub(super) fn progress(&self) -> &Progress {
-        &self.0
-    }
-
     /// The client has read all earlier data and must now read so many bytes.
     pub(super) fn offered(&self, bytes: usize) {
         self.0.with(|request| {

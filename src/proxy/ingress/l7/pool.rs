@@ -38,7 +38,7 @@ pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
     endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     place: ReplicaLocation,
-    tls: Connector,
+    pub(super) tls: Connector,
     /// Limit of upstream connections.
     room: Arc<Semaphore>,
     start: Instant,
@@ -47,9 +47,9 @@ pub(super) struct Pools {
 /// Pool of one backend.
 #[derive(Debug)]
 pub(super) struct Pool {
-    backend: Arc<Backend>,
+    pub(super) backend: Arc<Backend>,
     /// TLS server name: the Service's cluster DNS name, else its address.
-    name: String,
+    pub(super) name: String,
     peers: Mutex<UpstreamSet>,
 }
 
@@ -114,10 +114,6 @@ impl Pools {
         order.into_iter().map(|index| Arc::clone(&peers.list[index])).collect()
     }
 
-    pub(super) fn tls(&self) -> &Connector {
-        &self.tls
-    }
-
     /// Records whether an endpoint was reachable.
     pub(super) fn note(&self, peer: &Upstream, reached: bool) {
         let mut health = peer.health();
@@ -149,14 +145,6 @@ impl Pool {
             (service, namespace) => format!("{service}.{namespace}.svc"),
         };
         Self { backend: Arc::clone(backend), name, peers: Mutex::default() }
-    }
-
-    pub(super) fn backend(&self) -> &Backend {
-        &self.backend
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// The `ClusterIP` fallback; a name is resolved.

@@ -124,7 +124,7 @@ async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request
     };
     let theirs = way.upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
     let (parts, body) = request.into_parts();
-    let (body, uploading) = Upload::new(body, in_flight.progress().clone(), shared.limits.body_timeout);
+    let (body, uploading) = Upload::new(body, in_flight.0.clone(), shared.limits.body_timeout);
     let mut sent = Request::new(body);
     *sent.method_mut() = parts.method;
     *sent.headers_mut() = parts.headers;
@@ -136,7 +136,7 @@ async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request
         sent.headers_mut().insert(UPGRADE, protocol.clone());
     }
     let pool = shared.pools.of(&way.proxied.backend);
-    let response = in_time(in_flight.progress(), shared.limits.answer_timeout, ask(&way, &pool, sent, &uploading)).await;
+    let response = in_time(&in_flight.0, shared.limits.answer_timeout, ask(&way, &pool, sent, &uploading)).await;
     let (answer, busy) = match response.unwrap_or(Err(Unanswered::Late)) {
         Ok(answered) => answered,
         Err(unanswered) => return way.end(unanswered),

@@ -182,7 +182,7 @@ impl Upstream {
             return Ok((open, true));
         }
         // Other requests wait for this HTTP/2 connection.
-        let _opening = if pool.backend().protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
+        let _opening = if pool.backend.protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
         match self.open() {
             Some(open) => Ok((open, true)),
             None => Ok((self.dialled(Some(pools.room().await?), pool, pools).await?, false)),
@@ -192,7 +192,7 @@ impl Upstream {
     /// A new connection; HTTP/2 is pooled at once. Without `room` it is for an upgrade.
     async fn dialled(&self, room: Option<OwnedSemaphorePermit>, pool: &Pool, pools: &Pools) -> Result<Sender, DialError> {
         // Boxed: the future is large and would enlarge every request.
-        let dial = Box::pin(dial(self.address, pool.backend().protocol, pool.name(), pools.tls(), room));
+        let dial = Box::pin(dial(self.address, pool.backend.protocol, &pool.name, &pools.tls, room));
         let sender = dial.await?;
         if let Sender::Http2(sender) = &sender {
             *self.multiplexed() = Some((sender.clone(), Instant::now()));

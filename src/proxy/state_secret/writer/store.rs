@@ -64,13 +64,13 @@ impl Store {
     /// Fails if the API server denies a required permission. tailscaled needs `update`, we do not.
     pub(super) async fn permitted(&self) -> Result<(), ReportError> {
         let Self::Secret(secret) = self else { return Ok(()) };
-        let permissions = secret.cluster().permissions(secret.name()).await;
+        let permissions = secret.cluster.permissions(&secret.name).await;
         for (verb, error) in &permissions.unknown {
             tracing::debug!(verb = verb.name(), reason = error.reason(), "permission not known: {error}");
         }
         if permissions.denies(Verb::Get) || permissions.denies(Verb::Patch) {
             let needed = permissions.denied.iter().filter(|call| call.verb != Verb::Create);
-            return Err(ReportError::Denied { name: secret.name().to_owned(), rules: needed.map(ApiCall::rule).collect() });
+            return Err(ReportError::Denied { name: secret.name.clone(), rules: needed.map(ApiCall::rule).collect() });
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Store {
     /// Reads all keys; fails if the Secret does not exist.
     pub async fn read(&self) -> Result<Content, ReportError> {
         match self {
-            Self::Secret(secret) => secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() }),
+            Self::Secret(secret) => secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name.clone() }),
             Self::File(path) => blocking(path, read_file).await,
         }
     }

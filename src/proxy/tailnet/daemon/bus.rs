@@ -96,7 +96,7 @@ impl Reader {
                     let opened = Instant::now();
                     self.view.send_modify(|view| {
                         let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
-                        *view = BusView { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
+                        *view = BusView { epoch, connected: true, capver: bus.capver, snapshot, fault: view.fault.take() };
                     });
                     let end = Stream { reader: self, fold, pending: None, stale: false }.read(bus, mask).await;
                     if opened.elapsed() >= STEADY {
