@@ -17,6 +17,7 @@ pub mod topology;
 use std::future::pending;
 use std::io::{self, Write};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,16 +26,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use self::replicas::{FleetError, Launch, ReplicaProcess, is_ready};
-use self::scenario::{Script, ScriptError};
+use self::replicas::{Launch, ReplicaProcess, is_ready};
+use self::scenario::Script;
 use self::scoreboard::{Scoreboard, SharedScoreboard, look};
 use self::screen::Screen;
 use self::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS, Volume};
 use self::summary::DemoSummary;
-use self::target::{DemoTarget, TargetError};
-use self::topology::{Topology, TopologyError};
+use self::target::DemoTarget;
+use self::topology::Topology;
+use crate::edge::link::LinkError;
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::Load;
+use crate::model::base::net::BadInterfaceName;
 use crate::model::diagnostics::load::LoadSchedule;
 
 pub const TARGETS: u8 = 3;
@@ -59,15 +62,13 @@ pub struct DemoOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     #[error(transparent)]
-    Topology(#[from] TopologyError),
-    #[error(transparent)]
     Namespace(#[from] NetnsError),
     #[error(transparent)]
-    Target(#[from] TargetError),
+    Link(#[from] LinkError),
     #[error(transparent)]
-    Fleet(#[from] FleetError),
-    #[error(transparent)]
-    Script(#[from] ScriptError),
+    Name(#[from] BadInterfaceName),
+    #[error("cannot write {path}: {source}", path = path.display())]
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot {action}: {source}")]
     Io { action: &'static str, source: io::Error },
     #[error("replica {number} was not ready within {} s; it said:\n{log}", READY.as_secs())]
@@ -75,7 +76,8 @@ pub enum DemoError {
 }
 
 impl DemoError {
-    fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    /// Converts an error of what could not be done.
+    pub fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, source }
     }
 }
@@ -94,7 +96,7 @@ pub fn play<W: Write + Send, P>(
     play: P,
 ) -> Result<DemoSummary, DemoError>
 where
-    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
+    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), DemoError> + Send,
 {
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
     let start = |(number, site): (u16, &topology::DemoSite)| DemoTarget::start(&site.namespace, number, ports.clone());
@@ -139,7 +141,7 @@ async fn show<W: Write, P>(
     play: P,
 ) -> Result<(), DemoError>
 where
-    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
+    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), DemoError> + Send,
 {
     let board = Arc::clone(&script.board);
     let (stop, done) = begin_load(&topology.client, Arc::clone(&board), options);

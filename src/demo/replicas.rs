@@ -14,9 +14,10 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::DemoError;
 use super::services::write_netmap;
 use super::topology::Topology;
-use crate::edge::netns::{Namespace, NetnsError};
+use crate::edge::netns::Namespace;
 
 /// Port of a replica's admin server, with `/readyz`.
 pub const ADMIN_PORT: u16 = 9003;
@@ -46,18 +47,6 @@ pub struct Launch {
     pub api: Option<SocketAddr>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum FleetError {
-    #[error("cannot write {path}: {source}", path = path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot start a proxy: {0}")]
-    Start(#[source] io::Error),
-    #[error(transparent)]
-    Namespace(#[from] NetnsError),
-    #[error("cannot wait for a proxy: {0}")]
-    Wait(#[source] io::Error),
-}
-
 impl Launch {
     /// Name of a replica and of its state Secret.
     pub fn name(number: usize) -> String {
@@ -80,22 +69,22 @@ pub struct ReplicaProcess {
 
 impl ReplicaProcess {
     /// Prepares a replica without starting it; `None` if the topology has no such replica.
-    pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
+    pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, DemoError> {
         let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
         let netmap = netmap_file(launch, number);
-        write_netmap(topology, number, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
+        write_netmap(topology, number, &netmap).map_err(|source| DemoError::Write { path: netmap, source })?;
         let log = launch.directory.join(format!("replica-{number}.log"));
         Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
     }
 
     /// Starts the process; its output is appended to [`ReplicaProcess::log`].
-    pub fn start(&mut self, launch: &Launch) -> Result<(), FleetError> {
-        let write = |source| FleetError::Write { path: self.log.clone(), source };
+    pub fn start(&mut self, launch: &Launch) -> Result<(), DemoError> {
+        let write = |source| DemoError::Write { path: self.log.clone(), source };
         let log = File::options().create(true).append(true).open(&self.log).map_err(write)?;
         let errors = log.try_clone().map_err(write)?;
         let mut command = self.command(launch);
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        self.child = Some(self.namespace.run(|| command.spawn())?.map_err(FleetError::Start)?);
+        self.child = Some(self.namespace.run(|| command.spawn())?.map_err(DemoError::io("start a proxy"))?);
         Ok(())
     }
 
@@ -152,9 +141,9 @@ impl ReplicaProcess {
     }
 
     /// Exit status of its process, once it has exited.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>, FleetError> {
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>, DemoError> {
         let Some(child) = &mut self.child else { return Ok(None) };
-        let status = child.try_wait().map_err(FleetError::Wait)?;
+        let status = child.try_wait().map_err(DemoError::io("wait for a proxy"))?;
         if status.is_some() {
             self.child = None;
         }

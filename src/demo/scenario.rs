@@ -1,11 +1,11 @@
 //! Script of the demo: continuous config changes, one killed replica and one drained replica.
 
-use std::io;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::replicas::{FleetError, Launch, ReplicaProcess};
+use super::DemoError;
+use super::replicas::{Launch, ReplicaProcess};
 use super::scoreboard::{ReplicaPhase, ReplicaRow, ScoreboardChange, SharedScoreboard, look};
 use super::services::{DemoService, Volume, target_letter};
 use super::swap::{catch_up, seen_in_force};
@@ -20,14 +20,6 @@ const PROBED: usize = 8;
 const LAST_RESETS: Duration = Duration::from_secs(2);
 /// Maximum time for attempts on a service to end before it is removed: longer than any attempt lasts.
 const EMPTYING: Duration = Duration::from_secs(12);
-
-#[derive(Debug, thiserror::Error)]
-pub enum ScriptError {
-    #[error("cannot write the egress config: {0}")]
-    Config(#[source] io::Error),
-    #[error(transparent)]
-    Fleet(#[from] FleetError),
-}
 
 /// A fault at a scheduled time, with the replica's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +71,7 @@ pub struct Script<'t> {
 
 impl Script<'_> {
     /// Runs the script until `end`, an offset from the start.
-    pub async fn play(&mut self, end: Duration) -> Result<(), ScriptError> {
+    pub async fn play(&mut self, end: Duration) -> Result<(), DemoError> {
         let mut blows = BLOWS.into_iter().map(|(hundredths, fault)| (end * hundredths / 100, fault)).peekable();
         let mut steps = ROUND.into_iter().cycle();
         while self.now() < end {
@@ -98,7 +90,7 @@ impl Script<'_> {
     }
 
     /// Waits, after the load, until every replica is ready again.
-    pub async fn settle_down(&mut self, limit: Duration) -> Result<(), ScriptError> {
+    pub async fn settle_down(&mut self, limit: Duration) -> Result<(), DemoError> {
         let until = self.now() + limit;
         while look(&self.board).members.iter().any(|member| !member.ready) {
             self.watch_over().await?;
@@ -121,7 +113,7 @@ impl Script<'_> {
     }
 
     /// Handles exited processes: restarts a drained replica; any other exit is a fault, except after a kill.
-    pub async fn watch_over(&mut self) -> Result<(), ScriptError> {
+    pub async fn watch_over(&mut self) -> Result<(), DemoError> {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             let Some(status) = replica.ended()? else { continue };
             all_noticed(&self.board, number).await;
@@ -165,7 +157,7 @@ impl Script<'_> {
         }
     }
 
-    pub fn inject(&mut self, fault: FaultInjection) -> Result<(), ScriptError> {
+    pub fn inject(&mut self, fault: FaultInjection) -> Result<(), DemoError> {
         let (FaultInjection::Kill(number) | FaultInjection::Revive(number) | FaultInjection::Leave(number)) = fault;
         let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
         let mut board = look(&self.board);
@@ -190,7 +182,7 @@ impl Script<'_> {
     }
 
     /// Makes a change and waits until it is in force on every ready replica.
-    pub async fn change(&mut self, step: ScenarioStep) -> Result<(), ScriptError> {
+    pub async fn change(&mut self, step: ScenarioStep) -> Result<(), DemoError> {
         match step {
             ScenarioStep::Retarget => self.retarget().await,
             ScenarioStep::Add => self.add().await,
@@ -200,7 +192,7 @@ impl Script<'_> {
     }
 
     /// Gives a random service another target; never the first if there are more.
-    async fn retarget(&mut self) -> Result<(), ScriptError> {
+    async fn retarget(&mut self) -> Result<(), DemoError> {
         let Some(service) = self.dice.choice(self.moved()) else { return Ok(()) };
         let from = look(&self.board).rows.get(&service.number).map_or(service.target, |row| row.service.target);
         look(&self.board).write(service);
@@ -211,7 +203,7 @@ impl Script<'_> {
     }
 
     /// Gives all services but the first other targets, in one change.
-    async fn retarget_all(&mut self) -> Result<(), ScriptError> {
+    async fn retarget_all(&mut self) -> Result<(), DemoError> {
         let moved = self.moved();
         for service in &moved {
             look(&self.board).write(*service);
@@ -253,7 +245,7 @@ impl Script<'_> {
         took
     }
 
-    async fn add(&mut self) -> Result<(), ScriptError> {
+    async fn add(&mut self) -> Result<(), DemoError> {
         let service = DemoService { number: self.next, target: self.dice.u16(..self.targets()) };
         self.next += 1;
         look(&self.board).write(service);
@@ -265,7 +257,7 @@ impl Script<'_> {
     }
 
     /// Removes the oldest added service, once it is unused.
-    async fn remove(&mut self) -> Result<(), ScriptError> {
+    async fn remove(&mut self) -> Result<(), DemoError> {
         let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
         self.empty(number).await;
         look(&self.board).write_removal(number);
@@ -305,14 +297,14 @@ impl Script<'_> {
     }
 
     /// Writes the config of the board's services; returns the time of the swap.
-    pub fn put(&mut self) -> Result<Duration, ScriptError> {
+    pub fn put(&mut self) -> Result<Duration, DemoError> {
         self.put_without(None)
     }
 
-    fn put_without(&mut self, removed: Option<u16>) -> Result<Duration, ScriptError> {
+    fn put_without(&mut self, removed: Option<u16>) -> Result<Duration, DemoError> {
         let all = look(&self.board).rows.values().map(|row| row.service).collect::<Vec<_>>();
         let services = all.into_iter().filter(|service| Some(service.number) != removed);
-        let at = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        let at = self.volume.write(self.topology, services).map_err(DemoError::io("write the egress config"))?;
         Ok(at.saturating_duration_since(look(&self.board).start))
     }
 }

@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
+use super::DemoError;
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::identity_protocol;
 use crate::model::diagnostics::load::TargetIdentity;
@@ -22,17 +23,9 @@ pub struct DemoTarget {
     thread: Option<JoinHandle<Result<io::Result<()>, NetnsError>>>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum TargetError {
-    #[error("cannot serve on the target's ports: {0}")]
-    Bind(#[source] io::Error),
-    #[error(transparent)]
-    Namespace(#[from] NetnsError),
-}
-
 impl DemoTarget {
     /// Serves on every port of the range, with both protocols and families; returns once all are bound.
-    pub fn start(namespace: &Namespace, number: u16, ports: Range<u16>) -> Result<Self, TargetError> {
+    pub fn start(namespace: &Namespace, number: u16, ports: Range<u16>) -> Result<Self, DemoError> {
         let (stop, stopped) = mpsc::channel(1);
         let (bound, is_bound) = oneshot::channel();
         let namespace = namespace.clone();
@@ -42,8 +35,7 @@ impl DemoTarget {
         }
         // It ended before it was bound: return its error.
         match thread.join() {
-            Ok(Ok(Ok(()))) => Err(TargetError::Bind(io::ErrorKind::Interrupted.into())),
-            Ok(Ok(Err(error))) => Err(TargetError::Bind(error)),
+            Ok(Ok(served)) => Err(DemoError::io("serve on the target's ports")(served.err().unwrap_or(io::ErrorKind::Interrupted.into()))),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(NetnsError::Work("the target's thread panicked".to_owned()).into()),
         }

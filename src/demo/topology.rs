@@ -13,9 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use crate::edge::link::LinkError;
+use super::DemoError;
 use crate::edge::link::build::build;
-use crate::edge::netns::{Namespace, NetnsError};
+use crate::edge::netns::Namespace;
 use crate::model::base::net::InterfaceName;
 
 /// Host numbers of the first replica and the first target in the tailnet.
@@ -24,18 +24,6 @@ pub const FIRST_TARGET: u8 = 101;
 /// MTU of tailscaled's device.
 const TAILNET_MTU: u32 = 1280;
 const POD_MTU: u32 = 1500;
-
-#[derive(Debug, thiserror::Error)]
-pub enum TopologyError {
-    #[error(transparent)]
-    Namespace(#[from] NetnsError),
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    #[error("cannot set forwarding in a namespace: {0}")]
-    Forwarding(#[source] std::io::Error),
-    #[error(transparent)]
-    Name(#[from] crate::model::base::net::BadInterfaceName),
-}
 
 /// A namespace with an address of each family.
 #[derive(Debug, Clone)]
@@ -57,7 +45,7 @@ pub struct Topology {
 
 impl Topology {
     /// Creates a client, replicas and targets, with all links up and addressed.
-    pub fn make(replicas: u8, targets: u8) -> Result<Self, TopologyError> {
+    pub fn make(replicas: u8, targets: u8) -> Result<Self, DemoError> {
         let mut made = Self { client: Namespace::make()?, tailnet: Namespace::make()?, replicas: Vec::new(), targets: Vec::new() };
         switch(&made.client, "pods", POD_MTU)?;
         switch(&made.tailnet, "tailnet", TAILNET_MTU)?;
@@ -85,13 +73,13 @@ impl Topology {
 }
 
 /// Turns a replica into a plain router between client and targets, without a proxy: the baseline of comparisons.
-pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), TopologyError> {
+pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), DemoError> {
     let Some((site, pod)) = topology.replicas.get(replica).and_then(|site| Some((site, site.pod?))) else { return Ok(()) };
     let forward = || {
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")
     };
-    site.namespace.run(forward)?.map_err(TopologyError::Forwarding)?;
+    site.namespace.run(forward)?.map_err(DemoError::io("set forwarding in a namespace"))?;
     let routes = tailnet_nets(0).into_iter().zip(pod_nets(0)).zip(pod.into_iter().zip(site.tailnet));
     for ((tailnet, pods), (from_pods, from_tailnet)) in routes {
         route(&topology.client, tailnet.trunc(), from_pods)?;
@@ -103,7 +91,7 @@ pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), Topolo
 }
 
 /// Adds a route to a destination by a gateway.
-pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Result<(), TopologyError> {
+pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Result<(), DemoError> {
     Ok(namespace.block_on(|| build(async move |b| b.route(destination, gateway).await))??)
 }
 
@@ -128,7 +116,7 @@ fn addresses(nets: [IpNet; 2]) -> [IpAddr; 2] {
 }
 
 /// Creates a bridge and sets the namespace's loopback up.
-fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), TopologyError> {
+fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), DemoError> {
     let (bridge, lo): (InterfaceName, InterfaceName) = (bridge.parse()?, "lo".parse()?);
     let made = namespace.block_on(|| {
         build(async move |b| {
@@ -142,7 +130,7 @@ fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), TopologyE
 }
 
 /// Creates a veth pair between a port of the switch's bridge and `far` in the site's namespace, both up.
-fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: u32) -> Result<(), TopologyError> {
+fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: u32) -> Result<(), DemoError> {
     let (bridge, far): (InterfaceName, InterfaceName) = (bridge.parse()?, far.parse()?);
     let (port, lo): (InterfaceName, InterfaceName) = (format!("port{number}").parse()?, "lo".parse()?);
     let near = switch.block_on(|| {
@@ -164,7 +152,7 @@ fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number
     Ok(there??)
 }
 
-fn give(namespace: &Namespace, link: &str, nets: [IpNet; 2]) -> Result<(), TopologyError> {
+fn give(namespace: &Namespace, link: &str, nets: [IpNet; 2]) -> Result<(), DemoError> {
     let link: InterfaceName = link.parse()?;
     let given = namespace.block_on(|| {
         build(async move |b| {

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tailyard::demo::DemoError;
 use tailyard::demo::replicas::ReplicaProcess;
-use tailyard::demo::scenario::{FaultInjection, Script, ScriptError};
+use tailyard::demo::scenario::{FaultInjection, Script};
 use tailyard::demo::scoreboard::look;
 use tailyard::demo::swap::catch_up;
 use tokio::task::JoinHandle;
@@ -61,7 +62,7 @@ impl<'s, 't> Play<'s, 't> {
     }
 
     /// Plays until `end`, an offset from the start, and records samples of the processes.
-    pub(crate) async fn play(&mut self, schedule: Schedule, end: Duration, samples: &mut Samples) -> Result<(), ScriptError> {
+    pub(crate) async fn play(&mut self, schedule: Schedule, end: Duration, samples: &mut Samples) -> Result<(), DemoError> {
         let (mut changes, mut troubles) = (schedule.changes.into_iter().peekable(), schedule.troubles.into_iter().peekable());
         let mut measure_at = Duration::ZERO;
         while self.script.now() < end {
@@ -122,12 +123,12 @@ impl<'s, 't> Play<'s, 't> {
         self.unsure = Some((number, before.max(self.script.now() + lasts)));
     }
 
-    async fn befall(&mut self, trouble: Trouble) -> Result<(), ScriptError> {
+    async fn befall(&mut self, trouble: Trouble) -> Result<(), DemoError> {
         println!("{:8.2} s: {trouble:?}", self.script.now().as_secs_f64());
         match trouble {
             Trouble::Replica(fault) => self.script.inject(fault)?,
             Trouble::BadConfig => {
-                self.script.volume.write_bytes(b"{\"half a con").map_err(ScriptError::Config)?;
+                self.script.volume.write_bytes(b"{\"half a con").map_err(DemoError::io("write the egress config"))?;
                 tokio::time::sleep(SPOILT).await;
                 self.script.put()?;
             }
@@ -173,7 +174,7 @@ impl<'s, 't> Play<'s, 't> {
     }
 
     /// Waits until the API server and every replica are back and the current states are written.
-    pub(crate) async fn end(&mut self) -> Result<(), ScriptError> {
+    pub(crate) async fn end(&mut self) -> Result<(), DemoError> {
         self.script.settle_down(WRITTEN).await?;
         if let Some(outage) = self.outage.take() {
             outage.await.expect("the API server is back");
