@@ -3,7 +3,7 @@
 //! A CA bundle is often a copy of a whole system's. An unusable certificate of it (obsolete format, truncated block) is skipped with a
 //! warning and does not affect the others; a bundle without any usable certificate is an error, because it is certainly a mistake.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,23 +45,18 @@ pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> 
         tracing::warn!(path = %path.display(), "ignored an invalid CA certificate: {why}");
     }
     let good: Result<Vec<_>, _> = good.iter().map(|der| Certificate::from_der(der)).collect();
-    Ok(builder.tls_certs_merge(good.map_err(client_error)?))
+    Ok(builder.tls_certs_merge(good.map_err(|error| HttpsError::Client(causes(&error)))?))
 }
 
 /// Builds the client. The error includes its cause.
 pub fn build(builder: ClientBuilder) -> Result<Client, HttpsError> {
-    builder.build().map_err(client_error)
+    builder.build().map_err(|error| HttpsError::Client(causes(&error)))
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
-fn client_error(error: reqwest::Error) -> HttpsError {
-    let mut why = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        why = format!("{why}: {cause}");
-        source = cause.source();
-    }
-    HttpsError::Client(why)
+/// An error with all its causes; the outermost message alone has none.
+pub fn causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |cause| (**cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Usable CA certificates, and the errors of the others with their position in the file.

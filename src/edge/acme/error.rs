@@ -5,6 +5,7 @@ use std::time::Duration;
 use instant_acme::{Error, Problem};
 
 use super::{RecordFailure, http::ErrorHead};
+use crate::runtime::https::causes;
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum AcmeError {
@@ -75,19 +76,13 @@ impl AcmeError {
             }
             // A reverse proxy in front of the server answers with any body; its status has the same meaning.
             fault if status != 0 => Self::Refused { what, status, kind: by_status(status), message: fault.to_string(), retry_after },
-            Error::Other(source) => Self::Unreachable { what, source: chain(&*source).into() },
+            Error::Other(source) => Self::Unreachable { what, source: causes(&*source).into() },
             Error::Timeout(_) => Self::Deadline { what },
             Error::KeyRejected | Error::Crypto => Self::Key("it is no P-256 key"),
             Error::Unsupported(_) => Self::Unsupported,
             fault => Self::Answer { what, why: fault.to_string() },
         }
     }
-}
-
-/// Error with all its sources; the outermost message alone has no cause.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Whether a problem has this error type of RFC 8555.

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
+use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -75,14 +76,14 @@ impl ControlHttp {
         self.send(call, request).await.map(drop)
     }
 
-    async fn send(&self, call: &'static str, request: RequestBuilder) -> Result<Vec<u8>, ControlError> {
+    async fn send(&self, call: &'static str, request: RequestBuilder) -> Result<Bytes, ControlError> {
         let work = async {
             sleep(self.turn(call)?).await;
             let unreachable =
                 |source: reqwest::Error| ControlError::Unreachable { call, url: self.base.clone(), source: source.without_url() };
             let response = request.send().await.map_err(unreachable)?;
             let (status, headers) = (response.status(), response.headers().clone());
-            let body = read(response).await.map_err(unreachable)?;
+            let body = response.bytes().await.map_err(unreachable)?;
             if status.is_success() { Ok(body) } else { Err(self.refusal(call, status, &headers, &body)) }
         };
         timeout(self.deadline, work).await.unwrap_or(Err(ControlError::Deadline { call, after: self.deadline }))
@@ -132,10 +133,6 @@ fn advice(credentials: &ClientCredentials) -> &'static str {
         }
         ClientCredentials::Headscale { .. } => "check the API key: it may have expired (headscale apikeys list)",
     }
-}
-
-async fn read(response: Response) -> Result<Vec<u8>, reqwest::Error> {
-    response.bytes().await.map(Vec::from)
 }
 
 /// `Retry-After`, in seconds or as a date.

@@ -79,7 +79,10 @@ impl ForwardingPart {
         let (mut link, mut warmup) = (None, None);
         if enabled {
             link = start_link(settings, tasks).await;
-            load_predecessor(settings, cluster, tailnet.copies.as_ref(), &predecessor, tasks);
+            // Without API server only the files of an earlier container show a restart.
+            let restarted = tailnet.copies.as_ref().is_some_and(StateCopies::are_there);
+            let (store, pod) = (Store::of(settings, cluster), settings.pod.uid.clone());
+            spawn(tasks, "predecessor", recent_peers::load(store, pod, restarted, predecessor.clone()));
             warmup = tailnet.daemon.as_ref().map(|daemon| start_warmup(daemon, &planned, predecessor.subscribe(), tasks));
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "ruleset sync", ruleset_sync::run(live, inputs, programmed_in, PACE));
@@ -96,18 +99,6 @@ impl ForwardingPart {
 async fn keep_open(senders: impl Send) {
     std::future::pending::<()>().await;
     drop(senders);
-}
-
-fn load_predecessor(
-    settings: &Settings,
-    cluster: Option<&Cluster>,
-    copies: Option<&StateCopies>,
-    predecessor: &watch::Sender<Option<PredecessorPeers>>,
-    tasks: &mut Tasks,
-) {
-    // Without API server only the files of an earlier container show a restart.
-    let restarted = copies.is_some_and(StateCopies::are_there);
-    spawn(tasks, "predecessor", recent_peers::load(Store::of(settings, cluster), settings.pod.uid.clone(), restarted, predecessor.clone()));
 }
 
 fn start_warmup(

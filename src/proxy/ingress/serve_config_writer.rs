@@ -45,7 +45,7 @@ pub struct ServeStatus {
 pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeStatus>) {
     let mut retry = Backoff::DAEMON;
     loop {
-        let start = inputs.running();
+        let start = running(&inputs.daemon.borrow());
         let wanted = inputs.wanted.borrow_and_update().clone();
         if start.is_none_or(|start| start != state.borrow().start) {
             state.send_if_modified(|state| std::mem::take(&mut state.config).is_some());
@@ -76,13 +76,7 @@ pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeSt
     }
 }
 
-impl Inputs {
-    /// Restart count of the running tailscaled, if it runs.
-    fn running(&self) -> Option<u64> {
-        running(&self.daemon.borrow())
-    }
-}
-
+/// Restart count of tailscaled, if it runs.
 fn running(state: &DaemonState) -> Option<u64> {
     (state.phase == DaemonPhase::Running).then_some(state.restarts)
 }

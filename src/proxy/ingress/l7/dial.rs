@@ -89,22 +89,20 @@ where
         builder.timer(TokioTimer::new()).keep_alive_interval(PING).keep_alive_timeout(PING).adaptive_window(false);
         builder.initial_stream_window_size(WINDOW).initial_connection_window_size(4 * WINDOW).max_header_list_size(64 << 10);
         let (mut sender, connection) = builder.handshake(stream).await.map_err(http)?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%address, %error, "a connection to a backend ended early");
-            }
-            drop(room);
-        });
+        tokio::spawn(drive(address, connection, room));
         sender.ready().await.map_err(http)?;
         return Ok(Sender::Http2(sender));
     }
     let (mut sender, connection) = http1::Builder::new().max_buf_size(HEAD).handshake(stream).await.map_err(http)?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%address, %error, "a connection to a backend ended early");
-        }
-        drop(room);
-    });
+    tokio::spawn(drive(address, connection.with_upgrades(), room));
     sender.ready().await.map_err(http)?;
     Ok(Sender::Http1(sender))
+}
+
+/// Transfers the bytes of a connection until it ends.
+async fn drive(address: SocketAddr, connection: impl Future<Output = hyper::Result<()>>, room: Option<OwnedSemaphorePermit>) {
+    if let Err(error) = connection.await {
+        tracing::debug!(%address, %error, "a connection to a backend ended early");
+    }
+    drop(room);
 }
