@@ -171,7 +171,7 @@ impl AdminServer {
                 biased;
                 () = &mut stop => break,
                 Some(_) = connections.join_next() => continue,
-                accepted = next(&self.listener) => accepted,
+                accepted = next(&self.listener, "http") => accepted,
             };
             let Some((stream, from)) = accepted else { continue };
             let (source, busy) = (from.ip().to_canonical(), ActiveRequest::default());

@@ -5,26 +5,23 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::api::routes::Listener;
 use crate::model::ingress::vhosts::listener_addr;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::tailnet::advertise::SiteStatus;
+use crate::runtime::accept::next;
 use crate::runtime::snapshot::SnapshotCell;
 
 use super::client::{ClientNetwork, ConnectionBudget};
 use super::connection::serve;
 use super::linger_close::linger;
 use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
-
-/// Pause after a failed accept, e.g. because of exhausted file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Keys of the listeners of the tailnet.
 const TAILNET: RangeInclusive<(ClientNetwork, u16)> = (ClientNetwork::Tailnet, 0)..=(ClientNetwork::Tailnet, u16::MAX);
@@ -177,14 +174,7 @@ async fn bind(at: Option<SocketAddr>) -> std::io::Result<(TcpListener, SocketAdd
 
 /// Next connection within the limits; `None` if accepting failed. Further connections wait in the kernel's backlog.
 async fn accept(listener: &TcpListener, port: &SitePort) -> Option<(TcpStream, ConnectionBudget)> {
-    let stream = match listener.accept().await {
-        Ok((stream, _)) => stream,
-        Err(error) => {
-            tracing::warn!(%error, service = port.service, "cannot accept a connection; if file descriptors are used up, raise the limit of the process");
-            sleep(PAUSE).await;
-            return None;
-        }
-    };
+    let (stream, _) = next(listener, &port.service).await?;
     // The virtual host's limit first: waiting for it holds no shared permit.
     let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
     let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
@@ -196,12 +186,12 @@ async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::
     let mut connections = JoinSet::new();
     loop {
         let accepted = {
-            let mut next = pin!(accept(&listener, &port));
+            let mut accepting = pin!(accept(&listener, &port));
             loop {
                 tokio::select! {
                     biased;
                     _ = closing.wait_for(|closing| *closing) => break None,
-                    accepted = &mut next => break Some(accepted),
+                    accepted = &mut accepting => break Some(accepted),
                     // A finished connection frees a permit.
                     Some(_) = connections.join_next() => {}
                 }
