@@ -58,7 +58,7 @@ impl ProxyError {
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::default();
     let (leaver, leave) = tasks::stop();
-    spawn(&mut tasks, "signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
+    tasks.run_until_stop("signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(settings.kube.as_ref()).await;
     let election = settings.active_lease.as_ref().zip(cluster.clone());
@@ -92,20 +92,4 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     });
     tasks.run(Duration::from_secs(2)).await?;
     Ok(())
-}
-
-/// Starts a task that ends with the stop.
-fn spawn(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-    let work = stopped(tasks, work);
-    tasks.run_forever(name, work);
-}
-
-fn stopped(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
-    let stop = tasks.stop();
-    async move {
-        tokio::select! {
-            () = work => {}
-            () = stop.requested() => {}
-        }
-    }
 }

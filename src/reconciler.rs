@@ -67,7 +67,7 @@ pub enum ReconcilerError {
 pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let mut tasks = Tasks::default();
     let (leaver, leave) = tasks::stop();
-    stopped(&mut tasks, "signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
+    tasks.run_until_stop("signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
@@ -78,15 +78,15 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
-        stopped(&mut tasks, "watch", stores.feed(cluster, watch, move |kind, error| metrics.watch_lost(kind, error)));
+        tasks.run_until_stop("watch", stores.feed(cluster, watch, move |kind, error| metrics.watch_lost(kind, error)));
     }
     let (leading_sender, leading) = watch::channel(None);
     let counted = Arc::clone(&metrics);
     let writes =
         LeaderClient::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
     let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
-    stopped(&mut tasks, "credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
-    stopped(&mut tasks, "everything", everything(stores.clone(), leading));
+    tasks.run_until_stop("credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
+    tasks.run_until_stop("everything", everything(stores.clone(), leading));
     let process = identity(&settings);
     if settings.failover {
         let failover = Failover::new(&cluster, stores.clone(), writes.clone(), Arc::clone(&metrics), process.clone());
@@ -203,15 +203,4 @@ async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
 fn identity(settings: &Settings) -> String {
     let name = settings.name.as_deref().unwrap_or(LEASE);
     format!("{name}_{:08x}", fastrand::u32(..))
-}
-
-/// Starts a task that ends with the stop.
-fn stopped(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-    let stop = tasks.stop();
-    tasks.run_forever(name, async move {
-        tokio::select! {
-            () = work => {}
-            () = stop.requested() => {}
-        }
-    });
 }

@@ -118,7 +118,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
         put(&leads, leading.is_some());
     };
     // A replica without a tailnet cannot prove a name.
-    crate::proxy::spawn(tasks, "issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
+    tasks.run_until_stop("issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
     let work = CertWork {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),
@@ -144,7 +144,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
         let leading = leading.clone();
         move |work| work.run(inputs.wanted, inputs.netmap, leading, secrets)
     });
-    crate::proxy::spawn(tasks, "certificates", work);
+    tasks.run_until_stop("certificates", work);
     CertOutputs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 

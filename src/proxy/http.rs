@@ -50,7 +50,7 @@ struct AppliedState<'a> {
 
 /// Starts the configured listeners.
 pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSources>) {
-    crate::proxy::spawn(tasks, "http state", Arc::clone(sources).follow());
+    tasks.run_until_stop("http state", Arc::clone(sources).follow());
     let mut listeners = Vec::new();
     if let Some(http) = settings.http {
         let mut routes = health_routes(sources);

@@ -65,7 +65,7 @@ impl Standby {
             let _ = done.send(());
             std::future::pending::<()>().await;
         };
-        super::spawn(tasks, "active lease", work);
+        tasks.run_until_stop("active lease", work);
         Self { leading, release, released, fence }
     }
 

@@ -185,6 +185,17 @@ impl Tasks {
         });
     }
 
+    /// Starts a task that ends with the stop.
+    pub fn run_until_stop(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop();
+        self.run_forever(name, async move {
+            tokio::select! {
+                () = work => {}
+                () = stop.requested() => {}
+            }
+        });
+    }
+
     /// Waits for all tasks. The first that ends before the stop stops the others, which then have `grace` to finish. An error is logged
     /// here, as the last line of the process.
     pub async fn run(mut self, grace: Duration) -> Result<(), TaskError> {

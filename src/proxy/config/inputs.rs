@@ -15,7 +15,6 @@ use crate::model::settings::{ConfigInput, Kube, Settings};
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
-use crate::proxy::spawn;
 
 /// A followed config.
 #[derive(Debug)]
@@ -90,10 +89,10 @@ where
             let (watcher, views) = directory(path, D::KEYS);
             (watcher, views, None)
         };
-        spawn(tasks, "files", watcher.run());
+        tasks.run_until_stop("files", watcher.run());
         (views, name)
     });
     let sources = CopySources { api, mount, hold: HOLD, start: Instant::now() };
-    spawn(tasks, name, follow::<D>(sources, FollowOutputs { services, state }));
+    tasks.run_until_stop(name, follow::<D>(sources, FollowOutputs { services, state }));
     config
 }

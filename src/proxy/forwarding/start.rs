@@ -22,7 +22,6 @@ use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::{FlowCleaner, TerminatedFlows};
 use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
 use crate::proxy::forwarding::{planner, resolve};
-use crate::proxy::spawn;
 use crate::proxy::state_secret::writer::Store;
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::daemon::state_backup::StateCopies;
@@ -67,7 +66,7 @@ impl ForwardingPart {
         let (names, report) = start_names(settings, ingress.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
         let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names };
-        spawn(tasks, "planner", planner::run(base(settings).await, inputs, planned_in));
+        tasks.run_until_stop("planner", planner::run(base(settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();
         let (cleaner, ended) = FlowCleaner::new(in_force);
@@ -82,14 +81,14 @@ impl ForwardingPart {
             // Without API server only the files of an earlier container show a restart.
             let restarted = tailnet.copies.as_ref().is_some_and(StateCopies::are_there);
             let (store, pod) = (Store::of(settings, cluster), settings.pod.uid.clone());
-            spawn(tasks, "predecessor", recent_peers::load(store, pod, restarted, predecessor.clone()));
+            tasks.run_until_stop("predecessor", recent_peers::load(store, pod, restarted, predecessor.clone()));
             warmup = tailnet.daemon.as_ref().map(|daemon| start_warmup(daemon, &planned, predecessor.subscribe(), tasks));
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
-            spawn(tasks, "ruleset sync", ruleset_sync::run(live, inputs, programmed_in, PACE));
-            spawn(tasks, "flow-cleanup", cleaner.run());
-            spawn(tasks, "forwarding", super::run(off));
+            tasks.run_until_stop("ruleset sync", ruleset_sync::run(live, inputs, programmed_in, PACE));
+            tasks.run_until_stop("flow-cleanup", cleaner.run());
+            tasks.run_until_stop("forwarding", super::run(off));
         } else {
-            spawn(tasks, "ruleset sync", keep_open((live, programmed_in, cleaner, off)));
+            tasks.run_until_stop("ruleset sync", keep_open((live, programmed_in, cleaner, off)));
         }
         Self { enabled, names: report, planned, programmed, firewall, ended, link, warmup, predecessor, switches, closing }
     }
@@ -108,14 +107,15 @@ fn start_warmup(
     tasks: &mut Tasks,
 ) -> watch::Receiver<WarmupProgress> {
     let (tried, state) = watch::channel(WarmupProgress::default());
-    spawn(tasks, "peer warm-up", peer_warmup::run(peer_warmup::asking(&daemon.api), daemon.state(), planned.clone(), predecessor, tried));
+    let work = peer_warmup::run(peer_warmup::asking(&daemon.api), daemon.state(), planned.clone(), predecessor, tried);
+    tasks.run_until_stop("peer warm-up", work);
     state
 }
 
 async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Receiver<LinkState>> {
     match Links::watch(settings.interface.clone()).await {
         Ok((links, state)) => {
-            spawn(tasks, "links", links.run());
+            tasks.run_until_stop("links", links.run());
             Some(state)
         }
         Err(error) => {
@@ -136,9 +136,9 @@ fn start_names(
         _ => None,
     };
     let (sender, wanted) = watch::channel(own.iter().cloned().collect());
-    spawn(tasks, "names", resolve::want(own, ingress, sender));
+    tasks.run_until_stop("names", resolve::want(own, ingress, sender));
     let inputs = resolve::Inputs { resolv_conf: PathBuf::from(RESOLV_CONF), wanted, in_flight: IN_FLIGHT };
-    spawn(tasks, "resolve", resolve::run(inputs, outputs, tasks.stop()));
+    tasks.run_until_stop("resolve", resolve::run(inputs, outputs, tasks.stop()));
     (names, report)
 }
 

@@ -22,7 +22,6 @@ use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, ReplicaLocation, endpoints, identify};
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
-use crate::proxy::spawn;
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::start::TailnetPart;
 
@@ -82,9 +81,9 @@ impl IngressPart {
             leaving: told_to_leave,
         };
         let outputs = advertise::AdvertiseOutputs { wanted, advertised, standing: standing_in };
-        spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
+        tasks.run_until_stop("advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
-        spawn(tasks, "serve", serve_config_writer::run(daemon.api.clone(), inputs, serving_in));
+        tasks.run_until_stop("serve", serve_config_writer::run(daemon.api.clone(), inputs, serving_in));
         Some(Self { standing, serving, sites, leaving })
     }
 }
@@ -94,10 +93,10 @@ impl Listening {
     fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
         let IngressInputs { settings, cluster, configs, tailnet, .. } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
-        spawn(tasks, "sites", follow(configs.serve.services.clone(), settings.node_sites, sites_sender));
+        tasks.run_until_stop("sites", follow(configs.serve.services.clone(), settings.node_sites, sites_sender));
         let (endpoints_sender, endpoints) = watch::channel(Arc::default());
         if let Some(cluster) = cluster.cloned() {
-            spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
+            tasks.run_until_stop("endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
         }
         let front_end = &settings.front_end;
         let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
@@ -131,7 +130,7 @@ impl Listening {
         let (l7, work) =
             l7::l7(inputs).inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}")).ok()?;
         let (ended, closed) = watch::channel(false);
-        spawn(tasks, "listeners", async move {
+        tasks.run_until_stop("listeners", async move {
             work.await;
             ended.send_replace(true);
             // Keep the sender for later receivers.
@@ -152,7 +151,7 @@ fn certify(
 ) -> Option<CertOutputs> {
     let settings = certs::Settings::of(settings)?;
     let (sender, wanted) = watch::channel(Arc::default());
-    spawn(tasks, "names of sites", names(sites.clone(), sender));
+    tasks.run_until_stop("names of sites", names(sites.clone(), sender));
     let inputs = certs::Inputs { cluster: cluster.clone(), api: daemon.api.clone(), wanted, netmap: tailnet.netmap.clone() };
     Some(certs::start(tasks, &settings, inputs))
 }

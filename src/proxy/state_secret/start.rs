@@ -15,7 +15,6 @@ use crate::runtime::tasks::Tasks;
 
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::start::IngressPart;
-use crate::proxy::spawn;
 use crate::proxy::state_secret::writer::{self, Ledger, POLL_INTERVAL, Reporter, Store, WriteIntervals, reporter};
 use crate::proxy::tailnet::daemon::StateRequest;
 use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
@@ -59,12 +58,12 @@ impl StatePart {
             serving: ingress.map_or_else(unset, |ingress| ingress.serving.clone()),
             standing: ingress.map_or_else(unset, |ingress| ingress.standing.clone()),
         };
-        spawn(tasks, "reporter", reporter::run(published, about, ledger.clone()));
+        tasks.run_until_stop("reporter", reporter::run(published, about, ledger.clone()));
         if tailnet.daemon.is_some() {
-            spawn(tasks, "reissue", serve(requests, ledger.clone()));
+            tasks.run_until_stop("reissue", serve(requests, ledger.clone()));
         }
         let recent_peers = record_peers(inputs, &ledger, tasks);
-        spawn(tasks, "report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
+        tasks.run_until_stop("report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
         Some(Self { ledger, recent_peers })
     }
 
@@ -83,7 +82,7 @@ fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> 
     }
     let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
     let writer = RecentPeersWriter { api: daemon.api.clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
-    spawn(tasks, "recent-peers", writer.clone().keep(standing));
+    tasks.run_until_stop("recent-peers", writer.clone().keep(standing));
     Some(writer)
 }
 

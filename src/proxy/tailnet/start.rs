@@ -14,7 +14,6 @@ use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::supervise::DaemonSettings;
 use crate::runtime::tasks::Tasks;
 
-use crate::proxy::spawn;
 use crate::proxy::tailnet::auth_key_watch;
 use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
 use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, daemon};
@@ -49,7 +48,7 @@ impl TailnetPart {
             }
             TailnetMode::Static(path) => {
                 let (netmap, work) = super::follow_file(path);
-                spawn(tasks, "netmap file", work);
+                tasks.run_until_stop("netmap file", work);
                 Self { daemon: None, netmap, copies: None, ends_with_network }
             }
         }
@@ -98,7 +97,7 @@ fn supervise(
     let keys = match (cluster, &settings.pod.name) {
         (Some(cluster), Some(pod)) => {
             let (keys, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned));
-            spawn(tasks, "config Secret", work);
+            tasks.run_until_stop("config Secret", work);
             keys
         }
         _ => watch::channel(None).1,
@@ -117,7 +116,7 @@ fn supervise(
     let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {
-        spawn(tasks, "state copies", copies.run(daemon.state()));
+        tasks.run_until_stop("state copies", copies.run(daemon.state()));
     }
     tasks.spawn("tailscaled", work);
     (daemon, copies)
