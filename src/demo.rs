@@ -174,7 +174,7 @@ where
         tokio::select! {
             ended = &mut play => return ended,
             _ = ticks.tick() => if let Some(screen) = &mut screen {
-                screen.draw(&look(&board)).map_err(DemoError::io("draw"))?;
+                screen.draw(&look(&board), options).map_err(DemoError::io("draw"))?;
             },
         }
     }

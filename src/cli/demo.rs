@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use super::length;
 use crate::demo::replicas::{DemoTailnet, Launch};
-use crate::demo::screen::{Screen, Title};
+use crate::demo::screen::Screen;
 use crate::demo::{DemoOptions, run as show, services};
 use crate::edge::netns::private;
 
@@ -67,10 +67,8 @@ pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
         grace: GRACE,
         api: None,
     };
-    let lasts = args.duration;
-    let title = Title { backend: args.firewall_mode.clone(), rate: args.rate.get(), lasts };
-    let mut screen = Screen::new(stdout(), title, stdout().is_terminal());
-    let options = DemoOptions { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
+    let mut screen = Screen::new(stdout(), stdout().is_terminal());
+    let options = DemoOptions { replicas: REPLICAS, services: args.services, lasts: args.duration, rate: args.rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;
     let mut out = screen.into_inner();
     if args.json {

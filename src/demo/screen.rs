@@ -5,6 +5,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use super::DemoOptions;
 use super::scoreboard::{ReplicaPhase, ReplicaRow, Scoreboard, ServiceRow};
 use super::services::target_letter;
 use super::summary::failures_in_words;
@@ -17,25 +18,17 @@ const NEWEST: usize = 2;
 /// Number of listed events.
 const SHOWN_EVENTS: usize = 3;
 
-#[derive(Debug, Clone)]
-pub struct Title {
-    pub backend: String,
-    pub rate: u32,
-    pub lasts: Duration,
-}
-
 #[derive(Debug)]
 pub struct Screen<W> {
     out: W,
-    title: Title,
     terminal: bool,
     frame: Frame,
 }
 
 impl<W: Write> Screen<W> {
     /// A screen on this handle. `terminal`: redrawn frames instead of lines.
-    pub fn new(out: W, title: Title, terminal: bool) -> Self {
-        Self { out, title, terminal, frame: Frame::default() }
+    pub fn new(out: W, terminal: bool) -> Self {
+        Self { out, terminal, frame: Frame::default() }
     }
 
     /// Interval of redraws.
@@ -43,12 +36,12 @@ impl<W: Write> Screen<W> {
         if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
 
-    pub fn draw(&mut self, board: &Scoreboard) -> io::Result<()> {
+    pub fn draw(&mut self, board: &Scoreboard, options: &DemoOptions) -> io::Result<()> {
         if !self.terminal {
             writeln!(self.out, "{}", line(board))?;
             return self.out.flush();
         }
-        let frame = frame(board, &self.title);
+        let frame = frame(board, options);
         self.frame.draw(&mut self.out, &frame)
     }
 
@@ -76,14 +69,14 @@ fn line(board: &Scoreboard) -> String {
     )
 }
 
-fn frame(board: &Scoreboard, title: &Title) -> Vec<String> {
+fn frame(board: &Scoreboard, options: &DemoOptions) -> Vec<String> {
     let mut lines = vec![
         format!(
             "{BOLD}tailyard demo{PLAIN}   {}, {} new connections a second   {BOLD}{:.1}{PLAIN} of {:.0} s",
-            title.backend,
-            title.rate,
-            board.now().min(title.lasts).as_secs_f64(),
-            title.lasts.as_secs_f64()
+            options.launch.backend,
+            options.rate,
+            board.now().min(options.lasts).as_secs_f64(),
+            options.lasts.as_secs_f64()
         ),
         String::new(),
         format!(

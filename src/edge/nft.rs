@@ -6,7 +6,6 @@
 
 mod link;
 mod notices;
-mod program;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +13,12 @@ use std::time::Duration;
 use std::{io, process::ExitStatus};
 
 use self::link::NftSocket;
-use self::program::run;
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::nft::element::{edits, elements};
 use crate::model::firewall::nft::{self, dump};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
+use crate::runtime::command::{self, CommandError, error_output};
 
 pub use self::notices::NotificationStream;
 
@@ -80,7 +79,7 @@ impl Nft {
 
     /// Checks that program and kernel support all features of our table, with a trial table that is removed afterwards.
     pub async fn probe(&self, interface: &InterfaceName) -> Result<(), NftError> {
-        run(&self.program, &["-f", "-"], "make a trial table", nft::trial(interface)).await
+        self.run("make a trial table", nft::trial(interface)).await
     }
 
     /// Replaces the whole table in one transaction.
@@ -93,11 +92,11 @@ impl Nft {
         let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.socket.send_unlimited))).await?;
         let mut transactions = 1;
         if all.len() > link::SMALL && (absent || !roomy) {
-            run(&self.program, &["-f", "-"], "load the rules", nft::skeleton(ruleset)).await?;
+            self.run("load the rules", nft::skeleton(ruleset)).await?;
             transactions += self.blocking(move |link| link.fill(all)).await?;
         } else {
             drop(all);
-            run(&self.program, &["-f", "-"], "load the table", nft::table(ruleset)).await?;
+            self.run("load the table", nft::table(ruleset)).await?;
         }
         self.blocking(move |link| link.settle(before.wrapping_add(transactions))).await
     }
@@ -125,12 +124,12 @@ impl Nft {
     /// Turns the disco mute on or off: it corrupts tailscaled's disco packets ([`nft::mute`]).
     pub async fn mute(&self, on: bool) -> Result<(), NftError> {
         let text = if on { nft::mute() } else { nft::unmute() };
-        run(&self.program, &["-f", "-"], "keep back packets outside the tunnel", text).await
+        self.run("keep back packets outside the tunnel", text).await
     }
 
     /// Removes the table and the disco mute ([`Self::mute`]), if they exist.
     pub async fn remove(&self) -> Result<(), NftError> {
-        run(&self.program, &["-f", "-"], "remove the table", nft::removal() + &nft::unmute()).await
+        self.run("remove the table", nft::removal() + &nft::unmute()).await
     }
 
     /// Counters of each match port since the creation of its element; a retarget restarts the flow counter, bytes continue.
@@ -142,6 +141,16 @@ impl Nft {
     /// Subscribes to changes of nftables by other processes, in the network namespace of the calling thread.
     pub fn changes(&self) -> Result<NotificationStream, NftError> {
         NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).socket.port)
+    }
+
+    /// Runs nft on a text, in one transaction. Its listings are not parsed, nor is its error output, which messages have.
+    async fn run(&self, what: &'static str, text: String) -> Result<(), NftError> {
+        let program = || self.program.clone();
+        let output = command::run(program(), &["-f", "-"], &text, TIMEOUT).await.map_err(|error| match error {
+            CommandError::Run(source) => NftError::Missing { program: program(), source },
+            CommandError::Timeout(_) => NftError::Timeout { program: program() },
+        })?;
+        if output.status.success() { Ok(()) } else { Err(NftError::Refused { what, status: output.status, stderr: error_output(&output) }) }
     }
 
     async fn blocking<T: Send + 'static>(

@@ -51,24 +51,39 @@ impl LiveKernel {
 
 impl Kernel for LiveKernel {
     async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
-        self.firewall().await?.rewrite(ruleset).await
+        match self.firewall().await? {
+            ActiveFirewall::Nft(nft) => nft.rewrite(ruleset).await?,
+            ActiveFirewall::Iptables(iptables) => iptables.rewrite(ruleset).await?,
+        }
+        Ok(())
     }
 
     async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
-        self.firewall().await?.patch(before, delta, after).await
+        match self.firewall().await? {
+            ActiveFirewall::Nft(nft) => nft.patch(before, delta, after).await?,
+            ActiveFirewall::Iptables(iptables) => iptables.patch(before, delta, after).await?,
+        }
+        Ok(())
     }
 
     async fn note(&mut self) -> Result<(), SyncFault> {
-        let mut firewall = self.firewall().await?;
+        let firewall = self.firewall().await?;
         // Only after their replacement is in force.
         if std::mem::take(&mut self.leftovers) {
             firewall.remove_others().await;
         }
-        firewall.note().await
+        match firewall {
+            ActiveFirewall::Nft(_) => Ok(()),
+            ActiveFirewall::Iptables(iptables) => Ok(iptables.note().await?),
+        }
     }
 
     async fn drifted(&mut self, wanted: &Ruleset) -> Result<bool, SyncFault> {
-        match self.firewall().await?.audit(wanted).await? {
+        let audit = match self.firewall().await? {
+            ActiveFirewall::Nft(nft) => nft.audit(wanted).await?,
+            ActiveFirewall::Iptables(iptables) => iptables.audit(wanted).await?,
+        };
+        match audit {
             Audit::Same => Ok(false),
             Audit::Drifted { what } => {
                 tracing::warn!("ruleset drift detected: {what}");

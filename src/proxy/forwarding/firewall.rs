@@ -5,8 +5,7 @@ use std::fmt;
 use crate::edge::iptables::{Iptables, IptablesError, Variant};
 use crate::edge::nft::{Nft, NftError, NotificationStream};
 use crate::model::base::net::InterfaceName;
-use crate::model::firewall::ruleset::{Delta, Ruleset};
-use crate::model::firewall::{Audit, Traffic};
+use crate::model::firewall::Traffic;
 use crate::model::settings::FirewallMode;
 
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
@@ -77,40 +76,6 @@ impl ActiveFirewall {
                 tracing::warn!(reason = fault.reason, "cannot remove rules of an earlier start from {}: {}", other.name(), fault.message);
             }
         }
-    }
-
-    /// Rewrites the complete ruleset.
-    pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
-        match self {
-            Self::Nft(nft) => nft.rewrite(ruleset).await?,
-            Self::Iptables(iptables) => iptables.rewrite(ruleset).await?,
-        }
-        Ok(())
-    }
-
-    /// Applies a difference.
-    pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
-        match self {
-            Self::Nft(nft) => nft.patch(before, delta, after).await?,
-            Self::Iptables(iptables) => iptables.patch(before, delta, after).await?,
-        }
-        Ok(())
-    }
-
-    /// Reads back the written rules, where an audit needs that.
-    pub async fn note(&mut self) -> Result<(), SyncFault> {
-        match self {
-            Self::Nft(_) => Ok(()),
-            Self::Iptables(iptables) => Ok(iptables.note().await?),
-        }
-    }
-
-    /// Compares the kernel's rules with the written ones.
-    pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, SyncFault> {
-        Ok(match self {
-            Self::Nft(nft) => nft.audit(wanted).await?,
-            Self::Iptables(iptables) => iptables.audit(wanted).await?,
-        })
     }
 
     /// Traffic counters by match port.
