@@ -44,7 +44,6 @@ pub struct Connections {
     pub tcp: u64,
     /// UDP flows answered by the right target.
     pub udp: u64,
-    /// Resent datagrams.
     pub resent: u64,
     /// Failures outside every documented window, by kind.
     pub failed: BTreeMap<AttemptFailure, u64>,

@@ -20,7 +20,6 @@ const BATCH: usize = 64;
 /// Maximum attempts of a disturbed listing.
 const ATTEMPTS: usize = 4;
 
-/// ctnetlink socket.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: NfnetlinkSocket,
@@ -42,7 +41,6 @@ pub struct Pressure {
     pub insert_failed: u64,
 }
 
-/// A ctnetlink request failed.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ConntrackError {
     #[error("cannot open connection tracking's netlink socket (the kernel needs nf_conntrack_netlink): {0}")]
@@ -53,7 +51,6 @@ pub enum ConntrackError {
     /// A deletion failed for another reason than a missing flow.
     #[error("cannot delete a tracked flow (NET_ADMIN is needed): {0}")]
     Delete(#[source] io::Error),
-    /// The counters could not be read.
     #[error("cannot read connection tracking's counters: {0}")]
     Count(#[source] io::Error),
 }

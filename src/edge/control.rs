@@ -46,7 +46,6 @@ pub struct Rate {
     pub per_second: f64,
 }
 
-/// Credentials for a control plane.
 pub type ClientCredentials = tailnet::Credentials<IdentityToken>;
 
 /// Source of the service account token; read for each exchange.
@@ -65,7 +64,6 @@ pub struct AuthKey {
     pub key: Secret,
 }
 
-/// Client of one control plane.
 #[derive(Debug, Clone)]
 pub enum ControlClient {
     /// Tailscale, or a server with a compatible API.

@@ -27,7 +27,6 @@ use crate::runtime::watch_ext::put;
 /// Pause before a failed notification socket is reopened.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// State of a link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
     /// Whether a link of that name exists; if not, the other fields have no meaning.
@@ -43,26 +42,15 @@ pub struct LinkState {
 /// Links could not be read, watched or created.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum LinkError {
-    /// The netlink socket could not be opened.
     #[error("cannot open a netlink socket for links and addresses: {0}")]
     Open(#[source] io::Error),
     /// The kernel responded to a query with an error, or not at all.
     #[error("cannot read {what}: {source}")]
-    Read {
-        /// Requested objects.
-        what: &'static str,
-        source: rtnetlink::Error,
-    },
-    /// The netlink socket was closed.
+    Read { what: &'static str, source: rtnetlink::Error },
     #[error("the netlink socket for links and addresses was closed")]
     Closed,
-    /// The kernel rejected a change.
     #[error("cannot {action}: {source}")]
-    Change {
-        action: String,
-        /// Error of the kernel.
-        source: rtnetlink::Error,
-    },
+    Change { action: String, source: rtnetlink::Error },
     #[error("there is no interface {0} in this network namespace")]
     Missing(InterfaceName),
 }

@@ -32,30 +32,16 @@ pub struct Nft {
     link: Arc<Mutex<NftSocket>>,
 }
 
-/// nftables error.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum NftError {
-    /// The program cannot be started.
     #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
     Missing { program: PathBuf, source: io::Error },
-    /// The program timed out.
     #[error("{program:?} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: PathBuf },
-    /// The program rejected the input.
     #[error("nft refused to {what} ({status}): {stderr}")]
-    Refused {
-        /// Requested operation.
-        what: &'static str,
-        status: ExitStatus,
-        stderr: String,
-    },
-    /// The kernel rejected a netlink request.
+    Refused { what: &'static str, status: ExitStatus, stderr: String },
     #[error("the kernel refused to {what}: {source}; CAP_NET_ADMIN is needed")]
-    Kernel {
-        /// Requested operation.
-        what: &'static str,
-        source: io::Error,
-    },
+    Kernel { what: &'static str, source: io::Error },
     /// Other processes changed nftables during each attempt to read it.
     #[error("nftables is being changed by others too fast to be read")]
     Unsteady,

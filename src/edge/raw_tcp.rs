@@ -28,13 +28,11 @@ const SOCKET_BUFFER: usize = 8 << 20;
 /// Maximum size of a received packet, in bytes.
 const PACKET: usize = 64 << 10;
 
-/// Flows cannot be reset.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ProbeError {
     /// A raw socket could not be opened, or its mark not set.
     #[error("cannot open a raw socket, so the ends of flows that are cut here will hang (give the container NET_RAW and NET_ADMIN): {0}")]
     Open(#[source] io::Error),
-    /// Responses could not be received.
     #[error("cannot receive answers to probes: {0}")]
     Receive(#[source] io::Error),
 }

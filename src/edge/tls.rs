@@ -59,10 +59,8 @@ struct CertifiedNames {
 /// A certificate is unusable or a handshake failed.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum TlsError {
-    /// The chain cannot be parsed.
     #[error("the certificate chain cannot be read: {0}")]
     Chain(String),
-    /// The key cannot be parsed.
     #[error("the key cannot be read: {0}")]
     Key(String),
     /// The key is unusable or does not belong to the certificate.

@@ -44,7 +44,6 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
 }
 
 impl InspectCache {
-    /// An empty cache for this namespace.
     pub(super) fn new(namespace: &str) -> Self {
         let (parts, listed) = (BTreeMap::new(), BTreeMap::new());
         Self { namespace: namespace.to_owned(), parts, listed, heard: BTreeSet::new(), gaps: BTreeMap::new() }

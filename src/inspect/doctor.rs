@@ -14,7 +14,6 @@ mod node;
 /// Action where no API server answers.
 const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubectl version must answer";
 
-/// Options of `tailyard doctor`.
 #[derive(Debug, Clone)]
 pub struct DoctorOptions {
     /// Whether this machine is checked too.

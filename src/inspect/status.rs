@@ -25,7 +25,6 @@ const PAGE: Duration = Duration::from_secs(5);
 /// Maximum concurrent status requests.
 const AT_A_TIME: usize = 16;
 
-/// Options of `tailyard status`.
 #[derive(Debug, Clone)]
 pub struct StatusOptions {
     pub group: Option<String>,
@@ -33,7 +32,6 @@ pub struct StatusOptions {
     pub rhythm: RefreshMode,
 }
 
-/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusFormat {
     Text(Width),
@@ -114,7 +112,6 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     Ok(Overview::of(&view, options.group.as_deref()))
 }
 
-/// Requests the status of the replicas.
 async fn request_status(cluster: &Cluster, view: &mut ClusterView, group: Option<&str>) {
     let of_group = |pod: &str| group.is_none_or(|group| pod.rsplit_once('-').is_some_and(|(of, _)| of == group));
     let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| of_group(pod));

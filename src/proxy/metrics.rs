@@ -95,7 +95,6 @@ pub struct Snapshot {
     pub report: Option<WriterHealth>,
     /// HTTP front end, if any.
     pub sites: Option<l7::L7Sample>,
-    /// Funnel errors.
     pub funnel_errors: BTreeMap<String, FunnelError>,
     /// Certificates, if used.
     pub certs: Option<CertState>,

@@ -35,7 +35,6 @@ use stall::Stall;
 mod open;
 mod stall;
 
-/// A client's request.
 #[derive(Debug, Clone)]
 pub struct AdminRequest {
     /// Query of the URL; empty if absent.
@@ -46,7 +45,6 @@ pub struct AdminRequest {
 /// Response to a client.
 pub type AdminResponse = Response<Full<Bytes>>;
 
-/// Handler of a path.
 pub type Handler = Arc<dyn Fn(AdminRequest) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 /// Handlers by path; every other path is 404.
@@ -76,7 +74,6 @@ pub struct AdminServer {
     limits: Limits,
 }
 
-/// Error of binding the address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}; is another process using it, or is the address not this machine's?")]
 pub struct BindError {
@@ -109,7 +106,6 @@ impl Default for Limits {
 }
 
 impl Routes {
-    /// Adds a path.
     #[must_use]
     pub fn with<F>(mut self, path: &'static str, handler: impl Fn(AdminRequest) -> F + Send + Sync + 'static) -> Self
     where
@@ -146,7 +142,6 @@ pub fn liveness(heartbeats: &Heartbeats, limit: Duration) -> AdminResponse {
 }
 
 impl AdminServer {
-    /// Binds the address.
     pub async fn bind(address: SocketAddr, routes: Routes, limits: Limits) -> Result<Self, BindError> {
         let fail = |source| BindError { address, source };
         let listener = TcpListener::bind(address).await.map_err(fail)?;

@@ -16,10 +16,8 @@ use rustls::pki_types::pem::PemObject as _;
 /// Timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Error of creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpsError {
-    /// The CA bundle cannot be read.
     #[error("the certificate authorities at {} cannot be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// No certificate of the bundle is usable.

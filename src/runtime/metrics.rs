@@ -12,7 +12,6 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Tex
 /// Content type of [`Page::finish`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Metric type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Kind {
@@ -81,7 +80,6 @@ pub struct HistogramSample {
     pub sum: f64,
 }
 
-/// All families of a process.
 #[derive(Debug, Default)]
 pub struct Registry {
     counted: prometheus::Registry,
@@ -104,7 +102,6 @@ impl<const L: usize> Counter<L> {
         self.0.with_label_values(&labels).inc_by(count);
     }
 
-    /// Adds one.
     pub fn inc(&self, labels: [&str; L]) {
         self.add(labels, 1);
     }
@@ -117,7 +114,6 @@ impl<const L: usize> Gauge<L> {
 }
 
 impl<const L: usize> Histogram<L> {
-    /// Records a value.
     pub fn observe(&self, labels: [&str; L], value: f64) {
         self.0.with_label_values(&labels).observe(value);
     }
@@ -265,7 +261,6 @@ impl Page {
         }
     }
 
-    /// The complete text.
     pub fn finish(self) -> String {
         self.0
     }

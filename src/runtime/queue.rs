@@ -34,7 +34,6 @@ pub enum WorkOutcome {
     Retry(Option<Duration>),
 }
 
-/// Depth of the queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
     /// Keys that are due.
@@ -71,7 +70,6 @@ impl<K: QueueKey> Debug for Queue<K> {
 }
 
 impl<K: QueueKey> Queue<K> {
-    /// Creates an empty queue.
     pub fn new(retry: Retry) -> Self {
         Self { order: Arc::new(Mutex::new(QueueOrder::new())), bell: watch::channel(false).0, retry }
     }
@@ -141,7 +139,6 @@ impl<K: QueueKey> WorkItem<K> {
         &self.key
     }
 
-    /// Finishes work on the key.
     pub fn end(mut self, ended: WorkOutcome) {
         self.give_back(ended);
     }

@@ -27,15 +27,12 @@ pub enum StopPhase {
     Aborting,
 }
 
-/// Requests a stop.
 #[derive(Debug, Clone)]
 pub struct Stopper(watch::Sender<StopPhase>);
 
-/// Observes the stop.
 #[derive(Debug, Clone)]
 pub struct Stop(watch::Receiver<StopPhase>);
 
-/// Any error of a task.
 pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Tasks that are stopped together.
@@ -85,7 +82,6 @@ impl Stopper {
         self.raise(StopPhase::Stopping);
     }
 
-    /// Requests an abort.
     pub fn abort(&self) {
         self.raise(StopPhase::Aborting);
     }
@@ -148,7 +144,6 @@ pub fn signals(stopper: Stopper) -> io::Result<impl Future<Output = ()> + Send> 
 }
 
 impl Default for Tasks {
-    /// No tasks yet.
     fn default() -> Self {
         let (stopper, stop) = stop();
         Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }

@@ -9,12 +9,10 @@ use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-/// Error of initializing the logs.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error("log filter {filter:?} is not understood (examples: info, debug, info,tailyard::proxy=debug): {source}")]
     Filter { filter: String, source: ParseError },
-    /// The logs are initialized already.
     #[error("logs can be set up only once in a process: {0}")]
     Twice(#[from] TryInitError),
 }

@@ -25,7 +25,6 @@ pub enum AcmeError {
         /// Problem type, from a closed set.
         kind: &'static str,
         message: String,
-        /// `Retry-After` of the response.
         retry_after: Option<Duration>,
     },
     #[error("the ACME server does not accept the proof for {name}: {why}")]

@@ -21,7 +21,6 @@ const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
 /// Maximum `Retry-After`: the longest known rate limit is weekly.
 const LONGEST: Duration = Duration::from_hours(7 * 24);
 
-/// Head of an error response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ErrorHead {
     pub(super) status: u16,

@@ -116,7 +116,6 @@ fn icmp_kinds(proto: u8) -> Option<[u16; 3]> {
     }
 }
 
-/// Encodes a tuple.
 fn tuple(out: &mut Vec<u8>, proto: u8, tuple: &Tuple) {
     let (source, destination) = (tuple.source, tuple.destination);
     let address = |out: &mut Vec<u8>, ip, four, six| match ip {

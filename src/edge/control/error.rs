@@ -7,7 +7,6 @@ use crate::runtime::https::HttpsError;
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum ControlError {
-    /// The settings are unusable.
     #[error("the control plane's settings cannot be used: {0}")]
     Settings(String),
     /// The HTTPS client cannot be created: its CA file is unusable.
@@ -17,21 +16,12 @@ pub enum ControlError {
     /// The service account token for the identity exchange is not available.
     #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
     Identity(String),
-    /// No connection, or a broken one.
     #[error("{call}: the control plane at {url} cannot be reached: {source}")]
     Unreachable { call: &'static str, url: String, source: reqwest::Error },
-    /// Timeout.
     #[error("{call}: no answer from the control plane within {after:?}")]
     Deadline { call: &'static str, after: Duration },
-    /// The server rejects the credentials.
     #[error("{call}: the control plane refuses the credentials ({status}): {message}; {advice}")]
-    Denied {
-        call: &'static str,
-        status: u16,
-        message: String,
-        /// Hint for the user.
-        advice: &'static str,
-    },
+    Denied { call: &'static str, status: u16, message: String, advice: &'static str },
     /// The server requested a pause (429, 503), or our rate limit exceeds the timeout; the pause applies to all calls of this client.
     #[error("{call}: the control plane wants a pause of {after:?}")]
     Paused { call: &'static str, after: Duration },
@@ -41,10 +31,8 @@ pub enum ControlError {
     /// Any other error response.
     #[error("{call}: the control plane answers {status}: {message}")]
     Refused { call: &'static str, status: u16, message: String },
-    /// The device is not the expected one.
     #[error("{call}: device {id} is not touched, as {mismatch}; remove it in the admin console if it is a leftover")]
     Mismatch { call: &'static str, id: DeviceId, mismatch: Mismatch },
-    /// The response is malformed.
     #[error("{call}: the control plane's answer is not understood: {source}")]
     Answer { call: &'static str, source: serde_json::Error },
 }

@@ -14,7 +14,6 @@ use crate::model::tailnet::supervise::Secret;
 /// Name of the approval in errors.
 const APPROVE: &str = "approve routes of a node";
 
-/// Client of headscale.
 #[derive(Debug, Clone)]
 pub struct Headscale {
     http: ControlHttp,

@@ -21,7 +21,6 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(15);
 /// Maximum characters of an error body that is not the known JSON.
 const TEXT: usize = 200;
 
-/// HTTPS client for one control plane.
 #[derive(Debug, Clone)]
 pub(super) struct ControlHttp {
     client: Client,
@@ -33,7 +32,6 @@ pub(super) struct ControlHttp {
     pace: Arc<Mutex<RequestPace>>,
 }
 
-/// Rate limit and pause.
 #[derive(Debug)]
 struct RequestPace {
     bucket: Bucket,
@@ -122,7 +120,6 @@ impl ControlHttp {
     }
 }
 
-/// Hint after rejected credentials.
 fn advice(credentials: &ClientCredentials) -> &'static str {
     match credentials {
         ClientCredentials::OAuth { .. } => {

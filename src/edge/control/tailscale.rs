@@ -18,7 +18,6 @@ use crate::model::tailnet::supervise::Secret;
 /// Maximum characters of a key's description.
 const NOTE: usize = 50;
 
-/// Client of the Tailscale API.
 #[derive(Debug, Clone)]
 pub struct Tailscale {
     http: ControlHttp,

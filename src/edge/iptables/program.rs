@@ -14,7 +14,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum wait for that lock, in seconds.
 const LOCK_SECONDS: &str = "20";
 
-/// iptables variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// Writes nftables.
@@ -23,23 +22,14 @@ pub enum Variant {
     Legacy,
 }
 
-/// Error of an iptables run.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum IptablesError {
-    /// The program cannot be started.
     #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
     Missing { program: String, source: io::Error },
-    /// The program timed out.
     #[error("{program} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: String },
     #[error("{program} refused to {what} ({status}): {stderr}; CAP_NET_ADMIN and the kernel's support of this iptables are needed")]
-    Refused {
-        program: String,
-        /// Requested operation.
-        what: &'static str,
-        status: ExitStatus,
-        stderr: String,
-    },
+    Refused { program: String, what: &'static str, status: ExitStatus, stderr: String },
 }
 
 impl IptablesError {
@@ -49,7 +39,6 @@ impl IptablesError {
     }
 }
 
-/// Programs of one variant and family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Programs {
     pub(super) variant: Variant,

@@ -83,10 +83,8 @@ impl fmt::Display for ApiCall {
     }
 }
 
-/// Cause of a failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallFault {
-    /// No connection, or a broken one.
     #[error("the API server cannot be reached: {0}")]
     Unreachable(#[source] Box<kube::Error>),
     #[error("the API server did not answer within {0:?}")]
@@ -97,7 +95,6 @@ pub enum CallFault {
         code: u16,
         message: String,
     },
-    /// Malformed response.
     #[error("the API's answer cannot be read: {0}")]
     Malformed(#[source] Box<kube::Error>),
 }
@@ -189,7 +186,6 @@ pub enum KubeError {
         path: PathBuf,
         fault: Box<KubeconfigError>,
     },
-    /// The client could not be created.
     #[error("cannot set up the client of the API: {0}")]
     Client(#[source] Box<kube::Error>),
     #[error("cannot {call}: {fault}{}", advice(.call, .fault))]

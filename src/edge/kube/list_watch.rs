@@ -45,7 +45,6 @@ pub struct Follow {
     pub names_only: bool,
 }
 
-/// Change of watched objects.
 #[derive(Debug)]
 pub enum WatchChange<T = Value> {
     /// A new list begins: its objects follow as [`WatchChange::Listed`].
@@ -63,7 +62,6 @@ pub enum WatchChange<T = Value> {
     Lost(KubeError),
 }
 
-/// Change of one watched object.
 #[derive(Debug)]
 pub enum ObjectEvent<T = Values> {
     /// The object exists with this content. Implies that the API responds.

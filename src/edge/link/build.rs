@@ -44,7 +44,6 @@ impl Build<'_> {
         self.set(link, format!("attach {port} to {bridge}")).await
     }
 
-    /// Sets a link up.
     pub async fn up(&self, name: &InterfaceName) -> Result<(), LinkError> {
         let link = LinkUnspec::new_with_index(self.index(name).await?).up().build();
         self.set(link, format!("set {name} up")).await

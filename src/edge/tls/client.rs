@@ -15,7 +15,6 @@ use tokio_rustls::client::TlsStream;
 
 use super::{ALPN, TlsError};
 
-/// TLS connector for backends.
 #[derive(Debug, Clone)]
 pub struct Connector {
     any: Arc<ClientConfig>,

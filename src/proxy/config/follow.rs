@@ -17,7 +17,6 @@ use crate::edge::kube::ObjectEvent;
 use crate::model::config::source::{CopyKeys, CopySource, Document, InForce, Selection, WatchHealth};
 use crate::runtime::timer::until;
 
-/// Watch events of one object.
 pub type ObjectEvents = Pin<Box<dyn Stream<Item = ObjectEvent> + Send>>;
 
 /// Sources of the copies; at least one.
@@ -31,7 +30,6 @@ pub struct CopySources {
     pub start: Instant,
 }
 
-/// Outputs.
 pub struct FollowOutputs<D: Document> {
     /// Services for the plan, sent only when changed. `None` before the first readable copy.
     pub services: watch::Sender<Option<Arc<D::Services>>>,

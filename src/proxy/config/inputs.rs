@@ -16,7 +16,6 @@ use crate::runtime::tasks::Tasks;
 
 use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
 
-/// A followed config.
 #[derive(Debug)]
 pub struct FollowedConfig<D: Document> {
     /// Services in force; `None` before the first readable copy.

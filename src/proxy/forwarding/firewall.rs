@@ -10,7 +10,6 @@ use crate::model::settings::FirewallMode;
 
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
-/// Firewall in use.
 #[derive(Debug, Clone)]
 pub enum ActiveFirewall {
     Nft(Nft),

@@ -47,7 +47,6 @@ pub struct TerminatedFlows {
     pub fault: Option<SyncFault>,
 }
 
-/// An applied ruleset.
 #[derive(Debug, Clone)]
 pub struct Applied {
     pub rules: Ruleset,
@@ -80,7 +79,6 @@ struct PendingChanges {
 }
 
 impl PendingChanges {
-    /// From the current ruleset.
     fn of(now: Applied, audited: bool) -> Self {
         Self { past: RulesetHistory::of(&now.rules, now.netmap.as_deref()), now, audited }
     }

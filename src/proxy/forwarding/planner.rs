@@ -21,7 +21,6 @@ pub struct Inputs {
     pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// The DNS answers.
     pub names: watch::Receiver<ResolvedNames>,
 }
 

@@ -30,7 +30,6 @@ pub struct ResolveReport {
     pub failures: BTreeMap<LookupFailure, u64>,
 }
 
-/// Outputs of the task.
 #[derive(Debug)]
 pub struct ResolveOutputs {
     /// Addresses, sent only when changed.
@@ -39,12 +38,10 @@ pub struct ResolveOutputs {
     pub report: watch::Sender<Arc<ResolveReport>>,
 }
 
-/// Inputs of the task.
 #[derive(Debug)]
 pub struct Inputs {
     /// Resolver config, `/etc/resolv.conf` in a Pod.
     pub resolv_conf: PathBuf,
-    /// Requested names.
     pub wanted: watch::Receiver<BTreeSet<String>>,
     /// Maximum concurrent lookups.
     pub in_flight: usize,

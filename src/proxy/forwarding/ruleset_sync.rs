@@ -16,7 +16,6 @@ use crate::model::plan::Planned;
 #[cfg(test)]
 mod tests;
 
-/// Error of a ruleset write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyncFault {
     /// Label value; closed set.
@@ -40,16 +39,12 @@ pub trait Kernel: Send {
     fn applied(&mut self, ruleset: &Ruleset, planned: &Planned);
 }
 
-/// Intervals of writes and audits.
 #[derive(Debug, Clone, Copy)]
 pub struct SyncPace {
-    /// Minimum interval of writes.
     pub min_interval: Duration,
-    /// Interval of audits.
     pub audit: Duration,
     /// Delay of an audit after a foreign change.
     pub settle: Duration,
-    /// Retry delays after failures.
     pub retry: Backoff,
 }
 
@@ -68,18 +63,15 @@ pub struct Programmed {
     pub at: Option<Instant>,
     /// Last error and its time; cleared by the next success.
     pub fault: Option<(SyncFault, Instant)>,
-    /// Number of successful writes.
     pub writes: u64,
     pub keys: u64,
     /// Duration of the last write.
     pub took: Duration,
-    /// Number of failed writes.
     pub failures: u64,
     /// Number of repaired foreign changes.
     pub repairs: u64,
 }
 
-/// The writer's inputs.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// Newest plan; `None` before the first complete inputs.
@@ -116,11 +108,9 @@ pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Prog
     }
 }
 
-/// Outcome of a sync.
 enum SyncOutcome {
     /// The newest plan is in force already, or none exists.
     Unchanged,
-    /// The newest plan was written.
     Written,
     /// The write failed; retry at this time.
     Failed(Instant),
@@ -138,7 +128,6 @@ struct Writer<K> {
 }
 
 impl<K: Kernel> Writer<K> {
-    /// Writes the newest plan.
     async fn sync(&mut self) -> SyncOutcome {
         let Some(planned) = self.inputs.planned.borrow_and_update().clone() else { return SyncOutcome::Unchanged };
         let closing = *self.inputs.closing.borrow_and_update();

@@ -29,14 +29,12 @@ use crate::proxy::tailnet::peer_warmup::{self, WarmupProgress};
 use crate::proxy::tailnet::recent_peers::{self, PredecessorPeers};
 use crate::proxy::tailnet::start::TailnetPart;
 
-/// The running forwarding part.
 #[derive(Debug)]
 pub struct ForwardingPart {
     /// Whether the kernel forwards; otherwise plans are only computed.
     pub enabled: bool,
     /// DNS answers and their state.
     pub names: watch::Receiver<Arc<resolve::ResolveReport>>,
-    /// Newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
     /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,

@@ -14,7 +14,6 @@ use crate::proxy::tailnet::start::TailnetPart;
 /// Cache time of peer counts: the status of a large tailnet is slow, and any client may request it.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Last peer counts.
 type CachedPeers = Option<(Instant, Option<PeerCounts>)>;
 
 /// Counts the connected peers, if tailscaled is supervised; at most once in [`FRESH`].

@@ -69,7 +69,6 @@ pub struct SnapshotSources {
     pub daemon: Option<watch::Receiver<DaemonState>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub names: watch::Receiver<Arc<ResolveReport>>,
-    /// The newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
     /// Ruleset in the kernel.
     pub programmed: watch::Receiver<Programmed>,
@@ -94,7 +93,6 @@ pub struct SnapshotSources {
     pub traffic: Fetch<Traffic>,
     /// Usage of the conntrack table.
     pub pressure: Fetch<Pressure>,
-    /// Connected peers.
     pub peers: Fetch<PeerCounts>,
     /// tailscaled's own metrics.
     pub usermetrics: Fetch<String>,
@@ -104,12 +102,10 @@ pub struct SnapshotSources {
     pub patience: Duration,
     /// Last finished call of the preStop hook; times are relative to [`Self::start`].
     pub(super) hook: Mutex<Option<HookCall>>,
-    /// Ruleset lag.
     pub(super) lag: Mutex<RulesetLag>,
 }
 
 impl SnapshotSources {
-    /// Sources of a running replica.
     pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks) -> Self {
         let Replica { settings, configs, tailnet, forwarding, ingress, state } = replica;
         let sites = ingress.as_ref().and_then(|ingress| ingress.sites.as_ref());
@@ -149,7 +145,6 @@ impl SnapshotSources {
         }
     }
 
-    /// Current inputs of health.
     pub fn facts(&self) -> HealthInputs {
         let netmap = self.netmap.borrow();
         let missing_configs = [
@@ -201,7 +196,6 @@ impl SnapshotSources {
         if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
     }
 
-    /// Funnel errors.
     pub(super) fn funnel_errors(&self) -> BTreeMap<String, FunnelError> {
         self.standing.as_ref().and_then(|standing| standing.borrow().funnel_errors.clone()).unwrap_or_default()
     }

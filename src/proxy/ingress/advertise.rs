@@ -47,7 +47,6 @@ pub struct Inputs {
     pub leaving: watch::Receiver<WithdrawalProgress>,
 }
 
-/// Outputs.
 #[derive(Debug)]
 pub struct AdvertiseOutputs {
     pub wanted: watch::Sender<Option<Arc<ServeConfig>>>,
@@ -95,7 +94,6 @@ fn follow(status: &mut AdvertiseStatus, before: &AdvertiseStatus, start: Option<
     }
 }
 
-/// Progress of a start of tailscaled.
 struct StartProgress {
     /// Number of restarts of tailscaled; `None` while disconnected.
     start: Option<u64>,

@@ -56,11 +56,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Interval of closing idle upstream connections.
 const SWEEP: Duration = Duration::from_secs(15);
 
-/// Inputs of the front end.
 pub struct Inputs {
     pub sites: watch::Receiver<Arc<Vhosts>>,
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    /// Endpoints of the backends.
     pub endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     pub closing: watch::Receiver<Closing>,
     /// Lookup of client identities.
@@ -122,7 +120,6 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-/// The running front end.
 #[derive(Debug, Clone)]
 pub struct L7 {
     /// Status of virtual hosts, by Tailscale Service.
@@ -147,7 +144,6 @@ pub struct L7Sample {
     pub unfollowed: BTreeMap<String, &'static str>,
 }
 
-/// State that all listeners share.
 #[derive(Debug)]
 struct ListenerContext {
     pools: Pools,
@@ -165,7 +161,6 @@ struct ListenerContext {
     closing: watch::Receiver<Closing>,
 }
 
-/// Current snapshot for a port.
 #[derive(Debug, Clone)]
 struct PortSnapshot {
     site: Arc<Vhost>,

@@ -19,16 +19,13 @@ use crate::runtime::timer::until;
 /// Interval of checks for foreign changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Inputs of the writer.
 #[derive(Debug)]
 pub struct Inputs {
-    /// State of tailscaled.
     pub daemon: watch::Receiver<DaemonState>,
     /// Desired config; `None` while unknown.
     pub wanted: watch::Receiver<Option<Arc<ServeConfig>>>,
 }
 
-/// Serve config of tailscaled.
 #[derive(Debug, Clone, Default)]
 pub struct ServeStatus {
     /// Current config; `None` before it was read from the running process.
@@ -37,7 +34,6 @@ pub struct ServeStatus {
     pub start: u64,
     /// Last error: reason of a closed set, and message.
     pub fault: Option<(&'static str, String)>,
-    /// Number of writes.
     pub writes: u64,
 }
 

@@ -36,7 +36,6 @@ pub struct IngressPart {
     pub(super) leaving: watch::Sender<WithdrawalProgress>,
 }
 
-/// Parts that ingress depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct IngressInputs<'a> {
     pub settings: &'a Settings,
@@ -46,7 +45,6 @@ pub struct IngressInputs<'a> {
     pub forwarding: &'a ForwardingPart,
 }
 
-/// Running front end.
 #[derive(Debug)]
 pub struct Listening {
     pub l7: L7,

@@ -25,7 +25,6 @@ pub const PACE: Duration = Duration::from_secs(1);
 /// between two writes lacks our keys, and only this check detects it: a replica may not watch its state Secret.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(40);
 
-/// Intervals of the writer's retries and checks.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteIntervals {
     /// Retry delay after a failure.
@@ -43,7 +42,6 @@ struct DesiredState {
     forgets: u64,
 }
 
-/// Health of the writer.
 #[derive(Debug, Clone, Default)]
 pub struct WriterHealth {
     /// Time of the last successful write, or of the last check that found nothing to write.
@@ -55,7 +53,6 @@ pub struct WriterHealth {
     done: u64,
 }
 
-/// Error of a state write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteFault {
     /// Metric label; closed set.
@@ -86,7 +83,6 @@ pub struct Reporter {
     forgotten: u64,
 }
 
-/// Creates a ledger and its writer.
 pub fn new(store: Store, start: Start, intervals: WriteIntervals) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(DesiredState::default());
     let (health, health_rx) = watch::channel(WriterHealth::default());

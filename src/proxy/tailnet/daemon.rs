@@ -45,7 +45,6 @@ pub struct StateRequest {
     pub done: oneshot::Sender<()>,
 }
 
-/// The supervisor's inputs.
 pub struct DaemonInputs {
     /// Newest auth key, from a watch of the config Secret, which is faster than the mount.
     pub keys: watch::Receiver<Option<Secret>>,
@@ -90,7 +89,6 @@ pub struct DaemonState {
 #[error("{0}")]
 pub struct NeverStarted(pub String);
 
-/// Handle of the supervisor task.
 #[derive(Debug, Clone)]
 pub struct DaemonHandle {
     pub api: LocalApi,

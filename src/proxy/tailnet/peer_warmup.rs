@@ -28,7 +28,6 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pings an address, with a timeout; true if it answers.
 pub type ReachabilityCheck = Arc<dyn Fn(IpAddr, PingKind, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// Progress of the warm-up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WarmupProgress {
     /// Restart count of the tailscaled whose warm-up has ended; `None` before the first.

@@ -11,7 +11,6 @@ use super::{Depth, QueueKey, WorkOutcome};
 #[derive(Debug)]
 struct KeyEntry {
     place: QueuePlace,
-    /// Number of consecutive failures.
     failures: u32,
 }
 
@@ -72,7 +71,6 @@ impl<K: QueueKey> QueueOrder<K> {
         self.due.first().map(|(at, ..)| *at)
     }
 
-    /// Finishes work on a key.
     pub(super) fn end(&mut self, key: &K, now: Instant, ended: WorkOutcome, retry: &dyn Fn(u32) -> Duration) {
         let Some(KeyEntry { place: QueuePlace::Running(requested), failures }) = self.entries.remove(key) else { return };
         let (own, failures) = match ended {

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::model::ingress::vhosts::min_rate::unpaid;
 
-/// Activity of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);
 
@@ -21,7 +20,6 @@ struct State {
     since: Instant,
 }
 
-/// A running request.
 #[derive(Debug)]
 struct Request {
     number: u64,
@@ -67,7 +65,6 @@ pub(super) struct InFlight(pub(super) Progress);
 #[derive(Debug, Clone)]
 pub(super) struct Progress(Activity, u64);
 
-/// Idle timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IdleTimeouts {
     pub(super) first: Duration,
@@ -81,7 +78,6 @@ impl Activity {
         Self(Arc::new((Mutex::new(state), Notify::new())))
     }
 
-    /// Begins a request.
     pub(super) fn begin(&self) -> InFlight {
         let number = self.with(|state| {
             state.begun += 1;

@@ -31,7 +31,6 @@ pub(super) enum Sender {
     Http2(http2::SendRequest<Upload>),
 }
 
-/// Why an upstream connection failed.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub(super) enum DialError {
     #[error("cannot connect to {address}: {source}")]

@@ -17,7 +17,6 @@ use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
 use crate::model::ingress::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;
 
-/// Known endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamEndpoints {
     pub endpoints: BTreeMap<ServicePort, Vec<Endpoint>>,
@@ -83,7 +82,6 @@ async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, 
     }
 }
 
-/// Namespaces of backends.
 fn namespaces(sites: &Vhosts) -> BTreeSet<String> {
     let backends = sites.values().flat_map(|site| site.backends());
     backends

@@ -19,10 +19,8 @@ const MAX_CLIENTS: usize = 4096;
 /// WhoIs lookup of an address; `None` if unknown.
 pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
 
-/// Cached identity with its time.
 type CachedIdentity = (Instant, Option<Arc<ClientIdentity>>);
 
-/// Cache of client identities.
 pub(super) struct Identify {
     ask: Option<WhoIsLookup>,
     cache: Mutex<HashMap<IpAddr, CachedIdentity>>,

@@ -32,7 +32,6 @@ pub struct ReplicaLocation {
     pub node: Option<String>,
 }
 
-/// Pools of all backends.
 #[derive(Debug)]
 pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
@@ -44,7 +43,6 @@ pub(super) struct Pools {
     start: Instant,
 }
 
-/// Pool of one backend.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) backend: Arc<Backend>,

@@ -101,7 +101,6 @@ impl Counts {
 }
 
 impl Stats {
-    /// Samples all counters.
     pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         sites.iter().map(|(name, counts)| (name.clone(), counts.locked().clone())).collect()

@@ -63,7 +63,6 @@ pub(super) struct UpstreamRequest {
     pub(super) upgrade: bool,
 }
 
-/// A failed request.
 pub(super) enum SendError {
     /// Not sent: may be sent to another endpoint.
     Unsent(Box<Request<Upload>>, DialError),

@@ -18,7 +18,6 @@ use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
 use crate::runtime::timer::until;
 
-/// Inputs of the reported statuses.
 #[derive(Debug)]
 pub struct Inputs {
     pub programmed: watch::Receiver<Programmed>,

@@ -36,7 +36,6 @@ struct AcceptedConf {
     shields_up: bool,
 }
 
-/// Result of a config check.
 #[derive(Debug)]
 pub(super) enum ConfReading {
     Same,
