@@ -25,22 +25,19 @@ use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, Look
 /// Timeout of a lookup, regardless of the timeouts and attempts in the file.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum DnsError {
     #[error("cannot read {path}, which names the DNS servers: {source}")]
-    Read { path: PathBuf, source: io::Error },
+    ResolvConfUnreadable { path: PathBuf, source: io::Error },
     /// The file has no server, or one that is not an IP address.
     #[error("no DNS servers in {path}: {source}")]
-    Servers { path: PathBuf, source: Box<NetError> },
+    NoServers { path: PathBuf, source: Box<NetError> },
 }
 
 impl DnsError {
     /// Closed set of values for metric labels.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "ResolvConfUnreadable",
-            Self::Servers { .. } => "NoServers",
-        }
+        self.into()
     }
 }
 
@@ -71,13 +68,13 @@ impl Dns {
     /// Returns a client for the current servers of the file. Fails if the file has none; earlier clients remain usable.
     pub async fn client(&mut self) -> Result<Arc<Client>, DnsError> {
         let read = tokio::fs::read(&self.path).await;
-        let text = read.map_err(|source| DnsError::Read { path: self.path.clone(), source })?;
+        let text = read.map_err(|source| DnsError::ResolvConfUnreadable { path: self.path.clone(), source })?;
         if let Some((loaded_text, client)) = &self.loaded
             && *loaded_text == text
         {
             return Ok(Arc::clone(client));
         }
-        let made = Client::new(&text).map_err(|source| DnsError::Servers { path: self.path.clone(), source: Box::new(source) })?;
+        let made = Client::new(&text).map_err(|source| DnsError::NoServers { path: self.path.clone(), source: Box::new(source) })?;
         let client = Arc::new(made);
         self.loaded = Some((text, Arc::clone(&client)));
         Ok(client)

@@ -23,30 +23,24 @@ const ATTEMPTS: usize = 5;
 /// Maximum bytes of a file, more than any config or netmap has; bounds the memory for a wrong path.
 const LARGEST: u64 = 64 << 20;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum FilesError {
     #[error("cannot read directory {path}: {source}; check that the volume is mounted there")]
-    Directory { path: PathBuf, source: io::Error },
+    NoDirectory { path: PathBuf, source: io::Error },
     #[error("cannot read {path}: {source}; check that it is a file and its permissions")]
-    Read { path: PathBuf, source: io::Error },
+    Unreadable { path: PathBuf, source: io::Error },
     #[error("{path} has {size} bytes, more than the {LARGEST} that are read at most")]
     TooLarge { path: PathBuf, size: u64 },
     #[error("{path} was replaced {ATTEMPTS} times while it was read")]
     Unsettled { path: PathBuf },
     #[error("cannot write {path}: {source}; check that its directory exists and is writable")]
-    Write { path: PathBuf, source: io::Error },
+    Unwritable { path: PathBuf, source: io::Error },
 }
 
 impl FilesError {
     /// Closed set of values for metric labels and Event reasons.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Directory { .. } => "NoDirectory",
-            Self::Read { .. } => "Unreadable",
-            Self::TooLarge { .. } => "TooLarge",
-            Self::Unsettled { .. } => "Unsettled",
-            Self::Write { .. } => "Unwritable",
-        }
+        self.into()
     }
 }
 
@@ -82,18 +76,18 @@ pub fn read(directory: &Path, names: &[String]) -> Result<Snapshot, FilesError> 
 
 /// Replaces a file atomically, so that readers see the old or the new content. Blocks.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    replace_with_mode(path, content, 0o644).map_err(|source| FilesError::Write { path: path.to_owned(), source })
+    replace_with_mode(path, content, 0o644).map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
 }
 
 /// As [`replace`], with mode 0600. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Write { path: path.to_owned(), source })
+    replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Unwritable { path: path.to_owned(), source })
 }
 
 /// Removes a file; a missing one is no error. Blocks.
 pub fn remove(path: &Path) -> Result<(), FilesError> {
     match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FilesError::Write { path: path.to_owned(), source }),
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FilesError::Unwritable { path: path.to_owned(), source }),
         _ => Ok(()),
     }
 }
@@ -114,17 +108,17 @@ fn data(directory: &Path) -> Result<Option<OsString>, FilesError> {
         Ok(target) => Ok(Some(target.into_os_string())),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let fail = |source| FilesError::Directory { path: directory.to_owned(), source };
+            let fail = |source| FilesError::NoDirectory { path: directory.to_owned(), source };
             let is_directory = fs::metadata(directory).map_err(fail)?.is_dir();
             is_directory.then_some(None).ok_or_else(|| fail(io::ErrorKind::NotADirectory.into()))
         }
-        Err(source) => Err(FilesError::Directory { path: directory.to_owned(), source }),
+        Err(source) => Err(FilesError::NoDirectory { path: directory.to_owned(), source }),
     }
 }
 
 /// Reads a file; `None` if it does not exist. Anything but a regular file is rejected before a read could hang. Blocks.
 pub fn read_one(path: &Path) -> Result<Option<Bytes>, FilesError> {
-    let fail = |source| FilesError::Read { path: path.to_owned(), source };
+    let fail = |source| FilesError::Unreadable { path: path.to_owned(), source };
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

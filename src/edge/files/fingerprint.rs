@@ -36,7 +36,7 @@ impl Stamp {
         let base = set.as_ref().map_or_else(|| directory.to_owned(), |target| directory.join(target));
         let files = names.iter().map(|name| {
             let path = base.join(name);
-            Mark::of(&path).map_err(|source| FilesError::Read { path, source })
+            Mark::of(&path).map_err(|source| FilesError::Unreadable { path, source })
         });
         Ok(Self { files: files.collect::<Result<_, _>>()?, set })
     }

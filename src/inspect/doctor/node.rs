@@ -19,15 +19,12 @@ const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscal
 /// Collects all facts.
 pub(super) async fn facts() -> NodeFacts {
     let read = || {
-        let (namespace, firewalls) = match firewalls() {
-            Ok(firewalls) => (Ok(()), firewalls),
-            Err(error) => (Err(error.to_string()), Vec::new()),
-        };
+        let firewalls = firewalls();
         let pressure = Conntrack::open().and_then(|mut table| table.pressure());
         NodeFacts {
             kernel: node::kernel().ok(),
-            namespace,
-            firewalls,
+            namespace: firewalls.as_ref().map(|_| ()).map_err(ToString::to_string),
+            firewalls: firewalls.unwrap_or_default(),
             tun: node::tun().map_err(|error| error.to_string()),
             links: node::links().unwrap_or_default(),
             connections: pressure.map(|pressure| (pressure.entries, pressure.limit)).map_err(|error| error.to_string()),

@@ -78,15 +78,12 @@ where
     });
     let mount = input.path.as_deref().map(|path| {
         let whole = path.parent().filter(|_| is_file && path.file_name().is_some_and(|name| name == D::KEY));
-        let (watcher, views, name) = if let Some(parent) = whole {
-            let (watcher, views) = directory(parent, D::KEYS);
+        let (watcher, views, name) = if let Some(volume) = whole.or((!is_file).then_some(path)) {
+            let (watcher, views) = directory(volume, D::KEYS);
             (watcher, views, None)
-        } else if is_file {
+        } else {
             let (watcher, views, name) = file(path);
             (watcher, views, Some(name))
-        } else {
-            let (watcher, views) = directory(path, D::KEYS);
-            (watcher, views, None)
         };
         tasks.run_until_stop("files", watcher.run());
         (views, name)

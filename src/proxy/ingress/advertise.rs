@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
@@ -138,34 +138,4 @@ impl Inputs {
             changed = self.leaving.changed() => changed,
         }
     }
-}
-
-/// Sets shields-up and waits until tailscaled confirms, at most for `within`; returns whether it did.
-pub async fn shut(
-    leaving: &watch::Sender<WithdrawalProgress>,
-    standing: &mut watch::Receiver<AdvertiseStatus>,
-    shut: bool,
-    within: Duration,
-) -> bool {
-    leaving.send_modify(|leaving| leaving.shut = shut);
-    timeout(within, standing.wait_for(|standing| standing.shut == shut)).await.is_ok()
-}
-
-/// Withdraws everything and waits until the control server confirms, at most for `within`; returns whether it did.
-pub async fn withdraw(
-    leaving: &watch::Sender<WithdrawalProgress>,
-    standing: &mut watch::Receiver<AdvertiseStatus>,
-    within: Duration,
-) -> bool {
-    let before = standing.borrow().leading.len();
-    leaving.send_modify(|leaving| leaving.withdrawn = true);
-    let began = Instant::now();
-    let done = timeout(within, standing.wait_for(|standing| standing.leading.is_empty())).await.is_ok();
-    if !done {
-        let services = &standing.borrow().leading;
-        tracing::warn!(?services, "the control plane may still route services to this replica: it has not confirmed their withdrawal");
-    } else if before > 0 {
-        tracing::info!(services = before, took = ?began.elapsed(), "no service is routed to this replica any more");
-    }
-    done
 }

@@ -10,7 +10,6 @@ use tokio::time::{Instant, timeout};
 use crate::model::flows::drain::AWAY;
 
 use crate::proxy::forwarding::drain::wait_for_last_flow;
-use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::l7::Closing;
 use crate::proxy::ingress::start::{IngressPart, Listening};
 
@@ -22,7 +21,7 @@ impl IngressPart {
             return;
         }
         let began = Instant::now();
-        if !advertise::shut(&self.leaving, &mut self.standing, true, within).await {
+        if !self.set_shields_up(true, within).await {
             tracing::warn!("cannot enable shields-up in tailscaled; connections that begin before services are withdrawn are closed");
             return;
         }
@@ -43,14 +42,30 @@ impl IngressPart {
 
     /// Accepts new connections again, at most for `within`: tailscaled stores shields-up, also for the next Pod.
     pub async fn reopen(&mut self, within: Duration) {
-        if self.leaving.borrow().shut && !advertise::shut(&self.leaving, &mut self.standing, false, within).await {
+        if self.leaving.borrow().shut && !self.set_shields_up(false, within).await {
             tracing::warn!("cannot disable shields-up in tailscaled; the next start does it");
         }
     }
 
-    /// Withdraws everything and waits for the control plane's confirmation, at most for `within`; returns whether it came.
+    /// Sets shields-up and waits until tailscaled confirms, at most for `within`; returns whether it did.
+    async fn set_shields_up(&mut self, on: bool, within: Duration) -> bool {
+        self.leaving.send_modify(|leaving| leaving.shut = on);
+        timeout(within, self.standing.wait_for(|standing| standing.shut == on)).await.is_ok()
+    }
+
+    /// Withdraws everything and waits until the control plane confirms, at most for `within`; returns whether it did.
     pub async fn withdraw(&mut self, within: Duration) -> bool {
-        advertise::withdraw(&self.leaving, &mut self.standing, within).await
+        let before = self.standing.borrow().leading.len();
+        self.leaving.send_modify(|leaving| leaving.withdrawn = true);
+        let began = Instant::now();
+        let done = timeout(within, self.standing.wait_for(|standing| standing.leading.is_empty())).await.is_ok();
+        if !done {
+            let services = &self.standing.borrow().leading;
+            tracing::warn!(?services, "the control plane may still route services to this replica: it has not confirmed their withdrawal");
+        } else if before > 0 {
+            tracing::info!(services = before, took = ?began.elapsed(), "no service is routed to this replica any more");
+        }
+        done
     }
 
     /// Waits for running requests of virtual hosts, at most for `within`.

@@ -109,7 +109,7 @@ async fn blocking<T: Send + 'static>(
     let owned = path.to_owned();
     match tokio::task::spawn_blocking(move || work(&owned)).await {
         Ok(result) => result,
-        Err(source) => Err(FilesError::Write { path: path.to_owned(), source: source.into() }.into()),
+        Err(source) => Err(FilesError::Unwritable { path: path.to_owned(), source: source.into() }.into()),
     }
 }
 
