@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::length;
+use super::load::FASTEST;
 use crate::demo::replicas::{DemoTailnet, Launch};
 use crate::demo::screen::Screen;
 use crate::demo::{DemoOptions, run as show, services};
@@ -33,20 +34,14 @@ pub(super) struct DemoArgs {
     #[arg(long, default_value = "20s", value_name = "TIME", value_parser = length(Duration::from_secs(1), Duration::from_hours(1)))]
     duration: Duration,
     /// New connections and UDP flows per second
-    #[arg(long, default_value = "400", value_name = "R", value_parser = rate)]
-    rate: NonZeroU32,
+    #[arg(long, default_value_t = 400, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=FASTEST))]
+    rate: u32,
     /// Firewall mode of the proxies
     #[arg(long, default_value = "auto", value_parser = ["auto", "nftables", "iptables-nft", "iptables-legacy"])]
     firewall_mode: String,
     /// Print only the summary, as JSON
     #[arg(long)]
     json: bool,
-}
-
-/// A rate that one core of the generator keeps up with.
-fn rate(text: &str) -> Result<NonZeroU32, String> {
-    let rate: NonZeroU32 = text.parse().map_err(|_| "must be a number from 1 to 5000".to_owned())?;
-    if rate.get() <= 5_000 { Ok(rate) } else { Err("must be a number from 1 to 5000".to_owned()) }
 }
 
 /// Shows the demo in namespaces of its own. Fails if these cannot be made; the exit code is 1 if anything was lost.
@@ -67,8 +62,9 @@ pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
         grace: GRACE,
         api: None,
     };
+    let rate = NonZeroU32::new(args.rate).context("no rate")?;
     let mut screen = Screen::new(stdout(), stdout().is_terminal());
-    let options = DemoOptions { replicas: REPLICAS, services: args.services, lasts: args.duration, rate: args.rate, seed: SEED, launch };
+    let options = DemoOptions { replicas: REPLICAS, services: args.services, lasts: args.duration, rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;
     let mut out = screen.into_inner();
     if args.json {

@@ -26,7 +26,7 @@ use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::LoadSchedule;
 
 /// The fastest that is offered: what one thread keeps up with.
-const FASTEST: i64 = 5_000;
+pub(super) const FASTEST: i64 = 5_000;
 /// The longest that a load lasts.
 const LONGEST: Duration = Duration::from_hours(24);
 

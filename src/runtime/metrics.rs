@@ -63,12 +63,7 @@ pub struct Histogram<const L: usize>(HistogramVec);
 
 /// A family with `L` labels whose values are written at each scrape.
 #[derive(Debug, Clone)]
-pub struct Sampled<const L: usize> {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    labels: [&'static str; L],
-}
+pub struct Sampled<const L: usize>(Description);
 
 /// Sample of one series of a histogram that is counted elsewhere.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -156,8 +151,9 @@ impl Registry {
 
     /// Creates a family whose values are written at each scrape.
     pub fn sampled<const L: usize>(&mut self, name: &'static str, kind: Kind, help: &'static str, labels: [&'static str; L]) -> Sampled<L> {
-        self.descriptions.push(Description { name, kind, help, labels: labels.to_vec() });
-        Sampled { name, kind, help, labels }
+        let description = Description { name, kind, help, labels: labels.to_vec() };
+        self.descriptions.push(description.clone());
+        Sampled(description)
     }
 
     /// All families, in order of creation.
@@ -209,7 +205,7 @@ impl Page {
             self.head(family);
         }
         for (labels, value) in values {
-            self.series(family.name, "", family.labels.into_iter().zip(labels), value);
+            self.series(family.0.name, "", family.0.labels.iter().copied().zip(labels), value);
         }
     }
 
@@ -224,20 +220,20 @@ impl Page {
             self.head(family);
         }
         for (labels, sample) in values {
-            let pairs = || family.labels.into_iter().zip(labels);
+            let pairs = || family.0.labels.iter().copied().zip(labels);
             let bounds = sample.bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
             let mut count = 0.0;
             for (bound, observed) in bounds.zip(&sample.counts) {
                 count += number(*observed);
-                self.series(family.name, "_bucket", pairs().chain([("le", bound.as_str())]), count);
+                self.series(family.0.name, "_bucket", pairs().chain([("le", bound.as_str())]), count);
             }
-            self.series(family.name, "_sum", pairs(), sample.sum);
-            self.series(family.name, "_count", pairs(), count);
+            self.series(family.0.name, "_sum", pairs(), sample.sum);
+            self.series(family.0.name, "_count", pairs(), count);
         }
     }
 
     fn head<const L: usize>(&mut self, family: &Sampled<L>) {
-        let Sampled { name, kind, help, .. } = family;
+        let Description { name, kind, help, .. } = &family.0;
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
     }
 
