@@ -115,7 +115,7 @@ impl Hosted {
         self.show("devices")
     }
 
-    /// Adds a device without a tailscaled, tagged `tag:k8s`.
+    /// Adds a device without a tailscaled, tagged `tag:k8s`, or renames it.
     pub fn add_device(&self, id: &str, hostname: &str) {
         self.call("PUT", &format!("devices/{id}"), Some(&json!(hostname)));
     }

@@ -291,7 +291,8 @@ func (a *api) getService(w http.ResponseWriter, r *http.Request) {
 	answer(w, found)
 }
 
-// putService creates a service with addresses of its own, or replaces it whole; an update has to repeat its addresses.
+// putService creates a service with addresses of its own, or replaces it whole; an update has to repeat its addresses. A service cannot have
+// the name of a device (https://github.com/tailscale/tailscale/issues/17693).
 func (a *api) putService(w http.ResponseWriter, r *http.Request) {
 	var wanted service
 	if err := json.NewDecoder(r.Body).Decode(&wanted); err != nil {
@@ -303,6 +304,11 @@ func (a *api) putService(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if old, ok := a.services[wanted.Name]; !ok {
+		label := strings.TrimPrefix(wanted.Name, "svc:") + "."
+		if slices.ContainsFunc(a.nodes(), func(node *tailcfg.Node) bool { return strings.HasPrefix(node.Name, label) }) {
+			refuse(w, http.StatusConflict, "name is in use but is not a service")
+			return
+		}
 		a.made++
 		four := netip.AddrFrom4([4]byte{100, 99, byte(a.made / 250), byte(a.made%250 + 1)})
 		wanted.Addrs = []string{four.String(), fmt.Sprintf("fd7a:115c:a1e0::99:%x", a.made)}

@@ -98,15 +98,21 @@ func (a *api) deviceIDs() []string {
 	return ids
 }
 
-// addNode adds a device without a tailscaled: a test plays what it does elsewhere. One that is there already stays.
+// addNode adds a device without a tailscaled: a test plays what it does elsewhere. One that is there already is renamed.
 func (a *api) addNode(id, hostname string) {
+	name, info := hostname+"."+a.tailnet.MagicDNSDomain+".", (&tailcfg.Hostinfo{Hostname: hostname}).View()
+	for _, node := range a.lab.nodes {
+		if string(node.StableID) == id && !a.gone[node.Key] {
+			node.Name, node.Hostinfo = name, info
+		}
+	}
 	if slices.Contains(a.deviceIDs(), id) {
 		return
 	}
 	a.made++
 	a.lab.nodes = append(a.lab.nodes, &tailcfg.Node{
-		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: hostname + "." + a.tailnet.MagicDNSDomain + ".", Tags: []string{"tag:k8s"},
-		Key: key.NewNode().Public(), Hostinfo: (&tailcfg.Hostinfo{Hostname: hostname}).View(), MachineAuthorized: true,
+		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: name, Tags: []string{"tag:k8s"},
+		Key: key.NewNode().Public(), Hostinfo: info, MachineAuthorized: true,
 	})
 }
 
