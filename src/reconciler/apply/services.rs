@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::setbacks::PartialErrors;
-use super::{Applier, at_once, has_finalizer};
+use super::{Applier, at_once};
 use crate::api::names;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::ingress_spec::{PublishSource, Publisher};
@@ -49,10 +49,10 @@ impl Applier {
     /// `externalName` and conditions after their targets exist; removal of the finalizer after everything is deleted.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
         let external_name = update.external_name.as_ref();
-        let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => has_finalizer(all) && external_name.is_none(),
-            When::Between => has_finalizer(all) && external_name.is_some(),
-            When::After => !has_finalizer(all),
+        let finalizers = update.finalizers.as_ref().filter(|_| match when {
+            When::Before => update.adds_finalizer && external_name.is_none(),
+            When::Between => update.adds_finalizer && external_name.is_some(),
+            When::After => !update.adds_finalizer,
         });
         let mut patch = json!({});
         if let Some(finalizers) = finalizers {

@@ -121,6 +121,8 @@ pub struct ObjectUpdate {
     pub resource_version: Option<String>,
     /// Complete list of finalizers, if changed. One request writes it and `external_name`.
     pub finalizers: Option<Vec<String>>,
+    /// Whether that adds one of ours: before objects are created. One is removed after they are deleted.
+    pub adds_finalizer: bool,
     /// `spec.externalName` with its record, if changed.
     pub external_name: Option<ExternalNameUpdate>,
     /// Complete list of conditions, including those of others, if changed.
@@ -148,6 +150,7 @@ impl ObjectUpdate {
             uid: metadata.uid.clone(),
             resource_version: metadata.resource_version.clone(),
             finalizers: finalizers::change(metadata, finalizer, wanted),
+            adds_finalizer: wanted,
             external_name: None,
             conditions: None,
             load_balancer: None,
