@@ -63,6 +63,8 @@ pub mod reason {
     pub const PROXY_PENDING: &str = "ProxyPending";
     pub const PROXY_FAILED: &str = "ProxyFailed";
     pub const PROXY_INVALID: &str = "ProxyInvalid";
+    /// Ours, Event of a Service or Ingress: it moves between a proxy of its own and a group.
+    pub const PROXY_MOVING: &str = "ProxyMoving";
     pub const INGRESS_SVC_INVALID: &str = "IngressSvcInvalid";
     pub const INGRESS_SVC_CONFIGURED: &str = "IngressSvcConfigured";
     pub const INGRESS_SVC_NO_BACKENDS: &str = "IngressSvcNoBackendsConfigured";

@@ -34,7 +34,9 @@ mod standalone_service;
 mod statefulset;
 
 pub use adopt::adopted;
-pub use certificate::{VALID_UNTIL, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until};
+pub use certificate::{
+    VALID_UNTIL, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
+};
 pub use child::{ChildPort, ChildRecord, ChildService, HEALTH_PORT, PortProtocol, child_name, health_port};
 pub use compare::covers;
 pub use disruption::disruption_budget;

@@ -15,6 +15,7 @@ mod actions;
 mod claims;
 mod egress;
 mod endpoints;
+mod handover;
 mod ingress;
 mod keys;
 mod memo;
@@ -35,6 +36,7 @@ mod work;
 pub use actions::{
     ClaimedDevice, ConfigDraft, ControlAction, Delete, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject,
 };
+pub use handover::proxy_conflict;
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;

@@ -126,6 +126,14 @@ impl<'a> Parent<'a> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         Publisher { source, namespace: text(&self.metadata().namespace), name: text(&self.metadata().name) }
     }
+
+    /// Name in the tailnet that it requests, valid or not.
+    pub fn label(self) -> String {
+        match self {
+            Self::Service(service) => service_label(service),
+            Self::Ingress(ingress) => ingress_label(ingress),
+        }
+    }
 }
 
 /// Whether an annotation of an object is `true`.
@@ -136,13 +144,10 @@ pub fn requests(metadata: &ObjectMeta, name: &str) -> bool {
 /// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.
 /// `tenants`: those of standalone proxies.
 pub fn as_group(parent: Parent<'_>, tenants: &[Tenant]) -> ProxyGroup {
-    let (type_, label) = match parent {
-        Parent::Service(service) => (ProxyGroupType::default(), service_label(service)),
-        Parent::Ingress(ingress) => (ProxyGroupType::Ingress, ingress_label(ingress)),
-    };
+    let type_ = if let Parent::Ingress(_) = parent { ProxyGroupType::Ingress } else { ProxyGroupType::default() };
     let metadata = parent.metadata();
     let tailyard = (!tenants.is_empty()).then(|| Tailyard { tenants: tenants.to_vec(), ..Tailyard::default() });
-    let (replicas, hostname_prefix) = (Some(1), Some(label));
+    let (replicas, hostname_prefix) = (Some(1), Some(parent.label()));
     let spec = ProxyGroupSpec { type_, replicas, tags: tags(metadata), hostname_prefix, tailyard, ..ProxyGroupSpec::default() };
     let ObjectMeta { uid, deletion_timestamp, .. } = metadata.clone();
     let name = Some(key(&parent.publisher()));

@@ -8,7 +8,7 @@ use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::proxygroup::concerns;
-use crate::model::controller::standalone;
+use crate::model::controller::standalone::{self, Parent};
 
 impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
@@ -59,10 +59,19 @@ impl ClusterCache {
                 let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
                 owners(object).into_iter().filter(minded).collect()
             }
+            CachedObject::State(..) => self.with_moves(owners(object)),
             _ => owners(object),
         };
         let published = self.publishing_groups(role, id, object);
         keys.extend(groups.into_iter().chain(published).map(WorkKey::Group));
+        keys
+    }
+
+    /// Adds the groups that objects of standalone proxies move to or from.
+    fn with_moves(&self, mut keys: BTreeSet<String>) -> BTreeSet<String> {
+        let parents: Vec<_> = keys.iter().filter_map(|key| self.standalone_parent(key)).map(Parent::publisher).collect();
+        let groups = parents.iter().filter_map(|publisher| self.claimant(publisher)).flat_map(|(id, object)| self.publishers(&id, object));
+        keys.extend(groups.collect::<Vec<_>>());
         keys
     }
 

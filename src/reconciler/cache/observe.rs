@@ -56,9 +56,7 @@ impl ClusterCache {
             None => self.indices.namespaces.clone(),
         };
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
-        let mut replicas = self.replicas(name, &workload);
-        let second = standalone::parse_key(name).and_then(|_| self.replicas(name, &standalone::standby_name(&workload)).remove(&0));
-        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second.pod?));
+        let (replicas, waiting) = self.with_waiting(name, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
@@ -219,6 +217,14 @@ impl ClusterCache {
         all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
     }
 
+    /// Replicas of a workload, and the Pod of a standalone proxy that waits to take over.
+    pub(super) fn with_waiting(&self, name: &str, workload: &str) -> (BTreeMap<u32, ObservedReplica>, Option<Arc<Pod>>) {
+        let mut replicas = self.replicas(name, workload);
+        let second = standalone::parse_key(name).and_then(|_| self.replicas(name, &standalone::standby_name(workload)).remove(&0));
+        let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second.pod?));
+        (replicas, waiting)
+    }
+
     /// Name of a group's workload, or of a standalone proxy.
     pub(super) fn workload(&self, key: &str) -> String {
         let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
@@ -237,7 +243,7 @@ impl ClusterCache {
     }
 
     /// The Service or Ingress of a key of a standalone proxy.
-    fn standalone_parent(&self, key: &str) -> Option<Parent<'_>> {
+    pub(super) fn standalone_parent(&self, key: &str) -> Option<Parent<'_>> {
         let Publisher { source, namespace, name } = standalone::parse_key(key)?;
         match self.one(publishers::role(source), &(namespace, name))? {
             CachedObject::Service(service) => Some(Parent::Service(service)),

@@ -14,8 +14,8 @@ use crate::model::controller::group_assignment::GroupAssignment;
 use crate::model::controller::ingress_spec::{
     PublishSource, Publisher, backends, certificates, has_conditions, ingress_label, service_label, service_name,
 };
-use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef};
-use crate::model::controller::proxygroup::{NameConflict, PublishInputs, serves};
+use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, domain_of};
+use crate::model::controller::proxygroup::{NameConflict, PublishInputs, proxy_conflict, serves};
 use crate::model::controller::standalone;
 
 pub(super) fn of(origin: &Origin) -> Option<Publisher> {
@@ -72,7 +72,10 @@ impl ClusterCache {
         let proxied = claimant.source == PublishSource::Ingress && finalizers::has(metadata, names::FINALIZER);
         groups.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| standalone::key(&claimant)));
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
-        if groups.is_empty() && (finalized || faulty || matches!(object, CachedObject::Service(service) if has_conditions(service))) {
+        // A proxy of its own does not remove the finalizer of a group.
+        let is_orphan = finalized && groups.iter().all(|group| standalone::parse_key(group).is_some());
+        let has_conditions = || matches!(object, CachedObject::Service(service) if has_conditions(service));
+        if is_orphan || (groups.is_empty() && (faulty || has_conditions())) {
             groups.insert(String::new());
         }
         groups
@@ -91,13 +94,23 @@ impl ClusterCache {
         let asking = || services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
         let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
         let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(group));
-        let recorded = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
-        let recorded = recorded.unwrap_or_default();
-        let recorded = recorded.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
+        let origins = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
+        let origins = origins.unwrap_or_default();
+        let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
         let labels: BTreeSet<String> = labels.chain(asking().map(|(_, service)| service_label(service))).chain(recorded).collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
-        let rivals = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
+        let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
+        let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
+        let requests = ingresses.iter().map(|(id, ingress)| (service_name(&ingress_label(ingress)), publisher(PublishSource::Ingress, id)));
+        let requests = requests
+            .chain(asking().map(|(id, service)| (service_name(&service_label(service)), publisher(PublishSource::Service, id))))
+            .chain(origins.iter().filter_map(|(name, origin)| Some((name.clone(), of(origin)?))));
+        for (name, claimant) in requests.chain(self.certified(group)).collect::<BTreeSet<_>>() {
+            if let Some(conflict) = self.proxy(group, &claimant) {
+                rivals.entry(name).or_default().push(conflict);
+            }
+        }
         PublishInputs {
             class_fault: self.class_fault(),
             ingresses,
@@ -109,6 +122,32 @@ impl ClusterCache {
             listed: None,
             approved: BTreeMap::new(),
         }
+    }
+
+    /// The proxy that an object of a group has or gets.
+    fn proxy(&self, group: &str, claimant: &Publisher) -> Option<NameConflict> {
+        let key = standalone::key(claimant);
+        self.indices.groups.get(&key).filter(|_| key != group)?;
+        let (mut replicas, _) = self.with_waiting(&key, &self.workload(&key));
+        let (parent, created) = (self.standalone_parent(&key)?, self.created(claimant)?);
+        let conflict = proxy_conflict(parent, created, &self.assignment, replicas.remove(&0).as_ref())?;
+        // The proxy's name is in the default tailnet.
+        let is_same = self.group(group).is_some_and(|group| group.spec.tailnet.is_none());
+        Some(NameConflict { is_device: conflict.is_device && is_same, ..conflict })
+    }
+
+    /// Names of a group's certificates, each with the Ingress that requests the name.
+    fn certified(&self, group: &str) -> impl Iterator<Item = (String, Publisher)> {
+        let from = ObjectRef::new(Kind::Secret, "", "");
+        let owned = self.indices.groups.get(group).into_iter().flat_map(move |members| members.owned.range(from.clone()..));
+        owned.take_while(|(object, _)| object.kind == Kind::Secret).filter_map(|(_, secret)| {
+            let label = |key: &str| secret["metadata"]["labels"][key].as_str().map(str::to_owned);
+            let (namespace, name) = (label(names::PARENT_NAMESPACE)?, label(names::PARENT)?);
+            let claimant = Publisher { source: PublishSource::Ingress, namespace, name };
+            let (_, CachedObject::Ingress(ingress)) = self.claimant(&claimant)? else { return None };
+            let requested = ingress_label(ingress);
+            (domain_of(secret)?.split('.').next() == Some(&requested)).then(|| (service_name(&requested), claimant))
+        })
     }
 
     /// Groups with an Ingress that names this Secret as a certificate.
@@ -137,7 +176,7 @@ impl ClusterCache {
             }
             let name = service_name(label);
             let serving = self.replicas(&other, &other).values().any(|replica| serves(replica, &name));
-            Some(NameConflict { claimant: claimant.clone(), group: other, created, serving })
+            Some(NameConflict { claimant: claimant.clone(), group: other, created, serving, is_device: false })
         };
         others.filter_map(rival).collect()
     }
@@ -149,7 +188,7 @@ impl ClusterCache {
         metadata.deletion_timestamp.is_none().then_some(created)
     }
 
-    fn claimant(&self, claimant: &Publisher) -> Option<(Id, &CachedObject)> {
+    pub(super) fn claimant(&self, claimant: &Publisher) -> Option<(Id, &CachedObject)> {
         let id = (claimant.namespace.clone(), claimant.name.clone());
         self.one(role(claimant.source), &id).map(|object| (id, object))
     }

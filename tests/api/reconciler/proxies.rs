@@ -67,6 +67,18 @@ impl Parent {
         set.name_any()
     }
 
+    /// Waits until the config of a proxy has a host name, and simulates its tailscaled: the device is renamed.
+    pub(super) async fn rename(&self, stage: &Stage, parent: &str, workload: &str, label: &str) {
+        let config = async || {
+            let secret = stage.here::<Secret>().get(&format!("{workload}-0-config")).await.expect("a Secret");
+            String::from_utf8_lossy(&secret.data.expect("data")["cap-106.hujson"].0).into_owned()
+        };
+        let written = format!(r#""Hostname":"{label}""#);
+        eventually_async("the host name", DEADLINE, config, |text| text.contains(&written)).await;
+        stage.hosted.add_device(&format!("n{parent}"), label);
+        stage.cluster.patch_secret(&format!("{workload}-0"), &[("device_fqdn", &format!("{label}.{DOMAIN}."))]).await;
+    }
+
     /// Waits until a change of the parent that changes nothing for its proxy causes no write.
     pub(super) async fn quiet<K>(&self, stage: &Stage, running: &Running, api: &Api<K>, parent: &str)
     where

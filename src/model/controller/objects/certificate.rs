@@ -62,6 +62,14 @@ pub fn domain_of(secret: &Value) -> Option<&str> {
     secret["metadata"]["name"].as_str().filter(|_| is)
 }
 
+/// Whether a certificate's Secret was created for this Ingress, by a group or by a proxy of its own.
+pub fn is_certificate_of(secret: &Value, Publisher { namespace, name, .. }: &Publisher) -> bool {
+    let has = |label: &str, value: &str| secret["metadata"]["labels"][label] == value;
+    let by_group = has(names::PARENT_TYPE, names::PARENT_INGRESS) && has(names::PARENT, &label_value(name));
+    let by_proxy = has(names::CONFIG_PARENT_INGRESS, name) && has(names::CONFIG_PARENT_NAMESPACE, namespace);
+    domain_of(secret).is_some() && ((by_group && has(names::PARENT_NAMESPACE, namespace)) || by_proxy)
+}
+
 pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, dns)
 }

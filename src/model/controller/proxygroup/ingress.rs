@@ -19,7 +19,7 @@ use crate::model::controller::ingress_spec::{
 };
 use crate::model::controller::objects::{
     IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, account, accounts, accounts_ref, certificate, certificate_ref, domain_of,
-    filled, ingress_config_ref, valid_until,
+    filled, ingress_config_ref, is_certificate_of, valid_until,
 };
 use crate::model::controller::tenancy::Tenancy;
 use crate::model::ingress::cert_orders::Validity;
@@ -282,7 +282,12 @@ impl<'a> IngressPlan<'a> {
         }
         for (dns, claimant) in self.issued() {
             let existing = work.owned(&certificate_ref(owner, dns)).map(|object| &**object);
-            work.want(owner, certificate(owner, dns, claimant, existing));
+            let secret = certificate(owner, dns, claimant, existing);
+            // It stays with its object when that moves between a group and a proxy of its own.
+            match existing.map(|existing| (whose(owner, existing), is_certificate_of(existing, claimant))) {
+                Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
+                _ => drop(work.want(owner, secret)),
+            }
         }
     }
 

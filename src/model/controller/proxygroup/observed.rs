@@ -18,10 +18,10 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupType, Tenant};
 use crate::api::vip::VipService;
 use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::identity::DeviceId;
-use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
-use crate::model::controller::standalone;
+use crate::model::controller::standalone::{self, Parent};
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
 pub use replica::{ObservedReplica, ReplicaConfig, ReplicaState};
@@ -92,7 +92,7 @@ pub struct PublishInputs {
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
-    /// Requests of other groups of the tailnet for names of this group.
+    /// Requests of other groups of the tailnet for names of this group, and proxies of their own that its objects have or get.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
@@ -111,11 +111,14 @@ pub struct Approved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameConflict {
     pub claimant: Publisher,
+    /// Of a proxy of its own the key of the claimant.
     pub group: String,
     /// Creation time in seconds.
     pub created: i64,
-    /// Whether a replica of that group advertises the name.
+    /// Whether a replica of that group advertises the name, or whether the claimant moves to a proxy of its own that is ready.
     pub serving: bool,
+    /// Whether it is the name of the device of that proxy.
+    pub is_device: bool,
 }
 
 /// Tailscale Services of a tailnet at a time.
@@ -197,10 +200,27 @@ pub struct GroupCapabilities {
     pub services: bool,
 }
 
+impl NameConflict {
+    /// Whether it is the proxy that an object of the group has or gets.
+    pub fn is_proxy(&self) -> bool {
+        standalone::parse_key(&self.group).is_some()
+    }
+}
+
 impl Observed {
     /// Whether this is a Service or Ingress with a proxy of its own.
     pub fn is_standalone(&self) -> bool {
         standalone::parse_key(&self.name).is_some()
+    }
+
+    /// The Service or Ingress of a proxy of its own.
+    pub(super) fn parent(&self) -> Option<Parent<'_>> {
+        let Publisher { source, namespace, name } = standalone::parse_key(&self.name)?;
+        let id = (namespace, name);
+        match source {
+            PublishSource::Service => self.services.get(&id).map(|service| Parent::Service(service)),
+            PublishSource::Ingress => self.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
+        }
     }
 
     pub(super) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {

@@ -13,7 +13,9 @@ use super::ingress::IngressPlan;
 use super::keys::{KeyDecision, ReplicaLogin, decide};
 use super::readiness::elapsed;
 use super::work::{GroupPass, Ownership, deletion, whose};
-use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, ObservedReplica, ReplicaConfig, Subject, TailnetState};
+use super::{
+    ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, ObservedReplica, ReplicaConfig, Subject, TailnetState, handover,
+};
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroupSpec;
@@ -25,8 +27,9 @@ use crate::model::controller::objects::{
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
 const ABANDONED: Duration = Duration::from_mins(2);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ReplicaInputs<'a> {
+    hostname: String,
     endpoints: Option<&'a Vec<String>>,
     /// Names and routes to advertise, if the reconciler decides them.
     advertised: Option<[BTreeSet<String>; 2]>,
@@ -48,13 +51,17 @@ pub(super) fn secrets(
         }
         let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
         let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
-        config(work, shape, ordinal, replica, ReplicaInputs { endpoints: endpoints.get(&ordinal), advertised });
+        let mut hostname = hostname(&shape.owner, shape.spec, ordinal);
+        if shape.standalone() {
+            hostname = handover::device_label(work.observed, &hostname);
+        }
+        config(work, shape, ordinal, replica, ReplicaInputs { hostname, endpoints: endpoints.get(&ordinal), advertised });
     }
 }
 
 fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: ReplicaInputs<'_>) {
     let config = replica.config.as_deref();
-    let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
+    let Some(document) = document(&work.observed.tailnet, shape, config, inputs) else { return };
     let recorded = replica.device();
     let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
     let state = replica.state.as_deref();
@@ -155,9 +162,8 @@ fn can(work: &GroupPass<'_>, what: impl Fn(&super::GroupCapabilities) -> bool) -
 fn document(
     tailnet: &TailnetState,
     shape: &RenderContext<'_>,
-    ordinal: u32,
     existing: Option<&ReplicaConfig>,
-    ReplicaInputs { endpoints, advertised }: ReplicaInputs<'_>,
+    ReplicaInputs { hostname, endpoints, advertised }: ReplicaInputs<'_>,
 ) -> Option<Map<String, Value>> {
     let found = existing.and_then(|entry| entry.document.as_ref());
     let server = match tailnet {
@@ -169,7 +175,7 @@ fn document(
         "Version": "alpha0",
         "Locked": false,
         "ServerURL": server,
-        "Hostname": hostname(&shape.owner, shape.spec, ordinal),
+        "Hostname": hostname,
         "acceptDNS": false,
         "acceptRoutes": accept_routes,
     });

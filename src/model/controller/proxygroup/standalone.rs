@@ -3,7 +3,7 @@
 //! An invalid edit changes nothing that is served. An object that is released keeps its finalizer until Pod, device and Secrets are gone;
 //! a lost node or control plane delays that by minutes only.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -11,10 +11,9 @@ use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
 use super::work::{GroupPass, Ownership, whose};
-use super::{GroupPlan, Memory, Observed, TailnetState, ingress, is_ready, provision, replicas, services};
+use super::{GroupPlan, Memory, Observed, TailnetState, handover, ingress, is_ready, provision, replicas, services};
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, endpoints, headless_service, image_path, rbac, selected_app,
 };
@@ -42,7 +41,7 @@ pub(super) fn plan(work: &mut GroupPass<'_>) {
     let rules = &observed.assignment;
     let is_served = |owner: &Owner| owner.parent.as_ref().is_some_and(|parent| rules.standalone.has(&parent.namespace));
     let Some(owner) = owner(observed).filter(is_served) else { return };
-    let parent = parent(observed);
+    let parent = observed.parent();
     match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
         Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
         Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(work, owner, ingress),
@@ -56,7 +55,7 @@ pub(super) fn plan(work: &mut GroupPass<'_>) {
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     let mut memory = Memory::default();
     let mut work = GroupPass::new(observed, &mut memory);
-    match parent(observed) {
+    match observed.parent() {
         Some(Parent::Service(service)) => report::failed(&mut work, service, why),
         Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, Some((reason::PROXY_FAILED, why.to_owned()))),
         None => {}
@@ -64,19 +63,10 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     work.pass
 }
 
-fn parent(observed: &Observed) -> Option<Parent<'_>> {
-    let Publisher { source, namespace, name } = parse_key(&observed.name)?;
-    let id = (namespace, name);
-    match source {
-        PublishSource::Service => observed.services.get(&id).map(|service| Parent::Service(service)),
-        PublishSource::Ingress => observed.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
-    }
-}
-
 fn owner(observed: &Observed) -> Option<Owner> {
     let (group, own) = (observed.workload.clone(), &observed.settings.namespace);
     let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, group.clone()));
-    let uid = parent(observed).and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
+    let uid = observed.parent().and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
     let app = set.and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
     Some(Owner { group, uid, namespace: own.clone(), parent: Some(parse_key(&observed.name)?), app })
 }
@@ -104,7 +94,7 @@ fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(
         certificates: BTreeSet::new(),
     };
     shape.node_sites = shape.ingress();
-    let wants = |annotation| parent(observed).is_some_and(|parent| requests(parent.metadata(), annotation));
+    let wants = |annotation| observed.parent().is_some_and(|parent| requests(parent.metadata(), annotation));
     shape.pod_sites = shape.ingress() && wants(names::FORWARD_CLUSTER_TRAFFIC);
     shape.standby = wants(names::STANDBY);
     if shape.standby && shape.stock() {
@@ -170,7 +160,9 @@ fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
     }
     plan.carry(work, &shape);
     let fault = work.faults.first().map(|fault| (fault.reason, fault.message.clone()));
-    report::news(work, ingress, fault);
+    let moving = || handover::joining(work.observed).map(|message| (reason::PROXY_MOVING, message));
+    let news = fault.or_else(moving);
+    report::news(work, ingress, news);
 }
 
 /// Plans the objects of a proxy.
@@ -178,7 +170,7 @@ fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     for manifest in rbac(shape).into_iter().chain([headless_service(shape)]) {
         work.want(&shape.owner, manifest);
     }
-    replicas::secrets(work, shape, &std::collections::BTreeMap::new(), None);
+    replicas::secrets(work, shape, &BTreeMap::new(), None);
     provision::pods(work, shape);
     standby::standby(work, shape);
     pace::pace(work, &shape.owner);
@@ -219,8 +211,27 @@ fn is_outdated(set: &Value, pod: &Pod) -> bool {
     set["status"]["updateRevision"].as_str().zip(revision).is_some_and(|(update, revision)| update != revision)
 }
 
+/// Whether a proxy stays because its object moves to a group that does not serve it yet. The device gives up its name for the group.
+fn stays(work: &mut GroupPass<'_>, owner: &Owner, parent: Parent<'_>) -> bool {
+    let observed = work.observed;
+    let Some(group) = handover::awaited_group(observed, parent) else { return false };
+    if handover::is_withheld(observed, parent)
+        && let Some((true, shape)) = shape(work, owner.clone(), Single::None)
+    {
+        replicas::secrets(work, &shape, &BTreeMap::new(), None);
+    }
+    if let Some(message) = handover::leaving(observed, parent, group) {
+        report::moving(work, parent, Some(message));
+    }
+    work.again(handover::POLL_INTERVAL);
+    true
+}
+
 /// Deletes a proxy: its Pod, then its device, then its Secrets and the other objects, then the finalizer.
 fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) {
+    if parent.is_some_and(|parent| stays(work, owner, parent)) {
+        return;
+    }
     let observed = work.observed;
     let host = services::host(work, &owner.group);
     let moves = match parent {

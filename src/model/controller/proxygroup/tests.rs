@@ -13,6 +13,7 @@ mod config;
 mod convergence;
 mod cost;
 mod defaults;
+mod handover;
 mod objects;
 mod orders;
 mod publish;

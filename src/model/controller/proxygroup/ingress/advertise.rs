@@ -11,7 +11,7 @@ use crate::api::routes::Listener;
 use crate::model::controller::ingress_spec::PublishTarget;
 use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::work::GroupPass;
-use crate::model::controller::proxygroup::{ObservedReplica, readiness};
+use crate::model::controller::proxygroup::{NameConflict, ObservedReplica, readiness};
 
 impl IngressPlan<'_> {
     /// Names for a replica's config.
@@ -83,19 +83,13 @@ pub(super) fn unapproved(replica: &ObservedReplica, name: &str) -> bool {
 
 /// Whether a replica gets traffic and its state is from the current Pod.
 pub(super) fn live(replica: &ObservedReplica) -> bool {
-    alive(replica) && replica.pod.as_deref().is_some_and(readiness::is_ready)
+    replica.is_current() && replica.pod.as_deref().is_some_and(readiness::is_ready)
 }
 
-/// Whether a name stays served until another group serves it.
+/// Whether a name stays served until another group, or the proxy of its object, serves it.
 pub(super) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
     // Without Tailscale Services each group serves it at its own address.
-    !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
-}
-
-/// Whether a replica's state is from the current Pod.
-fn alive(replica: &ObservedReplica) -> bool {
-    let uid = replica.pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
-    let said = replica.state.as_ref().and_then(|state| state.pod_uid.as_deref());
-    uid.zip(said).is_some_and(|(uid, said)| uid.eq_ignore_ascii_case(said))
+    let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
+    !rivals.is_empty() && rivals.iter().all(waits)
 }

@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use super::advertise::{live, serves, unapproved};
 use super::claims::IngressClaim;
 use super::config::node_site;
+use super::service_state::is_device;
 use super::summary::{Extent, SummaryBuilder};
 use super::{IngressPlan, Item, Rejection, ServiceState, alone, routes, subject};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
+use crate::api::names;
 use crate::api::routes::Listener;
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::finalizers;
@@ -58,16 +60,19 @@ impl IngressPlan<'_> {
         (claim, item): (&IngressClaim<'_>, &Item),
         account: &mut SummaryBuilder,
     ) {
+        let name = service_name(&item.wish.label);
+        // The object's own proxy gives up the name at the finalizer: not for a group without a ready replica.
+        let accepts = !is_device(work, &name) || work.observed.replicas.values().any(live);
+        let finalized = accepts || finalizers::has(claim.object.metadata(), claim.finalizer);
         account.certificates(work, &shape.owner, item);
         if undecided(work, shape, item) {
             account.still(&claim.claimant, self);
             // An unavailable control plane is not waited for.
             if matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
                 account.unknown();
-                return update(work, claim, true, None, balancer(claim));
+                return update(work, claim, finalized, None, balancer(claim));
             }
         }
-        let name = service_name(&item.wish.label);
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
         let remark = remark(work, shape, item, &name);
@@ -77,6 +82,7 @@ impl IngressPlan<'_> {
             _ if serving > 0 && balances(claim) => Self::status(work, shape, item),
             _ => json!({}),
         };
+        let status = if status == json!({}) && moves(work, claim) { balancer(claim) } else { status };
         let mut said: Vec<Said> = Vec::new();
         if matches!(claim.object, Parent::Service(_)) {
             said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
@@ -85,7 +91,7 @@ impl IngressPlan<'_> {
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
         account.name(&claim.claimant, shown, serving > 0);
         self.news(work, claim, shown.map(|(_, rejection)| rejection), account);
-        update(work, claim, true, Some(said), status);
+        update(work, claim, finalized, Some(said), status);
     }
 
     /// Emits an Event unless the config records it as emitted.
@@ -232,8 +238,14 @@ pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refus
     }
     let existing = balancer(claim);
     // The address of the last valid config stays while it is served.
-    let balancer = if remaining { existing } else { json!({}) };
+    let balancer = if remaining || moves(work, claim) { existing } else { json!({}) };
     update(work, claim, remaining, Some(said), balancer);
+}
+
+/// Whether the other side has a part of an object that moves between a group and a proxy of its own: its address stays meanwhile.
+fn moves(work: &GroupPass<'_>, claim: &IngressClaim<'_>) -> bool {
+    let other = if work.observed.is_standalone() { claim.claimant.source.finalizer() } else { names::FINALIZER };
+    finalizers::has(claim.object.metadata(), other)
 }
 
 /// Whether the API accepts an address in the status of such an object.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::advertise::live;
+use super::advertise::{awaited, live};
 use super::service_state::OLD;
 use super::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::api::ingress::IngressService;
@@ -85,7 +85,8 @@ impl IngressPlan<'_> {
     pub(in super::super) fn routes(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
         let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
-        let staying = self.unchanged.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
+        let leaving = self.leaving.iter().filter(|name| awaited(work, name));
+        let staying = self.unchanged.iter().chain(unknown).chain(leaving).flat_map(|name| self.recorded_routes(name));
         let staying = staying.filter(|route| advertised.contains(route.as_str()));
         let items = self.items.iter().filter_map(|(name, item)| match &item.standing {
             ServiceState::ByRoute(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),

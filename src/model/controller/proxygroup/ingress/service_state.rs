@@ -7,6 +7,7 @@ use super::ServiceState;
 use crate::api::names;
 use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, PublishSpec, PublishTarget, verify_owner};
 use crate::model::controller::objects::RenderContext;
+use crate::model::controller::proxygroup::handover::POLL_INTERVAL;
 use crate::model::controller::proxygroup::readiness;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ServiceList, TailnetState};
@@ -46,12 +47,20 @@ pub(super) fn standing(
             let ours = settled || matches!(verdict, OwnershipVerdict::Write { ours: true, .. });
             let addrs = entry.map(|current| current.addrs.clone()).unwrap_or_default();
             // A new one may get its addresses later.
-            if answers && (!settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty())) {
+            let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
+            if entry.is_none() && is_device(work, &desired.name) {
+                work.again(POLL_INTERVAL);
+            } else if answers && incomplete {
                 work.pass.control.push(ControlAction::PublishService { desired, recorded });
             }
             if ours { ServiceState::Owned(addrs) } else { ServiceState::Creating }
         }
     }
+}
+
+/// Whether the proxy of an object of the group has the name, until it gives it up: the control plane would reject the Tailscale Service.
+pub(super) fn is_device(work: &GroupPass<'_>, name: &str) -> bool {
+    work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.is_device))
 }
 
 /// Whether the group may adopt a Tailscale Service without owner: set by administrators, not by tenants.

@@ -12,13 +12,11 @@ use crate::api::condition::reason;
 use crate::model::controller::group_assignment::GroupAssignment;
 use crate::model::controller::ingress_spec::{Release, release, service_name};
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, domain_of, ingress_config_ref};
+use crate::model::controller::proxygroup::handover::POLL_INTERVAL;
 use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
-use crate::model::controller::proxygroup::{ControlAction, ObservedReplica, ServiceList, Subject, TailnetState};
+use crate::model::controller::proxygroup::{ControlAction, NameConflict, ObservedReplica, ServiceList, Subject, TailnetState};
 use crate::model::controller::standalone::Parent;
-
-/// Interval of checks whether a name's new group serves it.
-const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl IngressPlan<'_> {
     /// Withdraws names as far as possible. Returns the fully withdrawn ones.
@@ -62,8 +60,9 @@ fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, ro
 
 /// Whether this cluster no longer owns a part of a Tailscale Service; plans the necessary requests.
 fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) -> bool {
-    // A rival that does not serve it may never do so, and recreates it if it does.
-    if work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.serving)) {
+    // A rival that does not serve it may never do so, and recreates it if it does. A device does not get the name before.
+    let mut rivals = work.observed.publish.rivals.get(name).into_iter().flatten();
+    if rivals.any(|rival| rival.serving && !rival.is_proxy()) {
         return true;
     }
     match &work.observed.tailnet {
@@ -104,9 +103,12 @@ pub(super) fn gone_certificates<'a>(
     gone: &BTreeSet<String>,
 ) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
+    let ends = work.observed.group.as_ref().is_some_and(|group| group.metadata.deletion_timestamp.is_some());
     let goes = move |dns: &str| {
         let name = dns.split_once('.').map(|(label, _)| service_name(label));
-        name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(Vec::is_empty))
+        // A proxy takes over a certificate as long as the group exists.
+        let is_free = |rivals: &Vec<NameConflict>| rivals.iter().all(|rival| ends && rival.is_proxy());
+        name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(is_free))
     };
     work.observed.of(Kind::Secret).filter(move |(_, secret)| domain_of(secret).is_some_and(&goes))
 }

@@ -86,6 +86,13 @@ impl ObservedReplica {
         if is_active || self.pod.is_none() { self.pod.replace(second) } else { Some(second) }
     }
 
+    /// Whether its state is from the current Pod.
+    pub fn is_current(&self) -> bool {
+        let uid = self.pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
+        let said = self.state.as_ref().and_then(|state| state.pod_uid.as_deref());
+        uid.zip(said).is_some_and(|(uid, said)| uid.eq_ignore_ascii_case(said))
+    }
+
     /// Whether its state Secret names a device.
     pub fn has_device(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.device_id.is_some())

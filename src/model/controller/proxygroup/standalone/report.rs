@@ -19,7 +19,9 @@ use crate::model::controller::proxygroup::replicas::other_tags;
 use crate::model::controller::proxygroup::services::{external_name, host, is_child, own_name, restored};
 use crate::model::controller::proxygroup::status;
 use crate::model::controller::proxygroup::work::GroupPass;
-use crate::model::controller::proxygroup::{Class, ExternalNameUpdate, ObjectUpdate, ObservedReplica, Subject, TailnetState};
+use crate::model::controller::proxygroup::{
+    Class, ExternalNameUpdate, Notice, ObjectUpdate, ObservedReplica, Subject, TailnetState, handover,
+};
 use crate::model::controller::standalone::{Parent, is_balanced};
 use crate::model::plan::world::Single;
 
@@ -89,6 +91,16 @@ pub(super) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, fault: Option<(&
     }
 }
 
+/// Emits the message of a move to a group as an Event once.
+pub(super) fn moving(work: &mut GroupPass<'_>, parent: Parent<'_>, message: Option<String>) {
+    let publisher = parent.publisher();
+    let is_new = work.memory.is_new_message(&publisher, message.as_deref());
+    if let Some(message) = message.filter(|_| is_new) {
+        let (subject, reason) = ((&publisher).into(), reason::PROXY_MOVING);
+        work.pass.events.push(Notice { subject, warning: false, reason, message });
+    }
+}
+
 /// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
 pub(super) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
     news(work, ingress, None);
@@ -102,6 +114,7 @@ pub(super) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
 pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, egress: bool) {
+    moving(work, Parent::Service(service), None);
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let remains = service.metadata.deletion_timestamp.is_none();
     let changed = conditions::remove(&mut all, PROXY_READY) && remains;
@@ -167,7 +180,8 @@ fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)
     let object = set_ref(owner, pod);
     let is_current = is_current(work.owned(&object)?, pod) && !work.is_planned(&object);
     let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
-    status::device(replica).filter(|_| is_current && rejected_target(work).is_none()).map(|device| (device, name))
+    let is_reached = is_current && rejected_target(work).is_none() && handover::joining(work.observed).is_none();
+    status::device(replica).filter(|_| is_reached).map(|device| (device, name))
 }
 
 fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
@@ -196,6 +210,9 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     if let Some(why) = rejected_target(work) {
         return ProxyCondition::unready(reason::PROXY_FAILED, format!("The target is not served: {why}"));
     }
+    if let Some(message) = handover::joining(work.observed) {
+        return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, message) };
+    }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
         Some((true, true)) => "its Pod is not ready, or is being replaced",
@@ -208,7 +225,9 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
 fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
     let Single::DestIp(cluster_ip) = shape.single else { return None };
-    let is_known = work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);
+    // A group serves it until the proxy does.
+    let in_group = finalizers::has(&service.metadata, names::SERVICE_FINALIZER);
+    let is_known = in_group || work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);
     let wanted = match reached {
         Some((device, name)) => {
             let same_family = |ip: &&String| ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_ipv4() == cluster_ip.is_ipv4());

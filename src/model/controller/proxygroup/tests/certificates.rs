@@ -28,7 +28,7 @@ fn shows(world: &mut World, name: &str, secret: &str) {
 }
 
 /// Sets a user-provided certificate that is valid between these days.
-fn own(world: &mut World, secret: &str, from: i64, until: i64) {
+pub(super) fn own(world: &mut World, secret: &str, from: i64, until: i64) {
     let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
     world.own_certificates.insert(secret.into(), UserCertificate::Leaf(Leaf { certificate, names: vec![format!("{secret}.example.com")] }));
 }

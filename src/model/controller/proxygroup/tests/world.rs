@@ -238,9 +238,7 @@ impl World {
     }
 
     pub(super) fn observe(&self, name: &str) -> Observed {
-        let owned = self.objects.iter().filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored));
-        let owned = owned.filter(|(_, stored)| owner_of(stored).as_deref() == Some(name));
-        let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = owned.map(|(key, stored)| (key.clone(), stored.clone())).collect();
+        let owned = self.owned(name);
         let parent = |stored: &Value| {
             let label = |key: &str| stored["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
             (label(names::PARENT_NAMESPACE), label(names::PARENT))
@@ -277,6 +275,13 @@ impl World {
             replacements: self.memory.replacements.besides(name),
             denied: self.denied.clone(),
         }
+    }
+
+    /// Objects of a group or of a standalone proxy.
+    fn owned(&self, name: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
+        let shown = self.objects.iter().filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored));
+        let owned = shown.filter(|(_, stored)| owner_of(stored).as_deref() == Some(name));
+        owned.map(|(key, stored)| (key.clone(), stored.clone())).collect()
     }
 
     /// The Service or Ingress of a key.

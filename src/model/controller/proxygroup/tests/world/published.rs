@@ -7,7 +7,7 @@ use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
 use crate::model::controller::ingress_spec::{backends, certificates, has_conditions, ingress_label, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
-use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ReplicaConfig, ServiceList, serves};
+use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ReplicaConfig, ServiceList, proxy_conflict, serves};
 
 /// Tailscale Services and routes of the control plane.
 #[derive(Debug, Clone, Default)]
@@ -178,7 +178,8 @@ impl World {
         let finalized = metadata.is_some_and(|stored| finalizers::has(stored, claimant.source.finalizer()));
         let faulty = claimant.source == PublishSource::Ingress
             && self.ingresses.get(&key).is_some_and(|stored| matches!(self.assignment.ingress(stored), GroupAssignment::Unusable(_)));
-        if groups.is_empty() && (finalized || faulty || service.is_some_and(has_conditions)) {
+        let is_orphan = finalized && groups.iter().all(|group| standalone::parse_key(group).is_some());
+        if is_orphan || (groups.is_empty() && (faulty || service.is_some_and(has_conditions))) {
             groups.insert(String::new());
         }
         groups
@@ -197,17 +198,49 @@ impl World {
         let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
         let labels: BTreeSet<String> = labels.collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
+        let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
+        for (name, conflict) in self.proxies(group) {
+            rivals.entry(name).or_default().push(conflict);
+        }
         let certificates = self.own_certificates.iter().filter(|(name, _)| shown.contains(name.as_str()));
         PublishInputs {
             certificates: certificates.map(|(name, own)| (name.clone(), own.clone())).collect(),
             backends: backends.collect(),
             backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
-            rivals: rivals.filter(|(_, rivals)| !rivals.is_empty()).collect(),
+            rivals,
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
             ..PublishInputs::default()
         }
+    }
+
+    /// Proxies that objects of a group have or get, by names that they request from the group or have there.
+    fn proxies(&self, group: &str) -> Vec<(String, NameConflict)> {
+        let config = self.config(group);
+        let mut proxies = Vec::new();
+        for claimant in self.claimants() {
+            let key = standalone::key(&claimant);
+            let Some(parent) = self.parent(&key).filter(|parent| key != group && parent.metadata().deletion_timestamp.is_none()) else {
+                continue;
+            };
+            let created = parent.metadata().creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
+            let proxy = self.with_waiting(&self.workload(&key, &self.owned(&key))).0.remove(&0);
+            let Some(conflict) = proxy_conflict(parent, created, &self.assignment, proxy.as_ref()) else { continue };
+            let requested = self.asks(&claimant).filter(|(of, ..)| of == group).map(|(_, label, _)| service_name(&label));
+            let recorded = config.origins.iter().filter(|(_, origin)| {
+                (&*origin.kind, &*origin.namespace, &*origin.name) == (claimant.source.kind(), &*claimant.namespace, &*claimant.name)
+            });
+            let certified = self.objects.values().filter(|stored| {
+                let labels = &stored["metadata"]["labels"];
+                let is_current = domain_of(stored).is_some_and(|dns| dns.split('.').next() == Some(&parent.label()));
+                is_current && labels[names::PROXY_GROUP] == group && labels[names::PARENT] == *claimant.name
+            });
+            let certified = certified.map(|_| service_name(&parent.label()));
+            let all: BTreeSet<_> = requested.into_iter().chain(recorded.map(|(name, _)| name.clone())).chain(certified).collect();
+            proxies.extend(all.into_iter().map(|name| (name, conflict.clone())));
+        }
+        proxies
     }
 
     fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
@@ -216,7 +249,7 @@ impl World {
             let ours = other == group || wanted != label || created == i64::MIN || !self.groups.contains_key(&other);
             let name = service_name(label);
             let serving = !ours && self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
-            (!ours).then_some(NameConflict { claimant, group: other, created, serving })
+            (!ours).then_some(NameConflict { claimant, group: other, created, serving, is_device: false })
         };
         self.claimants().into_iter().filter_map(rival).collect()
     }

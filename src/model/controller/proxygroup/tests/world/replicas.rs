@@ -1,6 +1,7 @@
 //! The StatefulSet controller, and replicas that apply their config.
 
 use super::*;
+use crate::model::controller::ingress_spec::service_name;
 
 impl World {
     /// Creates and deletes Pods; replicas log in and apply their config.
@@ -76,6 +77,8 @@ impl World {
             let domain = Some("tail1234.ts.net".to_owned());
             self.devices.insert(id, Device { hostname: hostname.clone(), tags: self.settings.tags.clone(), domain });
         }
+        let is_taken = self.hosted.vips.contains_key(&service_name(&hostname));
+        assert!(!is_taken, "the control plane numbers {name}: {hostname} is the name of a Tailscale Service");
         self.devices.get_mut(&device_id(&name)).into_iter().for_each(|device| device.hostname.clone_from(&hostname));
         let pod = &self.pods[&name];
         let status = pod.status.as_ref().expect("a status");

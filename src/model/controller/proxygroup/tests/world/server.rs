@@ -1,6 +1,7 @@
 //! The API server: applies the plan of a pass, and collects garbage.
 
 use super::*;
+use crate::model::controller::ingress_spec::service_name;
 
 impl World {
     /// Runs one pass over a group and applies its plan.
@@ -48,7 +49,11 @@ impl World {
                     self.apply(&draft.with_key(&id, &key));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
-                ControlAction::PublishService { desired: vip, recorded } => self.hosted.publish(vip, &self.settings.cluster, *recorded),
+                ControlAction::PublishService { desired: vip, recorded } => {
+                    let is_device = |device: &Device| service_name(&device.hostname) == vip.name;
+                    assert!(!self.devices.values().any(is_device), "the control plane rejects {}: it is the name of a device", vip.name);
+                    self.hosted.publish(vip, &self.settings.cluster, *recorded);
+                }
                 ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => {
