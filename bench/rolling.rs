@@ -5,8 +5,9 @@
 //! lost, to the Service's cluster IP. The control plane of both is the stand-in of the tests; all else is real. Needs root and the output
 //! of `tests/servers/build`.
 
-mod event;
-mod offer;
+pub(crate) mod event;
+mod group;
+pub(crate) mod offer;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,24 +17,25 @@ use anyhow::{Context, Result};
 use kit::cluster::chart::NAMESPACE;
 use kit::operators::PORT;
 
-use crate::players::{OURS, Operator, OperatorPair, THEIRS};
+use crate::players::{OURS, OperatorPair, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::traffic::outcome::LoadOutcome;
 
-use event::{CALM, Event, settled};
+use event::{CALM, Event, Proxies};
+use group::Group;
 use offer::LoadRoute;
 
 /// All of them in order: the slowest recovery is last.
-const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
+pub(crate) const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
 /// Events of every round, for ratios. The others happen in every second one.
-const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
+pub(crate) const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 
-/// Samples of an operator.
+/// Samples of an operator's proxies.
 #[derive(Debug, Default)]
-struct Samples {
+pub(crate) struct Samples {
     /// How long rolling restarts took, in seconds.
     restarts: Vec<f64>,
-    met: BTreeMap<Event, Vec<LoadOutcome>>,
+    pub(crate) met: BTreeMap<Event, Vec<LoadOutcome>>,
 }
 
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
@@ -46,14 +48,17 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         // The second operator of a round is first in the next: a change takes longer than the measurement.
         for (party, taken) in in_turn(both, round).into_iter().take(playing) {
             game.hand_to(party);
-            taken.turn(&game, events, round)?;
+            let group = Group(&game);
+            group.settle();
+            taken.turn(party.name, &group, &way(&game)?, (events, round))?;
         }
     }
     let mut sheet =
         Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
     for event in ALL {
         for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
-            add_samples(&mut sheet, event, party, taken);
+            let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
+            taken.add_to(&mut sheet, event, party.name, [goal, None]);
         }
     }
     compare(&mut sheet, &ours, &theirs);
@@ -61,26 +66,50 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 }
 
 impl Samples {
-    /// Runs all events on the group of the active operator, one after the other.
-    fn turn(&mut self, game: &OperatorPair, events: &[Event], round: usize) -> Result<()> {
-        settled(game);
-        let way = way(game)?;
+    /// Runs the events of a round on proxies, one after the other.
+    pub(crate) fn turn(&mut self, system: &str, proxies: &dyn Proxies, way: &LoadRoute, (events, round): (&[Event], usize)) -> Result<()> {
         for event in events {
-            event.prepare(game);
+            event.prepare(proxies);
             let (took, met) = way.loaded(event.rate(), || {
                 sleep(CALM);
-                event.happen(game, round)
+                event.happen(proxies, round)
             })?;
-            eprintln!("{}, {}: {took:?}, {met:?}", game.playing.name, event.name());
-            if *event == Event::Restart {
-                self.restarts.push(took.as_secs_f64());
-            }
+            eprintln!("{system}, {}: {took:?}, {met:?}", event.name());
+            self.restarts.extend(took.map(|took| took.as_secs_f64()));
             self.met.entry(*event).or_default().push(met);
-            event.mend(game);
+            event.mend(proxies.stage());
             way.forget()?;
-            settled(game);
+            proxies.settle();
         }
         Ok(())
+    }
+
+    /// Figures of each time that an event happened.
+    pub(crate) fn each(&self, event: Event, figure: fn(&LoadOutcome) -> f64) -> Vec<f64> {
+        self.met.get(&event).into_iter().flatten().map(figure).collect()
+    }
+
+    /// Adds the outcomes of an event, with goals of the failed connects and of the longest time without an answer.
+    pub(crate) fn add_to(&self, sheet: &mut Sheet, event: Event, system: &str, [failed, gap]: [Option<&str>; 2]) {
+        let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), system, 1_u64);
+        if event == Event::Restart {
+            sheet.plot(point("until all Pods are new and ready"), "s", self.restarts.clone(), None);
+        }
+        sheet.plot(point("failed connects"), "", self.each(event, |met| number(met.failed)), failed);
+        sheet.plot(point("longest time without an answer"), "s", self.each(event, |met| met.gap.as_secs_f64()), gap);
+        if event == Event::Lost {
+            let after = |met: &LoadOutcome| met.last.saturating_sub(CALM).as_secs_f64();
+            sheet.plot(point("until the last connect that failed"), "s", self.each(event, after), None);
+        }
+        let mut add = |what: &str, unit: &str, figure: fn(&LoadOutcome) -> f64| {
+            sheet.add(format!("{}: {what}: {system}", event.name()), unit, self.each(event, figure), None);
+        };
+        add("refused at once, of those that failed", "", |met| number(met.refused));
+        add("not answered within a second", "", |met| number(met.late));
+        add("of so many connects", "", |met| number(met.sent));
+        if event == Event::Restart {
+            add("p99 of a connect", "ms", |met| ms(met.connect));
+        }
     }
 }
 
@@ -94,43 +123,17 @@ fn way(game: &OperatorPair) -> Result<LoadRoute> {
     Ok(LoadRoute { from, to: SocketAddr::new(address, PORT), greeting: "db " })
 }
 
-/// Adds the client outcomes of an operator.
-fn add_samples(sheet: &mut Sheet, event: Event, party: &Operator, taken: &Samples) {
-    let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
-    let each = |figure: fn(&LoadOutcome) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
-    if event == Event::Restart {
-        sheet.plot(point("until all Pods are new and ready"), "s", taken.restarts.clone(), None);
-    }
-    let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
-    sheet.plot(point("failed connects"), "", each(|met| number(met.failed)), goal);
-    sheet.plot(point("longest time without an answer"), "s", each(|met| met.gap.as_secs_f64()), None);
-    if event == Event::Lost {
-        let after = |met: &LoadOutcome| met.last.saturating_sub(CALM).as_secs_f64();
-        sheet.plot(point("until the last connect that failed"), "s", each(after), None);
-    }
-    let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
-    add("refused at once, of those that failed", "", each(|met| number(met.refused)));
-    add("not answered within a second", "", each(|met| number(met.late)));
-    add("of so many connects", "", each(|met| number(met.sent)));
-    if event == Event::Restart {
-        add("p99 of a connect", "ms", each(|met| ms(met.connect)));
-    }
-}
-
 /// Ours to theirs, turn by turn.
 fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
     sheet.add("rolling restart: time, ours to theirs", "ratio", ratios(&ours.restarts, &theirs.restarts), Some("≤ 0.5"));
-    let killed = |taken: &Samples, figure: fn(&LoadOutcome) -> usize| -> Vec<f64> {
-        taken.met.get(&Event::Killed).into_iter().flatten().map(|met| number(figure(met))).collect()
-    };
-    let both = |figure: fn(&LoadOutcome) -> usize| ratios(&killed(ours, figure), &killed(theirs, figure));
+    let both = |figure: fn(&LoadOutcome) -> f64| ratios(&ours.each(Event::Killed, figure), &theirs.each(Event::Killed, figure));
     // A ratio to zero failures is undefined; our failures are listed above in any case.
-    let failed = both(|met| met.failed).into_iter().filter(|ratio| ratio.is_finite()).collect();
+    let failed = both(|met| number(met.failed)).into_iter().filter(|ratio| ratio.is_finite()).collect();
     sheet.add("replica killed: failed connects, ours to theirs, where theirs lost some", "ratio", failed, Some("≤ 0.05"));
-    sheet.add("replica killed: not answered within a second, ours to theirs", "ratio", both(|met| met.late), None);
+    sheet.add("replica killed: not answered within a second, ours to theirs", "ratio", both(|met| number(met.late)), None);
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts are small")]
-fn number(count: usize) -> f64 {
+pub(crate) fn number(count: usize) -> f64 {
     count as f64
 }

@@ -1,16 +1,15 @@
-//! Faults of a group of two replicas, and how long clients are observed after each.
+//! Faults of proxies, and how long clients are observed after each.
 
 use std::fs;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::node::Node;
 use kit::cluster::pods;
+use kit::operators::Stage;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-use crate::players::{OURS, OperatorPair};
 
 /// New connections each second.
 const RATE: u32 = 200;
@@ -23,7 +22,20 @@ pub(crate) const CALM: Duration = Duration::from_secs(2);
 /// How long it goes on after a rolling restart.
 const AFTER: Duration = Duration::from_secs(5);
 
-/// A fault of a group.
+/// Proxies that faults hit: a group of two replicas, or the proxy of one Service.
+pub(crate) trait Proxies {
+    fn stage(&self) -> &Stage;
+    /// Name of the Pod that is killed, deleted or lost.
+    fn pod(&self) -> String;
+    /// Replaces all Pods, on purpose, and waits until they are ready; returns the duration.
+    fn restart(&self, round: usize) -> Duration;
+    /// Places that Pod on the node that may be lost, and all that can serve without it elsewhere.
+    fn spread(&self);
+    /// Waits until all Pods are ready and forward to the target.
+    fn settle(&self);
+}
+
+/// A fault of proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// Every replica is replaced, on purpose.
@@ -63,47 +75,37 @@ impl Event {
         }
     }
 
-    /// A node can only be lost to a group that has a replica on it, and not all of them.
-    pub(crate) fn prepare(self, game: &OperatorPair) {
+    /// A node can only be lost to proxies that have a Pod on it, and not all of them.
+    pub(crate) fn prepare(self, proxies: &dyn Proxies) {
         if self == Self::Lost {
-            spread(game);
+            proxies.spread();
         }
     }
 
-    /// Causes the event and waits; returns the duration of the event itself.
-    pub(crate) fn happen(self, game: &OperatorPair, round: usize) -> Duration {
-        let cluster = &game.stage.cluster;
-        let mut begun = Instant::now();
+    /// Causes the event and waits; returns the duration of a restart.
+    pub(crate) fn happen(self, proxies: &dyn Proxies, round: usize) -> Option<Duration> {
+        let cluster = &proxies.stage().cluster;
         match self {
-            Self::Restart => game.stage.replaced(|| {
-                begun = Instant::now();
-                restart(game, round);
-            }),
-            Self::Killed => kill_container(&pods::uid(cluster, NAMESPACE, "eg-1")),
-            Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1", "--grace-period=0", "--force"])),
-            Self::Lost => cluster.tailnet.cut(&lost(game).machine),
+            Self::Restart => {
+                let took = proxies.restart(round);
+                sleep(self.lasts());
+                return Some(took);
+            }
+            Self::Killed => kill_container(&pods::uid(cluster, NAMESPACE, &proxies.pod())),
+            Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &proxies.pod(), "--grace-period=0", "--force"])),
+            Self::Lost => cluster.tailnet.cut(&lost(proxies.stage()).machine),
         }
-        let took = begun.elapsed();
         sleep(self.lasts());
-        took
+        None
     }
 
     /// Repairs what does not recover by itself.
-    pub(crate) fn mend(self, game: &OperatorPair) {
+    pub(crate) fn mend(self, stage: &Stage) {
         if self == Self::Lost {
-            let (cluster, node) = (&game.stage.cluster, lost(game));
+            let (cluster, node) = (&stage.cluster, lost(stage));
             cluster.tailnet.repair(&node.machine);
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
         }
-    }
-}
-
-/// Replaces every replica: the Tailscale operator reverts `kubectl rollout restart`, a new label replaces its Pods.
-fn restart(game: &OperatorPair, round: usize) {
-    if *game.playing == OURS {
-        game.stage.restart();
-    } else {
-        game.stage.set_class(None, &format!("round-{round}"));
     }
 }
 
@@ -123,27 +125,6 @@ fn parent(pid: i32) -> Option<i32> {
 }
 
 /// The node that may be lost: neither an operator nor the load is on it.
-fn lost(game: &OperatorPair) -> &Node {
-    game.stage.cluster.nodes.last().expect("two nodes")
-}
-
-/// Spreads the replicas over the nodes, one on each.
-fn spread(game: &OperatorPair) {
-    let cluster = &game.stage.cluster;
-    let nodes = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
-    if nodes[0] != nodes[1] {
-        return;
-    }
-    cluster.kubectl(&["cordon", &nodes[0]]);
-    cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
-    cluster.rolled_out(NAMESPACE, "statefulset/eg");
-    cluster.kubectl(&["uncordon", &nodes[0]]);
-    settled(game);
-}
-
-/// Waits until the group is complete and both replicas forward to the target.
-pub(crate) fn settled(game: &OperatorPair) {
-    game.stage.cluster.rolled_out(NAMESPACE, "statefulset/eg");
-    game.stage.ready();
-    game.stage.through_both_replicas();
+pub(crate) fn lost(stage: &Stage) -> &Node {
+    stage.cluster.nodes.last().expect("two nodes")
 }
