@@ -23,6 +23,7 @@ mod players;
 mod proxy;
 mod reconciler;
 mod rolling;
+mod standalone;
 mod support;
 mod surroundings;
 mod throughput;
@@ -70,6 +71,8 @@ fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
         Benchmark::First => (Machine, first::bench),
         Benchmark::Operators => (Machine, operators::bench),
         Benchmark::Rolling => (Machine, rolling::bench),
+        Benchmark::Standalone => (Machine, standalone::bench),
+        Benchmark::StandaloneMany => (Machine, standalone::many::bench),
         Benchmark::PeersLive => (Machine, peers::live::bench),
         Benchmark::PeersConnect => (Machine, peers::connect::bench),
         Benchmark::PeersFootprint => (Machine, peers::footprint::bench),

@@ -5,7 +5,7 @@
 
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TAILYARD;
-use kit::cluster::pods;
+use kit::cluster::{DEADLINE, pods};
 use kit::operators::Stage;
 
 /// The group of all Services.
@@ -42,13 +42,19 @@ pub(crate) struct OperatorPair {
 impl OperatorPair {
     /// Installs both operators; ours is active and has a group.
     pub(crate) fn begin() -> Self {
+        let game = Self::install();
+        game.stage.ask_for_a_group();
+        game
+    }
+
+    /// Installs both operators; ours is active and has nothing to serve.
+    pub(crate) fn install() -> Self {
         let game = Self { stage: Stage::set(), playing: &OURS };
         game.on_the_first_node(|stage| {
             stage.install_theirs();
             stage.stop(THEIRS.deployment);
             stage.install_ours(TAILYARD);
         });
-        game.stage.ask_for_a_group();
         game
     }
 
@@ -61,15 +67,30 @@ impl OperatorPair {
         if *party == OURS {
             self.change(&THEIRS, &OURS);
         }
-        let cluster = &self.stage.cluster;
-        cluster.kubectl(&["delete", "services", "-n", "default", "-l", "component!=apiserver", "--timeout=120s"]);
-        cluster.kubectl(&["delete", "proxygroup", GROUP, "--timeout=120s"]);
+        self.delete_services();
+        self.stage.cluster.kubectl(&["delete", "proxygroup", GROUP, "--timeout=120s"]);
         if *party == THEIRS {
             self.change(&OURS, &THEIRS);
         }
         self.stage.ask_for_a_group();
         self.playing = party;
         true
+    }
+
+    /// Makes an operator the active one, without anything to serve. The operator that served the Services deletes their proxies: the other
+    /// one would adopt and replace them first.
+    pub(crate) fn clear_for(&mut self, party: &'static Operator) {
+        self.delete_services();
+        if self.playing != party {
+            self.change(self.playing, party);
+            self.playing = party;
+        }
+    }
+
+    /// Deletes all Services of users, and waits for their finalizers.
+    fn delete_services(&self) {
+        let timeout = format!("--timeout={}s", DEADLINE.as_secs());
+        self.stage.cluster.kubectl(&["delete", "services", "-n", "default", "-l", "component!=apiserver", &timeout]);
     }
 
     fn change(&self, from: &Operator, to: &Operator) {
@@ -94,10 +115,15 @@ impl OperatorPair {
 impl Operator {
     /// Its processes, those that hold its Pods' namespaces included.
     pub(crate) fn pids(&self, stage: &Stage) -> Vec<u32> {
-        let uids = stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", self.label, "-o", "jsonpath={.items[*].metadata.uid}"]);
-        let found = uids.split_whitespace().flat_map(|uid| pods::processes(uid, None));
-        let found: Vec<u32> = found.filter_map(|pid| pid.try_into().ok()).collect();
-        assert!(!found.is_empty(), "no process of {}", self.name);
-        found
+        pids(stage, self.label)
     }
+}
+
+/// The processes of all Pods of these labels, at least one.
+pub(crate) fn pids(stage: &Stage, labels: &str) -> Vec<u32> {
+    let uids = stage.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", labels, "-o", "jsonpath={.items[*].metadata.uid}"]);
+    let found = uids.split_whitespace().flat_map(|uid| pods::processes(uid, None));
+    let found: Vec<u32> = found.filter_map(|pid| pid.try_into().ok()).collect();
+    assert!(!found.is_empty(), "no process of {labels}");
+    found
 }

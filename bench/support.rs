@@ -47,9 +47,12 @@ pub(crate) struct Args {
     /// For `reconciler`: only groups with this number of Services
     #[arg(long, value_name = "N")]
     pub(crate) size: Option<usize>,
-    /// For `first`: number of existing Services, 1000 by default
+    /// For `first`: number of existing Services, 1000 by default; for `standalone_many`: number of Services, 20 by default
     #[arg(long, value_name = "N")]
     pub(crate) services: Option<usize>,
+    /// Number of rounds of `standalone` and `standalone_many`, 3 by default
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<usize>,
     /// Run the one named benchmark in this process
     #[arg(long = ALONE, hide = true)]
     pub(crate) alone: bool,
@@ -72,8 +75,8 @@ impl Args {
     #[must_use]
     pub(crate) fn options(&self) -> Vec<OsString> {
         let mut options: Vec<OsString> = self.quick.then(|| "--quick".into()).into_iter().collect();
-        let numbers =
-            [("--size", self.size), ("--services", self.services)].map(|(name, number)| (name, number.map(|n| n.to_string().into())));
+        let numbers = [("--size", self.size), ("--services", self.services), ("--rounds", self.rounds)]
+            .map(|(name, number)| (name, number.map(|n| n.to_string().into())));
         let json = ("--json", self.json.as_ref().map(|json| json.clone().into_os_string()));
         for (name, value) in numbers.into_iter().chain([json]) {
             options.extend(value.into_iter().flat_map(|value| [name.into(), value]));

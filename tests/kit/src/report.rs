@@ -36,6 +36,8 @@ pub enum Benchmark {
     First,
     Operators,
     Rolling,
+    Standalone,
+    StandaloneMany,
     PeersLive,
     PeersConnect,
     PeersFootprint,
@@ -59,7 +61,7 @@ impl Benchmark {
 
     /// Whether it starts a whole Kubernetes cluster.
     pub fn needs_cluster(self) -> bool {
-        matches!(self, Self::First | Self::Operators | Self::Rolling)
+        matches!(self, Self::First | Self::Operators | Self::Rolling | Self::Standalone | Self::StandaloneMany)
     }
 }
 

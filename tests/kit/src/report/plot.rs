@@ -17,8 +17,9 @@ const LEGEND: f64 = 34.0;
 const ROW: f64 = 40.0;
 
 /// Colours by prefix of the system's name. A system has the same colour in all plots.
-const COLOURS: [(&str, Colour); 8] = [
+const COLOURS: [(&str, Colour); 9] = [
     ("Tailyard, iptables", ("aqua", "#1baf7a", "#199e70")),
+    ("Tailyard with standby", ("violet", "#4a3aa7", "#9085e9")),
     ("Tailyard", ("blue", "#2a78d6", "#3987e5")),
     ("Tailscale proxy, iptables", ("yellow", "#c98500", "#eda100")),
     ("Tailscale", ("orange", "#eb6834", "#d95926")),
