@@ -113,6 +113,11 @@ impl Nft {
         self.run("keep back packets outside the tunnel", text).await
     }
 
+    /// Drops new connections from the tailnet, until the disco mute is turned off ([`nft::shut`]).
+    pub async fn shut(&self, interface: &InterfaceName) -> Result<(), NftError> {
+        self.run("drop new connections", nft::shut(interface)).await
+    }
+
     /// Removes the table and the disco mute ([`Self::mute`]), if they exist.
     pub async fn remove(&self) -> Result<(), NftError> {
         self.run("remove the table", nft::removal() + &nft::unmute()).await

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::edge::nft::Nft;
 use crate::model::flows::drain::{Budget, CLOSING, HUSH};
+use crate::model::plan::world::Single;
 use crate::runtime::tasks::Stop;
 
 use crate::proxy::replica::Replica;
@@ -48,9 +49,9 @@ impl Replica {
         let mut muted = mute(nft.as_ref(), true).await;
         if muted {
             self.state.iter().for_each(StatePart::record_mute_start);
-            muted = !unmuted_late(nft.as_ref(), self.end_flows(budget)).await;
+            muted = !unmuted_late(nft.as_ref(), self.end_flows(budget, nft.as_ref())).await;
         } else {
-            self.end_flows(budget).await;
+            self.end_flows(budget, nft.as_ref()).await;
         }
         let ended = Instant::now();
         if let Some(ingress) = &mut self.ingress {
@@ -61,13 +62,11 @@ impl Replica {
             self.state.iter().for_each(StatePart::record_mute_start);
         }
         self.tailnet.stop(budget.daemon.saturating_sub(ended.elapsed())).await;
-        if muted {
-            mute(nft.as_ref(), false).await;
-        }
+        mute(nft.as_ref(), false).await;
     }
 
     /// Ends all traffic through this replica, in lossless order.
-    async fn end_flows(&mut self, budget: Budget) {
+    async fn end_flows(&mut self, budget: Budget, nft: Option<&Nft>) {
         let began = Instant::now();
         let rest = || budget.flows.saturating_sub(began.elapsed());
         self.shut(CLOSING.min(budget.flows / 2)).await;
@@ -78,6 +77,11 @@ impl Replica {
         // Without applied rules there are no flows.
         if self.forwarding.in_use() {
             self.forwarding.drain(rest(), &gone).await;
+            if let (Some(nft), Single::DestIp(_) | Single::DestDns(_)) = (nft, &self.settings.single)
+                && let Err(error) = nft.shut(&self.settings.interface).await
+            {
+                tracing::debug!(reason = error.reason(), "new connections are refused until the next Pod: {error}");
+            }
             self.forwarding.close(rest(), budget.resets).await;
         }
     }

@@ -46,14 +46,21 @@ pub fn removal() -> String {
 pub fn mute() -> String {
     let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
     format!(
-        "{}table inet {TABLE}-disco-mute {{\n\tchain output {{\n\t\ttype filter hook output priority filter;\n\t\t{rule}\n\t}}\n}}\n",
+        "{}table inet {TABLE}-shutdown {{\n\tchain output {{\n\t\ttype filter hook output priority filter;\n\t\t{rule}\n\t}}\n}}\n",
         unmute()
     )
 }
 
-/// Text that ends [`mute`], if active.
+/// Text that drops new TCP connections from the tailnet, in the table of the disco mute. A client repeats a SYN without an answer after a
+/// second: the next Pod, which has the same address, answers that.
+pub fn shut(interface: &InterfaceName) -> String {
+    let rule = format!("iifname \"{interface}\" tcp flags & (syn | ack) == syn drop");
+    format!("table inet {TABLE}-shutdown {{\n\tchain prerouting {{\n\t\ttype filter hook prerouting priority raw;\n\t\t{rule}\n\t}}\n}}\n")
+}
+
+/// Text that ends [`mute`] and [`shut`], if active.
 pub fn unmute() -> String {
-    removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-disco-mute"))
+    removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-shutdown"))
 }
 
 /// Probe of all features that [`table`] requires: creates a table and removes it. Also ends the mute of a replica that was killed during its

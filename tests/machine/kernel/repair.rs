@@ -1,7 +1,7 @@
 //! Changes to our rules by other programs: an audit detects them, a rewrite repairs them. Also firewalls that are unavailable.
 
-use std::net::SocketAddr;
-use std::net::UdpSocket;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use tailyard::edge::iptables::{Iptables, Variant};
@@ -220,6 +220,26 @@ fn muted_replica_drops_only_disco_packets() {
     mute(true);
     node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace").expect("nftables works here");
     assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "", "a start takes back what a predecessor left");
+}
+
+#[test]
+fn shut_replica_answers_no_new_connection_and_keeps_open_ones() {
+    let node = Node::make("shut".to_owned());
+    node.feed(&["ip", "link", "set", "lo", "up"], "");
+    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    let lo: InterfaceName = "lo".parse().expect("a name");
+    let listener = node.ns.run(|| TcpListener::bind("127.0.0.1:0")).expect("the namespace").expect("a port");
+    let to = listener.local_addr().expect("an address");
+    let connect = || node.ns.run(move || TcpStream::connect_timeout(&to, Duration::from_millis(300))).expect("the namespace");
+    let mut open = connect().expect("a connection");
+    let (mut accepted, _) = listener.accept().expect("a connection");
+    node.ns.block_on(|| async { nft.shut(&lo).await }).expect("the namespace").expect("nftables works here");
+    assert_eq!(connect().expect_err("no answer").kind(), ErrorKind::TimedOut, "dropped, not refused");
+    open.write_all(b"x").expect("sent");
+    accepted.read_exact(&mut [0]).expect("an open connection continues");
+    node.ns.block_on(|| async { nft.mute(false).await }).expect("the namespace").expect("nftables works here");
+    connect().expect("a connection");
+    assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "");
 }
 
 #[test]
