@@ -128,20 +128,35 @@ fn world(case: Case, group: Option<&str>) -> World {
     world
 }
 
+/// An object of a group that moves to a proxy of its own, whose Pod is not ready.
+fn joining(case: Case) -> World {
+    let mut world = world(case, Some("in"));
+    case.put(&mut world, None);
+    let pod = case.pod(&world);
+    world.asleep.insert(pod);
+    world.settle();
+    world
+}
+
 /// UIDs of the certificates.
 fn certificates(world: &World) -> Vec<Value> {
     world.objects.values().filter(|object| domain_of(object).is_some()).map(|object| object["metadata"]["uid"].clone()).collect()
 }
 
-/// Checks that nothing of the object remains after its deletion, and that nothing is written at rest.
+/// Checks that nothing of the object remains after its deletion.
+fn ends_now(case: Case, mut world: World) {
+    case.delete(&mut world);
+    world.settle();
+    assert!(world.hosted.vips.is_empty() && certificates(&world).is_empty() && world.keys.is_empty());
+    assert_eq!((world.devices.len(), world.services.len(), world.ingresses.len()), (2, 1, 0), "those of the group, and the backend");
+}
+
+/// The same, and that nothing is written at rest.
 fn ends(case: Case, mut world: World) {
     let writes = world.writes;
     world.settle();
     assert_eq!(world.writes, writes);
-    case.delete(&mut world);
-    world.settle();
-    assert!(world.hosted.vips.is_empty() && certificates(&world).is_empty());
-    assert_eq!((world.devices.len(), world.services.len(), world.ingresses.len()), (2, 1, 0), "those of the group, and the backend");
+    ends_now(case, world);
 }
 
 #[test]
@@ -252,11 +267,7 @@ fn move_to_a_group_is_cancelled_by_an_edit() {
 #[test]
 fn move_to_a_proxy_is_cancelled_by_an_edit() {
     for case in CASES {
-        let mut world = world(case, Some("in"));
-        case.put(&mut world, None);
-        let pod = case.pod(&world);
-        world.asleep.insert(pod);
-        world.settle();
+        let mut world = joining(case);
         case.put(&mut world, Some("in"));
         case.run_until(&mut world, |world| case.finalizers(world) == [case.of_group()]);
         world.settle();
@@ -271,21 +282,10 @@ fn deletion_during_a_move_releases_both_sides() {
         let mut world = halfway(case);
         world.asleep.clear();
         ends_now(case, world);
-        let mut world = self::world(case, Some("in"));
-        case.put(&mut world, None);
-        let pod = case.pod(&world);
-        world.asleep.insert(pod);
-        world.settle();
+        let world = joining(case);
         assert_eq!(case.served(&world), (false, true));
         ends_now(case, world);
     }
-}
-
-fn ends_now(case: Case, mut world: World) {
-    case.delete(&mut world);
-    world.settle();
-    assert!(world.hosted.vips.is_empty() && certificates(&world).is_empty() && world.keys.is_empty());
-    assert_eq!((world.devices.len(), world.services.len(), world.ingresses.len()), (2, 1, 0), "those of the group, and the backend");
 }
 
 #[test]
@@ -304,11 +304,7 @@ fn invalid_request_of_a_proxy_leaves_the_group_as_it_is() {
 #[test]
 fn deleted_group_releases_the_name_to_the_proxy() {
     for case in CASES {
-        let mut world = world(case, Some("in"));
-        case.put(&mut world, None);
-        let pod = case.pod(&world);
-        world.asleep.insert(pod);
-        world.settle();
+        let mut world = joining(case);
         world.delete_group("in");
         world.settle();
         world.asleep.clear();
