@@ -77,7 +77,7 @@ impl Samples {
             eprintln!("{system}, {}: {took:?}, {met:?}", event.name());
             self.restarts.extend(took.map(|took| took.as_secs_f64()));
             self.met.entry(*event).or_default().push(met);
-            event.mend(proxies.stage());
+            event.repair(proxies.stage());
             way.forget()?;
             proxies.settle();
         }

@@ -100,7 +100,7 @@ impl Event {
     }
 
     /// Repairs what does not recover by itself.
-    pub(crate) fn mend(self, stage: &Stage) {
+    pub(crate) fn repair(self, stage: &Stage) {
         if self == Self::Lost {
             let (cluster, node) = (&stage.cluster, lost(stage));
             cluster.tailnet.repair(&node.machine);
