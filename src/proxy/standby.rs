@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::edge::fence::Fence;
 use crate::edge::kube::{Cluster, Leading, Lease};
-use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::base::leader::{FENCE_DELAY, LeaseCandidate, LeaseTerms};
 use crate::model::settings::{ActiveLease, HttpListener};
 use crate::runtime::tasks::{Stop, Tasks};
 
@@ -19,8 +19,6 @@ use super::http;
 
 /// Timeout for the release of the Lease.
 const RELEASE: Duration = Duration::from_secs(1);
-/// Time after the holder should have killed tailscaled until it is considered hung: a second before another Pod takes the Lease.
-const HANGS: Duration = Duration::from_secs(2);
 
 /// The Lease was lost while tailscaled ran.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +48,7 @@ impl Standby {
         let armed = fence.clone();
         let publish = move |now: Option<Leading>| {
             if let (Some(fence), Some(leading)) = (&armed, now) {
-                fence.arm(leading.until + HANGS - Instant::now());
+                fence.arm(leading.until + FENCE_DELAY - Instant::now());
             }
             sender.send_replace(now);
         };

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Maximum wait for the holder of a Lease with a longer duration, as a multiple of the candidate's own duration.
 const MAX_DURATION_FACTOR: u32 = 10;
+/// Time after the holder of [`LeaseTerms::ACTIVE_POD`] should have stopped until the kernel kills it as hung. On a busy machine a killed
+/// process ends late: two seconds are left until another Pod takes the Lease.
+pub const FENCE_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {

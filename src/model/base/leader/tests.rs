@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod preference;
+mod standby;
 
 const TERMS: LeaseTerms = LeaseTerms::RECONCILER;
 
