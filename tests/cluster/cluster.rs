@@ -2,27 +2,17 @@
 //!
 //! Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
-mod documents;
 mod group;
-mod published;
 mod scenarios;
-mod standalone;
-mod standby;
-mod whole;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Instant;
 
+use crate::stage::{NODES, PORT, Stage, documents, whole};
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE, turn};
 use kit::wait::eventually;
-use scenarios::Stage;
-
-/// Port of the target and of its Service.
-const PORT: u16 = 7000;
-/// Number of nodes of a cluster.
-const NODES: u8 = 3;
 
 #[test]
 fn pod_reaches_a_tailnet_target_through_a_service() {
@@ -70,7 +60,7 @@ fn pod_reaches_a_tailnet_target_through_a_service() {
 fn annotated_service_stays_connected_under_faults() {
     let _turn = turn();
     let stage = Stage::start();
-    stage.play();
+    stage.play(&scenarios::ALL);
     let cluster = &stage.cluster;
     whole::uninstall(cluster);
     whole::delete_without_reconciler(cluster);

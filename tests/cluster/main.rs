@@ -13,4 +13,6 @@ mod cluster;
 mod crossing;
 mod dropin;
 mod ingress;
+mod services;
+mod stage;
 mod tailnet;

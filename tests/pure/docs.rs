@@ -80,11 +80,15 @@ fn item<'a>(code: &'a str, keyword: &str) -> Option<&'a str> {
     words.then(|| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default())
 }
 
-/// Names of the scenarios of the cluster tier.
+/// Names of the scenarios, each after its tier.
 fn scenarios() -> BTreeSet<String> {
-    let text = read("tests/cluster/cluster/scenarios.rs");
-    let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix("(\"")?.split_once("\", "));
-    rows.map(|(name, _)| format!("`cluster` \"{name}\"")).collect()
+    let files = [("cluster", "tests/cluster/cluster/scenarios.rs"), ("services", "tests/cluster/services.rs")];
+    let names = |(tier, file): (&str, &str)| {
+        let text = read(file);
+        let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix("(\"")?.split_once("\", "));
+        rows.map(|(name, _)| format!("`{tier}` \"{name}\"")).collect::<Vec<_>>()
+    };
+    files.into_iter().flat_map(names).collect()
 }
 
 /// Result of a check: errors, and the first cells or headings of untested entries.

@@ -1,13 +1,14 @@
 //! Ingress without a group: a proxy of its own, with a certificate of its device's name.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::{Cluster, DEADLINE, site};
 use kit::wait::eventually;
 use serde_json::json;
 
-use crate::ingress::stage::{ANSWER, Stage};
+use crate::ingress::stage::{ANSWER, GROUP, Stage};
 
 /// Name of the Ingress and of its device.
 const NAME: &str = "solo";
@@ -33,6 +34,7 @@ pub(crate) fn a_site_has_a_proxy_of_its_own(stage: &Stage) {
     is_served_to_the_cluster(stage, &name);
     assert!(stage.user.services().iter().all(|service| service["name"] != format!("svc:{NAME}")), "a device, not a Tailscale Service");
     is_renamed_with_its_host(stage);
+    moves_to_the_group_and_back(stage);
 
     cluster.kubectl(&["delete", &format!("ingress/{NAME}"), "--timeout=120s"]);
     assert!(!cluster.tailnet.knows(RENAMED), "its device is deleted before its finalizer");
@@ -66,6 +68,33 @@ fn is_renamed_with_its_host(stage: &Stage) {
     assert_eq!(pods(), former, "no restart");
     let only = format!("secret/{name}");
     eventually("the former certificate is deleted", DEADLINE, || (secrets(cluster, CERTIFICATES).trim() == only).then_some(()));
+}
+
+/// By its annotation it moves to the group and back, with its name.
+fn moves_to_the_group_and_back(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let is_in_group = || stage.user.services().iter().any(|service| service["name"] == format!("svc:{RENAMED}"));
+    let selector = format!("tailscale.com/parent-resource={NAME}");
+    let has_proxy = || !cluster.kubectl(&["get", "statefulsets", "-n", NAMESPACE, "-l", &selector, "-o", "name"]).is_empty();
+    is_moved(stage, &format!("tailscale.com/proxy-group={GROUP}"), || is_in_group() && !has_proxy());
+    is_shown(cluster, &cluster.tailnet.name_of(RENAMED));
+    is_moved(stage, "tailscale.com/proxy-group-", || !is_in_group() && has_proxy() && cluster.tailnet.knows(RENAMED));
+    is_shown(cluster, &cluster.tailnet.name_of(RENAMED));
+}
+
+/// Changes an annotation and waits until the Ingress is moved and answers; reports the longest time without an answer by the name.
+fn is_moved(stage: &Stage, annotation: &str, is_moved: impl Fn() -> bool) {
+    let (begin, mut answered, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
+    stage.cluster.kubectl(&["annotate", &format!("ingress/{NAME}"), annotation]);
+    eventually(annotation, DEADLINE, || {
+        let answers = stage.user.get("https", RENAMED).as_deref() == Ok(ANSWER);
+        if answers {
+            longest = longest.max(answered.elapsed());
+            answered = Instant::now();
+        }
+        (answers && is_moved()).then_some(())
+    });
+    println!("{annotation}: moved after {:?}, the name was not answered for up to {longest:?}", begin.elapsed());
 }
 
 /// The Pod's own address serves the site as well; its probes answer there as before.

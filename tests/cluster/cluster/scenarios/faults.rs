@@ -6,9 +6,8 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::Stage;
 use super::watch::Watch;
-use crate::cluster::whole;
+use crate::stage::{Stage, whole};
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::load::LoadReport;
 use kit::cluster::node::Node;

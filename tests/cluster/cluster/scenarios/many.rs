@@ -6,9 +6,9 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::Value;
 
 use super::faults::{READY_REPLICAS, leader};
+use super::many_services;
 use super::watch::Watch;
-use super::{Stage, many_services};
-use crate::cluster::{PORT, whole};
+use crate::stage::{PORT, Stage, whole};
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::load::Load;
 use kit::cluster::{Cluster, DEADLINE, pods};

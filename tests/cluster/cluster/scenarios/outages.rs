@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{Stage, outage};
-use crate::cluster::whole;
+use super::outage;
+use crate::stage::{Stage, whole};
 use kit::cluster::chart::{NAMESPACE, RECONCILER};
 use kit::cluster::{DEADLINE, pods};
 use kit::wait::eventually;

@@ -42,6 +42,21 @@ pub fn processes(uid: &str, name: Option<&str>) -> Vec<i32> {
     pids.filter(|pid| inside(pid) && named(pid)).collect()
 }
 
+/// Whether a process executes no further instruction of its program: it is a zombie, is exiting, or SIGKILL is pending.
+pub fn is_ending(pid: i32) -> bool {
+    /// Of `include/linux/sched.h`.
+    const PF_EXITING: u64 = 0x4;
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let (status, stat) = (read("status"), read("stat"));
+    let mask = |name: &str| u64::from_str_radix(status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0").trim(), 16);
+    let kill = 1 << (Signal::SIGKILL as i32 - 1);
+    let is_killed = ["SigPnd:", "ShdPnd:"].iter().any(|name| mask(name).expect("hexadecimal") & kill != 0);
+    // After the name, which may contain spaces: state, five ids, flags.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let flags: u64 = fields.get(6).map_or(PF_EXITING, |flags| flags.parse().expect("a number"));
+    is_killed || flags & PF_EXITING != 0 || fields.first() == Some(&"Z")
+}
+
 /// Sends a signal to the processes of a Pod of this name, or to all of them; there must be one.
 pub fn signal(uid: &str, name: Option<&str>, signal: Signal) {
     let found = processes(uid, name);

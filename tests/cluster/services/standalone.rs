@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{PORT, Stage};
-use crate::cluster::whole;
+use crate::stage::{PORT, Stage, whole};
 use kit::cluster::DEADLINE;
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::images::TOOLS;

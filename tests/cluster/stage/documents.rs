@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cluster::whole::{self, GRACE};
+use super::whole::{self, GRACE};
 use kit::cluster::chart::{CONTROL, NAMESPACE, RECONCILER};
 use kit::cluster::images::TAILYARD;
 use kit::cluster::{Cluster, DEADLINE};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::{PORT, Stage};
+use crate::stage::{PORT, Stage};
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::images::TOOLS;
 use kit::cluster::{Cluster, DEADLINE, pods};
@@ -108,13 +108,19 @@ fn settled(cluster: &Cluster) -> Pair {
 
 /// Runs a fault, and tries connections until they work by another process than before. At no time do two run.
 fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -> bool) {
-    let running = || uids.iter().flat_map(|uid| pods::processes(uid, Some("tailscaled"))).collect::<Vec<_>>();
+    let running = || {
+        let all = uids.iter().flat_map(|uid| pods::processes(uid, Some("tailscaled")));
+        all.filter(|pid| !pods::is_ending(*pid)).collect::<Vec<_>>()
+    };
     let (before, begin) = (running(), Instant::now());
     fault();
-    let (mut moved, mut failed) = (None, begin);
+    let (mut ended, mut moved, mut failed) = (None, None, begin);
     while moved.is_none_or(|moved: Instant| moved.max(failed).elapsed() < QUIET) {
         let now = running();
-        assert!(now.len() < 2, "{what}: both Pods run tailscaled");
+        assert!(now.len() < 2, "{what}: both Pods run tailscaled after {:?}", begin.elapsed());
+        if now != before {
+            ended.get_or_insert_with(|| begin.elapsed());
+        }
         if !now.is_empty() && now != before {
             moved.get_or_insert_with(Instant::now);
         }
@@ -124,7 +130,10 @@ fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -
         assert!(begin.elapsed() < DEADLINE, "{what}: no answer after {DEADLINE:?}");
     }
     let moved = moved.map(|moved| moved - begin);
-    println!("{what}: tailscaled started after {moved:?}, the last failed connection ended after {:?}", failed - begin);
+    println!(
+        "{what}: tailscaled ended after {ended:?}, another started after {moved:?}, the last failed connection ended after {:?}",
+        failed - begin
+    );
 }
 
 fn answer(guest: &Machine, address: IpAddr) -> Option<()> {

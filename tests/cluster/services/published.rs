@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{PORT, Stage};
-use crate::cluster::whole;
+use crate::stage::{PORT, Stage, whole};
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TOOLS;
 use kit::cluster::{Cluster, DEADLINE, pods};

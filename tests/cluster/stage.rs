@@ -1,0 +1,109 @@
+//! Cluster with the quickstart's group of two replicas, on which scenarios run in sequence: starting a cluster takes longer than most
+//! scenarios. The group is settled before and after each scenario.
+
+use std::any::Any;
+use std::env;
+use std::panic::{self, AssertUnwindSafe};
+use std::time::Instant;
+
+use serde_json::json;
+
+use kit::cluster::Cluster;
+use kit::cluster::DEADLINE;
+use kit::cluster::pods::client;
+use kit::guide::Guide;
+use kit::machine::{Machine, Process};
+use kit::netns::Server;
+use kit::wait::eventually;
+
+pub(crate) mod documents;
+pub(crate) mod whole;
+
+/// Port of the targets and of their Services.
+pub(crate) const PORT: u16 = 7000;
+/// Number of nodes of a cluster.
+pub(crate) const NODES: u8 = 3;
+
+/// Cluster with its group and the group's targets.
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) guide: Guide,
+    _targets: [Target; 2],
+}
+
+/// Tailnet node with a server.
+struct Target {
+    _machine: Machine,
+    _server: Server,
+    _tailscaled: Process,
+}
+
+/// Scenario with its name.
+pub(crate) type Scenario = (&'static str, fn(&Stage));
+
+impl Stage {
+    /// Starts the cluster, the targets and the group.
+    pub(crate) fn start() -> Self {
+        let begin = Instant::now();
+        let cluster = Cluster::start(NODES);
+        println!("{} nodes and DNS: {:?}", NODES, begin.elapsed());
+        // The Service `db` is routed to the first.
+        let targets = ["db", "spare"].map(|name| {
+            let (machine, tailscaled) = cluster.tailnet.node(name);
+            Target { _server: machine.node.serve(PORT), _machine: machine, _tailscaled: tailscaled }
+        });
+        let guide = Guide::of(&cluster);
+        documents::start(&guide, &cluster);
+        println!("the quickstart's group: {:?}", begin.elapsed());
+        cluster.apply(&[client()]);
+        // The scenarios need UDP, too.
+        let udp = json!([{"op": "add", "path": "/spec/ports/-", "value": {"name": "udp", "port": PORT, "protocol": "UDP"}}]);
+        cluster.kubectl(&["patch", "service/db", "--type=json", "-p", &udp.to_string()]);
+        whole::settled(&cluster);
+        println!("group: {:?}", begin.elapsed());
+        cluster.wait(&["--for=condition=Ready", "pod/client"]);
+        let stage = Self { cluster, guide, _targets: targets };
+        stage.answered_by("db");
+        println!("first answer: {:?}", begin.elapsed());
+        stage
+    }
+
+    /// Waits until this target answers connections to the Service.
+    pub(crate) fn answered_by(&self, target: &str) {
+        eventually(&format!("an answer of {target}"), DEADLINE, || (whole::ask(&self.cluster, "db")? == target).then_some(()));
+    }
+
+    /// Waits until both replicas have a path to the target: after the kill of its tailscaled, a replica may be ready for some time before a
+    /// peer answers it (docs/failures.md).
+    fn open(&self) {
+        for _ in 0..8 {
+            self.answered_by("db");
+        }
+    }
+
+    /// Runs every scenario in sequence, or those with `TAILYARD_SCENARIO` in their name.
+    pub(crate) fn play(&self, scenarios: &[Scenario]) {
+        let only = env::var("TAILYARD_SCENARIO").unwrap_or_default();
+        for (name, scenario) in scenarios.iter().filter(|(name, _)| name.contains(&only)) {
+            let begin = Instant::now();
+            println!("--- {name}");
+            let played = panic::catch_unwind(AssertUnwindSafe(|| {
+                whole::settled(&self.cluster);
+                self.open();
+                scenario(self);
+            }));
+            if let Err(fault) = played {
+                // The error is printed at both ends of the long log.
+                let fault = format!("{name}: {}", said(fault.as_ref()));
+                println!("{fault}\n{}", whole::logs(&self.cluster));
+                panic!("{fault}");
+            }
+            println!("--- {name}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+/// Message of a panic.
+fn said(fault: &(dyn Any + Send)) -> &str {
+    fault.downcast_ref::<String>().map(String::as_str).or_else(|| fault.downcast_ref().copied()).unwrap_or("no text")
+}
