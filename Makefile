@@ -1,5 +1,7 @@
 # On a fresh machine, `make demo` and `make test` need no other setup.
 TIERS = cargo run --locked --quiet --package tailyard-kit --bin tiers --
+# A directory of its own: clippy and the compiler run side by side.
+LINT = $(or $(CARGO_TARGET_DIR),target)/lint
 CLUSTER = cargo run --locked --quiet --package tailyard-kit --bin cluster --
 # As in the image: glibc returns freed memory.
 export MALLOC_ARENA_MAX = 1
@@ -64,7 +66,7 @@ soak: setup ## Run a group under load with fault injection: two hours, or SOAK_S
 
 style: ## Check format and clippy of the whole workspace
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	CARGO_TARGET_DIR=$(LINT) cargo clippy --locked --workspace --all-targets -- -D warnings
 
 lint: deny style ## Check format, clippy, the fuzzers' lock file, licences and sources of dependencies
 	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers

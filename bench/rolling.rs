@@ -1,4 +1,4 @@
-//! How do clients of a group experience a rolling restart, a killed replica and a lost node, compared with the Tailscale operator?
+//! How do clients of a group experience a rolling restart, a killed replica and a lost or hung node, compared with the Tailscale operator?
 //!
 //! Both on the same cluster of two nodes, in the same run, alternating: ours, theirs, theirs, ours, and so on. Each creates a new group of
 //! two replicas with its own proxies; the other one has no Pods meanwhile. New connections start at a fixed rate on the node that is not
@@ -25,8 +25,8 @@ use event::{CALM, Event, Proxies};
 use group::Group;
 use offer::LoadRoute;
 
-/// All of them in order: the slowest recovery is last.
-pub(crate) const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
+/// All of them in order: the slowest recoveries are last.
+const ALL: [Event; 6] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost, Event::Deaf, Event::Hung];
 /// Events of every round, for ratios. The others happen in every second one.
 pub(crate) const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 
@@ -41,7 +41,7 @@ pub(crate) struct Samples {
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     let mut game = OperatorPair::begin();
-    for round in 0..args.repetitions(5) {
+    for round in 0..args.rounds.unwrap_or_else(|| args.repetitions(5)) {
         let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
         let playing = if args.quick { 1 } else { both.len() };
         let events: &[Event] = if args.quick || round % 2 == 1 { &ALWAYS } else { &ALL };
@@ -97,7 +97,7 @@ impl Samples {
         }
         sheet.plot(point("failed connects"), "", self.each(event, |met| number(met.failed)), failed);
         sheet.plot(point("longest time without an answer"), "s", self.each(event, |met| met.gap.as_secs_f64()), gap);
-        if event == Event::Lost {
+        if event.is_of_a_node() {
             let after = |met: &LoadOutcome| met.last.saturating_sub(CALM).as_secs_f64();
             sheet.plot(point("until the last connect that failed"), "s", self.each(event, after), None);
         }

@@ -14,12 +14,14 @@ use anyhow::Result;
 
 use crate::players::{OURS, Operator, OperatorPair, THEIRS};
 use crate::rolling::event::{Event, Proxies};
-use crate::rolling::{ALL, ALWAYS, Samples, number};
+use crate::rolling::{ALWAYS, Samples, number};
 use crate::support::{Args, Sheet, in_turn, ratios};
 use crate::traffic::outcome::LoadOutcome;
 
 use proxy::{Proxy, prepare};
 
+/// Events of the first and every second round; those of [`ALWAYS`] happen in all rounds.
+const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
 /// Class of the proxies.
 const CLASS: &str = "lab";
 
@@ -68,8 +70,8 @@ fn goals(event: Event, party: &Party) -> [Option<&'static str>; 2] {
         _ if !party.standby => [None, None],
         Event::Restart => [Some("most ≤ 0"), None],
         Event::Killed => [None, Some("most ≤ 3")],
-        Event::Deleted => [None, None],
         Event::Lost => [None, Some("most ≤ 15")],
+        _ => [None, None],
     }
 }
 

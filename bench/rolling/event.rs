@@ -46,6 +46,10 @@ pub(crate) enum Event {
     Deleted,
     /// A node with a replica is disconnected.
     Lost,
+    /// Packets to that node are lost, those from it arrive.
+    Deaf,
+    /// All processes of that node stop; its kernel runs.
+    Hung,
 }
 
 impl Event {
@@ -56,12 +60,19 @@ impl Event {
             Self::Killed => "replica killed",
             Self::Deleted => "replica's Pod deleted at once",
             Self::Lost => "node lost",
+            Self::Deaf => "node receives nothing",
+            Self::Hung => "node hung",
         }
+    }
+
+    /// Whether it is a fault of a node.
+    pub(crate) fn is_of_a_node(self) -> bool {
+        matches!(self, Self::Lost | Self::Deaf | Self::Hung)
     }
 
     /// How many connections are begun each second while it happens.
     pub(crate) fn rate(self) -> u32 {
-        if self == Self::Lost { SPARSE } else { RATE }
+        if self.is_of_a_node() { SPARSE } else { RATE }
     }
 
     /// Duration of the load: longer than the effects of the event.
@@ -71,13 +82,13 @@ impl Event {
             Self::Killed => Duration::from_secs(20),
             Self::Deleted => Duration::from_secs(30),
             // Kubernetes considers a node lost after 50 s.
-            Self::Lost => Duration::from_secs(75),
+            Self::Lost | Self::Deaf | Self::Hung => Duration::from_secs(75),
         }
     }
 
     /// A node can only be lost to proxies that have a Pod on it, and not all of them.
     pub(crate) fn prepare(self, proxies: &dyn Proxies) {
-        if self == Self::Lost {
+        if self.is_of_a_node() {
             proxies.spread();
         }
     }
@@ -94,6 +105,12 @@ impl Event {
             Self::Killed => kill_container(&pods::uid(cluster, NAMESPACE, &proxies.pod())),
             Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &proxies.pod(), "--grace-period=0", "--force"])),
             Self::Lost => cluster.tailnet.cut(&lost(proxies.stage()).machine),
+            Self::Deaf => cluster.tailnet.cut_inward(&lost(proxies.stage()).machine),
+            Self::Hung => {
+                let _frozen = lost(proxies.stage()).freeze();
+                sleep(self.lasts());
+                return None;
+            }
         }
         sleep(self.lasts());
         None
@@ -101,9 +118,13 @@ impl Event {
 
     /// Repairs what does not recover by itself.
     pub(crate) fn repair(self, stage: &Stage) {
-        if self == Self::Lost {
+        if self.is_of_a_node() {
             let (cluster, node) = (&stage.cluster, lost(stage));
-            cluster.tailnet.repair(&node.machine);
+            match self {
+                Self::Lost => cluster.tailnet.repair(&node.machine),
+                Self::Deaf => cluster.tailnet.mend_inward(),
+                _ => {}
+            }
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
         }
     }

@@ -32,6 +32,7 @@ pub(crate) fn a_site_has_a_proxy_of_its_own(stage: &Stage) {
     stage.user.wait_for_answer("https", NAME, ANSWER);
     assert_eq!(stage.pebble.issued(), issued + 1, "one order, before the name is shown");
     is_served_to_the_cluster(stage, &name);
+    is_served_to_the_internet(stage);
     assert!(stage.user.services().iter().all(|service| service["name"] != format!("svc:{NAME}")), "a device, not a Tailscale Service");
     is_renamed_with_its_host(stage);
     moves_to_the_group_and_back(stage);
@@ -40,6 +41,17 @@ pub(crate) fn a_site_has_a_proxy_of_its_own(stage: &Stage) {
     assert!(!cluster.tailnet.knows(RENAMED), "its device is deleted before its finalizer");
     chart::wait_gone(cluster, NAME);
     assert_eq!(secrets(cluster, ""), "");
+}
+
+/// With Funnel, and only then, clients of the internet reach it.
+fn is_served_to_the_internet(stage: &Stage) {
+    let funnel = |value: &str| stage.cluster.kubectl(&["annotate", &format!("ingress/{NAME}"), &format!("tailscale.com/funnel{value}")]);
+    let is_refused = || stage.user.get_by_funnel(NAME).is_err_and(|answer| answer.starts_with("HTTP/1.1 403 "));
+    assert!(is_refused(), "{:?}", stage.user.get_by_funnel(NAME));
+    funnel("=true");
+    eventually("an answer by Funnel", DEADLINE, || (stage.user.get_by_funnel(NAME).ok()? == ANSWER).then_some(()));
+    funnel("-");
+    eventually("no answer by Funnel", DEADLINE, || is_refused().then_some(()));
 }
 
 /// Waits until the status of the Ingress has this name and both ports.

@@ -14,6 +14,8 @@ use crate::machine::{Machine, Process};
 use crate::tailnet::Tailnet;
 use crate::wait::eventually;
 
+mod funnel;
+
 /// The TLS port.
 const HTTPS: u16 = 443;
 
@@ -57,6 +59,11 @@ impl TailnetClient {
         Ok(answer.trim().to_owned())
     }
 
+    /// The answer of a device to a client of the internet.
+    pub fn get_by_funnel(&self, device: &str) -> Result<String, String> {
+        funnel::get(&self.machine, &self.name(device), &self.roots)
+    }
+
     /// Waits until a name answers this. The connect timeout is 1 s: a connection opened before the address has a route keeps a source
     /// address that no answer reaches, so a new one must be opened.
     pub fn wait_for_answer(&self, scheme: &str, service: &str, answer: &str) {
@@ -79,7 +86,7 @@ impl TailnetClient {
         run
     }
 
-    /// The name of a Tailscale Service in the tailnet.
+    /// The name of a Tailscale Service or device in the tailnet.
     fn name(&self, service: &str) -> String {
         self.tailnet.name_of(service)
     }

@@ -15,6 +15,9 @@ import (
 	"tailscale.com/types/key"
 )
 
+// funnelPorts are the ports that the real control server allows.
+const funnelPorts = tailcfg.CapabilityFunnelPorts + "?ports=443,8443,10000"
+
 // host is what is known of a node that serves Tailscale Services.
 type host struct {
 	hash       string                // of the services that it reported last
@@ -112,7 +115,7 @@ func (a *api) route(nodes []*tailcfg.Node, hosts map[key.NodePublic]*host, prima
 			h := hosts[node.Key]
 			mappings, routes := a.share(node, h, primary)
 			applied := fmt.Sprint(mappings, routes)
-			if applied == h.applied || (h.applied == "" && len(mappings) == 0) || (len(routes) > 0) != gains {
+			if applied == h.applied || (len(routes) > 0) != gains {
 				continue
 			}
 			h.applied = applied
@@ -145,7 +148,7 @@ func (a *api) share(node *tailcfg.Node, h *host, primary map[string]key.NodePubl
 }
 
 func (a *api) update(node *tailcfg.Node, mappings tailcfg.ServiceIPMappings, routes []netip.Prefix) {
-	caps := tailcfg.NodeCapMap{tailcfg.CapabilityHTTPS: nil}
+	caps := tailcfg.NodeCapMap{tailcfg.CapabilityHTTPS: nil, tailcfg.NodeAttrFunnel: nil, funnelPorts: nil}
 	if len(mappings) > 0 {
 		text, err := json.Marshal(mappings)
 		if err != nil {

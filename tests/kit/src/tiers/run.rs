@@ -37,6 +37,9 @@ enum Servers {
     Failed(String),
 }
 
+/// Servers that are built already are reported one after the other, each within this time.
+const REPORTED_WITHIN: Duration = Duration::from_millis(500);
+
 /// All rounds of a run. Vectors are parallel: one element for each chosen tier.
 #[derive(Debug)]
 struct Runner {
@@ -99,6 +102,12 @@ impl Runner {
             self.jobs[id].stage = Stage::Waiting;
             self.settle(id, round);
         }
+        // The longest tiers need servers: without them, shorter tiers would take their slots.
+        while self.is_building()
+            && let Ok(news) = self.news.recv_timeout(REPORTED_WITHIN)
+        {
+            self.handle(news, round);
+        }
         loop {
             if !process::stopped() {
                 // The compiler of the servers takes a slot.
@@ -113,8 +122,7 @@ impl Runner {
             }
             // This value has a sender of its own: the channel never closes.
             match self.news.recv() {
-                Ok(News::Servers(built)) => self.servers_built(&built, round),
-                Ok(News::Ended(id, outcome)) => self.end(id, outcome),
+                Ok(news) => self.handle(news, round),
                 Err(_) => break,
             }
         }
@@ -123,6 +131,13 @@ impl Runner {
                 let fault = Fault::of_tier("did not start", String::new());
                 self.outcomes.push(self.outcome(id, round, vec![fault]));
             }
+        }
+    }
+
+    fn handle(&mut self, news: News, round: u32) {
+        match news {
+            News::Servers(built) => self.servers_built(&built, round),
+            News::Ended(id, outcome) => self.end(id, outcome),
         }
     }
 

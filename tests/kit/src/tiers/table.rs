@@ -133,8 +133,8 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
         Tier { slots: 3, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 450) },
         clusters(&["services"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 300),
-        clusters(&["ingress"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 180),
-        clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
+        clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 210),
+        clusters(&["crossing"], "third cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
         clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450),
     ],
 };
