@@ -1,7 +1,6 @@
 //! Scenarios of a group of two replicas under load.
 
 use std::env;
-use std::time::Duration;
 
 use crate::stage::Scenario;
 
@@ -27,12 +26,6 @@ pub(super) const ALL: [Scenario; 13] = [
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
     ("many Services", many::many_services_follow_a_lost_node_and_a_restart),
 ];
-
-/// Duration of outages: `TAILYARD_OUTAGE` in seconds; by default longer than a Lease of the reconciler.
-pub(super) fn outage() -> Duration {
-    let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
-    seconds.map_or(Duration::from_secs(20), Duration::from_secs)
-}
 
 /// Number of Services of the long scenario with many: `TAILYARD_SERVICES`.
 pub(super) fn many_services() -> Option<usize> {

@@ -7,7 +7,7 @@ use super::whole::{self, GRACE};
 use kit::cluster::chart::{CONTROL, NAMESPACE, RECONCILER};
 use kit::cluster::images::TAILYARD;
 use kit::cluster::{Cluster, DEADLINE};
-use kit::guide::{CLUSTER, Guide, HEADSCALE, QUICKSTART, UPGRADE};
+use kit::guide::{Guide, HEADSCALE, QUICKSTART, SERVICES, UPGRADE};
 use kit::wait::eventually;
 
 const CHART: &str = "helm install tailyard charts/tailyard";
@@ -68,7 +68,7 @@ pub(crate) fn follow_the_others(guide: &Guide, cluster: &Cluster) {
     // The reconciler has to remove the finalizers of these, too.
     let wait = "kubectl wait --for=delete --timeout=2m proxygroup/web tailnet/lab\nhelm uninstall";
     guide.run(QUICKSTART, "$ kubectl delete", &[("helm uninstall", wait)]);
-    guide.finish(CLUSTER);
+    guide.finish(SERVICES);
 }
 
 /// Commands that create an API key and store it in a file, and a word that stands for it.

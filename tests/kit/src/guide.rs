@@ -18,7 +18,7 @@ pub const UPGRADE: &str = "docs/upgrade.md";
 pub const MIGRATE: &str = "docs/migrate.md";
 
 /// Tests that run blocks.
-pub const CLUSTER: &str = "cluster::annotated_service_stays_connected_under_faults";
+pub const SERVICES: &str = "services::each_kind_of_service_is_served_and_leaves_nothing";
 pub const CROSSING: &str = "crossing::service_is_used_across_clusters_during_proxy_restarts";
 pub const GROUP: &str = "dropin::group_is_handed_over_and_back";
 pub const SITES: &str = "dropin::ingress_and_standalone_proxies_are_handed_over_and_back";
@@ -41,24 +41,24 @@ pub const BLOCKS: [(&str, &str, Fate); 33] = [
     (README, "$ kubectl annotate", RunBy(&[CROSSING])),
     (README, "$ kubectl apply", RunBy(&[CROSSING])),
     (README, "$ make build", NotRun("it builds and tests the checkout, which the test is part of")),
-    (HEADSCALE, "$ kubectl create namespace", RunBy(&[CLUSTER])),
-    (HEADSCALE, "$ helm install", RunBy(&[CLUSTER])),
-    (HEADSCALE, "apiVersion: v1\nkind: Secret", RunBy(&[CLUSTER])),
-    (HEADSCALE, "$ make build", RunBy(&[CLUSTER])),
-    (HEADSCALE, "apiVersion: tailscale.com/v1alpha1\nkind: ProxyGroup", RunBy(&[CLUSTER])),
+    (HEADSCALE, "$ kubectl create namespace", RunBy(&[SERVICES])),
+    (HEADSCALE, "$ helm install", RunBy(&[SERVICES])),
+    (HEADSCALE, "apiVersion: v1\nkind: Secret", RunBy(&[SERVICES])),
+    (HEADSCALE, "$ make build", RunBy(&[SERVICES])),
+    (HEADSCALE, "apiVersion: tailscale.com/v1alpha1\nkind: ProxyGroup", RunBy(&[SERVICES])),
     (QUICKSTART, "$ make demo", NotRun("the tier demo runs the demo")),
     (QUICKSTART, "$ cat > egress.json", RunBy(&[PLAN])),
     (QUICKSTART, "$ make image", NotRun("a release build; the block of docs/headscale.md builds the same image")),
     (QUICKSTART, "$ make cluster", NotRun("a release build, and the cluster that the test has by itself, with the same commands")),
-    (QUICKSTART, "$ kubectl create namespace", RunBy(&[CLUSTER, CROSSING])),
-    (QUICKSTART, "$ headscale apikeys", RunBy(&[CLUSTER])),
+    (QUICKSTART, "$ kubectl create namespace", RunBy(&[SERVICES, CROSSING])),
+    (QUICKSTART, "$ headscale apikeys", RunBy(&[SERVICES])),
     (QUICKSTART, "$ kubectl create secret generic oauth", RunBy(&[CROSSING])),
-    (QUICKSTART, "$ helm install", RunBy(&[CLUSTER])),
-    (QUICKSTART, "$ kubectl apply", RunBy(&[CLUSTER])),
-    (QUICKSTART, "$ kubectl delete", RunBy(&[CLUSTER])),
+    (QUICKSTART, "$ helm install", RunBy(&[SERVICES])),
+    (QUICKSTART, "$ kubectl apply", RunBy(&[SERVICES])),
+    (QUICKSTART, "$ kubectl delete", RunBy(&[SERVICES])),
     (QUICKSTART, "$ tailyard proxy", NotRun("it needs a tailnet's device wg0; the tier proxy runs replicas with static tailnets")),
-    (UPGRADE, "$ kubectl apply --server-side", RunBy(&[CLUSTER])),
-    (UPGRADE, "$ kubectl set image", RunBy(&[CLUSTER])),
+    (UPGRADE, "$ kubectl apply --server-side", RunBy(&[SERVICES])),
+    (UPGRADE, "$ kubectl set image", RunBy(&[SERVICES])),
     (MIGRATE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ helm install", RunBy(&[GROUP, SITES])),

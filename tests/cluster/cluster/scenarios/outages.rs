@@ -1,8 +1,8 @@
 //! Outages of the reconcilers and of the API server. Forwarding depends on neither.
 
+use std::env;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::outage;
 use crate::stage::{Stage, whole};
 use kit::cluster::chart::{NAMESPACE, RECONCILER};
 use kit::cluster::{DEADLINE, pods};
@@ -83,7 +83,7 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     pods::signal(&uid, Some("tailyard"), Signal::SIGKILL);
     eventually("another tailscaled", DEADLINE, || Some(daemon()).filter(|found| !found.is_empty() && *found != before));
     println!("another tailscaled after {:?}", begin.elapsed());
-    wait_until(Instant::now(), STARTED + outage());
+    wait_until(Instant::now(), STARTED + QUIET);
     cluster.control.start_api(&cluster.pki, &cluster.bin);
     whole::settled(cluster);
     let report = load.end();
@@ -92,6 +92,12 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
     // Half of all connections begun during the outage are routed to this replica: it answers long before the API server is back.
     report.assert_few_failures_after(killed + STARTED, "a container killed without an API server");
     assert_eq!(cluster.tailnet.addresses_of("eg-1"), addresses, "it is the same device");
+}
+
+/// Duration of outages: `TAILYARD_OUTAGE` in seconds; by default longer than a Lease of the reconciler.
+fn outage() -> Duration {
+    let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
+    seconds.map_or(Duration::from_secs(20), Duration::from_secs)
 }
 
 fn wait_until(begin: Instant, length: Duration) {
