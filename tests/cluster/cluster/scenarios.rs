@@ -19,12 +19,13 @@ pub(super) const ALL: [Scenario; 13] = [
     ("a supervisor that crashes", faults::a_supervisor_that_crashes_is_not_noticed),
     ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
     ("no reconciler", outages::targets_move_without_a_reconciler),
-    ("no API server", outages::without_an_api_server_everything_goes_on),
-    ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
     ("many Services", many::many_services_follow_a_lost_node_and_a_restart),
+    // Last: a kube-proxy reads endpoints again up to a minute after an outage, as its watch returns with a backoff.
+    ("no API server", outages::without_an_api_server_everything_goes_on),
+    ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
 ];
 
 /// Number of Services of the long scenario with many: `TAILYARD_SERVICES`.
