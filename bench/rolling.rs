@@ -26,7 +26,7 @@ use group::Group;
 use offer::LoadRoute;
 
 /// All of them in order: the slowest recoveries are last.
-const ALL: [Event; 6] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost, Event::Deaf, Event::Hung];
+const ALL: [Event; 6] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost, Event::CutInward, Event::Hung];
 /// Events of every round, for ratios. The others happen in every second one.
 pub(crate) const ALWAYS: [Event; 2] = [Event::Restart, Event::Killed];
 

@@ -47,7 +47,7 @@ pub(crate) enum Event {
     /// A node with a replica is disconnected.
     Lost,
     /// Packets to that node are lost, those from it arrive.
-    Deaf,
+    CutInward,
     /// All processes of that node stop; its kernel runs.
     Hung,
 }
@@ -60,14 +60,14 @@ impl Event {
             Self::Killed => "replica killed",
             Self::Deleted => "replica's Pod deleted at once",
             Self::Lost => "node lost",
-            Self::Deaf => "node receives nothing",
+            Self::CutInward => "node receives nothing",
             Self::Hung => "node hung",
         }
     }
 
     /// Whether it is a fault of a node.
     pub(crate) fn is_of_a_node(self) -> bool {
-        matches!(self, Self::Lost | Self::Deaf | Self::Hung)
+        matches!(self, Self::Lost | Self::CutInward | Self::Hung)
     }
 
     /// How many connections are begun each second while it happens.
@@ -82,7 +82,7 @@ impl Event {
             Self::Killed => Duration::from_secs(20),
             Self::Deleted => Duration::from_secs(30),
             // Kubernetes considers a node lost after 50 s.
-            Self::Lost | Self::Deaf | Self::Hung => Duration::from_secs(75),
+            Self::Lost | Self::CutInward | Self::Hung => Duration::from_secs(75),
         }
     }
 
@@ -105,13 +105,10 @@ impl Event {
             Self::Killed => kill_container(&pods::uid(cluster, NAMESPACE, &proxies.pod())),
             Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &proxies.pod(), "--grace-period=0", "--force"])),
             Self::Lost => cluster.tailnet.cut(&lost(proxies.stage()).machine),
-            Self::Deaf => cluster.tailnet.cut_inward(&lost(proxies.stage()).machine),
-            Self::Hung => {
-                let _frozen = lost(proxies.stage()).freeze();
-                sleep(self.lasts());
-                return None;
-            }
+            Self::CutInward => cluster.tailnet.cut_inward(&lost(proxies.stage()).machine),
+            Self::Hung => {}
         }
+        let _frozen = (self == Self::Hung).then(|| lost(proxies.stage()).freeze());
         sleep(self.lasts());
         None
     }
@@ -122,7 +119,7 @@ impl Event {
             let (cluster, node) = (&stage.cluster, lost(stage));
             match self {
                 Self::Lost => cluster.tailnet.repair(&node.machine),
-                Self::Deaf => cluster.tailnet.mend_inward(),
+                Self::CutInward => cluster.tailnet.mend_inward(),
                 _ => {}
             }
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);

@@ -9,14 +9,19 @@ mod published;
 mod standalone;
 mod standby;
 
+use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::stage::{NODES, PORT, Scenario, Stage, documents, whole};
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE, turn};
+use kit::machine::Machine;
 use kit::wait::eventually;
+
+/// Response of the scenarios' backends.
+const ANSWER: &str = "hello";
 
 /// All scenarios, in the order of execution.
 const ALL: [Scenario; 5] = [
@@ -81,4 +86,11 @@ fn pod_reaches_a_tailnet_target_through_a_service() {
     let groups = format!("/sys/fs/cgroup/pids/tailyard-{}", std::process::id());
     assert!(!Path::new(&groups).exists(), "{groups} is left");
     assert_eq!(kit::netns::own_links(), before);
+}
+
+/// Whether a backend answers a tailnet client at an address, on a new connection, within the timeout.
+fn answer(guest: &Machine, address: IpAddr, patience: Duration) -> Option<()> {
+    let mut text = String::new();
+    guest.node.connect(SocketAddr::from((address, PORT)), patience).ok()?.read_to_string(&mut text).ok()?;
+    (text.trim() == ANSWER).then_some(())
 }

@@ -1,12 +1,12 @@
 //! Ingress on headscale: a Service of the cluster at an address that a group's replicas advertise as a route. The reconciler approves the
 //! route.
 
-use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage, whole};
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::images::TOOLS;
@@ -16,8 +16,6 @@ use kit::wait::eventually;
 
 /// First address of the group.
 const ADDRESS: [u8; 4] = [10, 9, 0, 1];
-/// Response of the Pod.
-const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -33,9 +31,9 @@ pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
     cluster.rolled_out(NAMESPACE, "statefulset/in");
     cluster.apply(&[backend(&whole::free_node(cluster, "in"))]);
     cluster.wait(&["--for=condition=TailscaleIngressSvcConfigured", "service/orders"]);
-    eventually("an answer by the route", DEADLINE, || answer(&guest));
+    eventually("an answer by the route", DEADLINE, || answer(&guest, ADDRESS.into(), PATIENCE));
     cluster.kubectl(&["delete", "pod/in-0", "-n", NAMESPACE]);
-    eventually("an answer through the other replica", DEADLINE, || answer(&guest));
+    eventually("an answer through the other replica", DEADLINE, || answer(&guest, ADDRESS.into(), PATIENCE));
     cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", "pod/in-0", "pod/in-1"]);
     a_lost_node_loses_its_route(stage, &guest);
     cluster.kubectl(&["delete", "service/orders", "pod/orders", "proxygroup/in", "--timeout=120s"]);
@@ -52,7 +50,7 @@ fn a_lost_node_loses_its_route(stage: &Stage, guest: &Machine) {
     let begin = Instant::now();
     cluster.tailnet.cut(&node.machine);
     eventually("the other replica has the route", DEADLINE, || route_holder(cluster).filter(|holder| *holder != replica));
-    eventually("an answer by the replica that is left", DEADLINE, || answer(guest));
+    eventually("an answer by the replica that is left", DEADLINE, || answer(guest, ADDRESS.into(), PATIENCE));
     println!("the node of {replica} was cut off: answered after {:?}", begin.elapsed());
     cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
@@ -65,12 +63,6 @@ fn route_holder(cluster: &Cluster) -> Option<String> {
     let route = json!(format!("{}/32", Ipv4Addr::from(ADDRESS)));
     let holds = |node: &&Value| node["subnet_routes"].as_array().is_some_and(|routes| routes.contains(&route));
     Some(nodes.as_array()?.iter().find(holds)?["given_name"].as_str()?.to_owned())
-}
-
-fn answer(guest: &Machine) -> Option<()> {
-    let mut text = String::new();
-    guest.node.connect(SocketAddr::from((ADDRESS, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
-    (text.trim() == ANSWER).then_some(())
 }
 
 fn group() -> Value {

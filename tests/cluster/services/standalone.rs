@@ -1,20 +1,17 @@
 //! Services without a group: each has a proxy of its own, on headscale.
 
-use std::io::Read as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage, whole};
 use kit::cluster::DEADLINE;
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::images::TOOLS;
-use kit::machine::Machine;
 use kit::wait::eventually;
 
-/// Response of the Pod.
-const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -31,10 +28,10 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     println!("manifest to ready: {:?}", begin.elapsed());
     let address = cluster.kubectl(&["get", "service/solo", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
     let address: IpAddr = address.parse().expect("an address");
-    eventually("an answer to the tailnet client", DEADLINE, || answer(&guest, address));
+    eventually("an answer to the tailnet client", DEADLINE, || answer(&guest, address, PATIENCE));
     println!("manifest to the first byte: {:?}", begin.elapsed());
     for address in cluster.tailnet.addresses_of("default-bare").into_iter().filter(IpAddr::is_ipv4) {
-        eventually("an answer by the headless Service", DEADLINE, || answer(&guest, address));
+        eventually("an answer by the headless Service", DEADLINE, || answer(&guest, address, PATIENCE));
     }
     eventually("an answer of the target", DEADLINE, || (whole::ask(cluster, "far")? == "spare").then_some(()));
 
@@ -59,12 +56,6 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     }
     let configs = cluster.kubectl(&["get", "secrets", "-n", NAMESPACE, "-l", "tailyard.io/parent-service", "-o", "name"]);
     assert_eq!(configs, "");
-}
-
-fn answer(guest: &Machine, address: IpAddr) -> Option<()> {
-    let mut text = String::new();
-    guest.node.connect(SocketAddr::from((address, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
-    (text.trim() == ANSWER).then_some(())
 }
 
 fn backend() -> Value {

@@ -1,21 +1,18 @@
 //! A standalone proxy with a second Pod that takes over.
 
-use std::io::Read as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage};
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::images::TOOLS;
 use kit::cluster::{Cluster, DEADLINE, pods};
-use kit::machine::Machine;
 use kit::wait::eventually;
 
-/// Response of the backend.
-const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time without a failed attempt after which an outage is over.
@@ -45,10 +42,10 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     cluster.apply(&[backend(&free.name)]);
     let address = cluster.kubectl(&["get", "service/pair", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
     let address: IpAddr = address.parse().expect("an address");
-    eventually("an answer", DEADLINE, || answer(&guest, address));
+    eventually("an answer", DEADLINE, || answer(&guest, address, PATIENCE));
     let outage = |pair: &Pair, what: &str, fault: &dyn Fn()| {
         let uids = [&pair.active, &pair.waiting].map(|pod| pods::uid(cluster, NAMESPACE, pod));
-        outage(&uids, what, fault, || answer(&guest, address).is_some());
+        outage(&uids, what, fault, || answer(&guest, address, PATIENCE).is_some());
     };
 
     outage(&first, "the active Pod is deleted", &|| {
@@ -134,12 +131,6 @@ fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -
         "{what}: tailscaled ended after {ended:?}, another started after {moved:?}, the last failed connection ended after {:?}",
         failed - begin
     );
-}
-
-fn answer(guest: &Machine, address: IpAddr) -> Option<()> {
-    let mut text = String::new();
-    guest.node.connect(SocketAddr::from((address, PORT)), PATIENCE).ok()?.read_to_string(&mut text).ok()?;
-    (text.trim() == ANSWER).then_some(())
 }
 
 fn backend(node: &str) -> Value {
