@@ -1,6 +1,5 @@
 //! Site that moves from our image to the Tailscale operator's proxy and back, under our reconciler.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::ingress::stage::{ANSWER, GROUP, Stage};
@@ -14,7 +13,7 @@ use kit::wait::eventually;
 /// serves the certificates of the other, and the change orders none.
 pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
     assert_eq!(stage.pebble.issued(), 1, "by our image");
-    stage.cluster.load(&stock(stage));
+    stage.cluster.load(&images::stock(&servers(&["containerboot"])));
     serve_by(stage, STOCK);
     stage.user.wait_for_answer("https", "web", ANSWER);
     assert_eq!(stage.pebble.issued(), 1, "the other image serves what ours ordered");
@@ -30,11 +29,6 @@ pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
         stage.user.wait_for_answer("https", site, ANSWER);
     }
     assert_eq!((stage.pebble.issued(), certificates(stage)), (2, ordered), "our image serves what the other ordered");
-}
-
-/// File of the other image.
-fn stock(stage: &Stage) -> PathBuf {
-    images::stock(stage.cluster.tailnet.dir(), &servers(&["containerboot"]))
 }
 
 /// Switches the group to this image and waits until no replica of another image serves. The stock image's slow exit is not under test, but

@@ -112,7 +112,7 @@ impl Cluster {
         let machine = tailnet.boot(Boot { name: &name, host, init: INIT, cgroups: Vec::new() });
         machine.node.ip(&format!("addr add fd00:99::{host:x}/64 dev eth0 nodad\n"));
         let pki = Pki::new(machine.own_dir());
-        let images = images::common(&machine.own_dir(), &bin);
+        let images = images::common(&bin);
         let control = ControlPlane::start(machine, &pki, &bin);
         let mut cluster = Self { nodes: Vec::new(), control, bin, pki, tailnet };
         for index in nodes {
@@ -151,7 +151,7 @@ impl Cluster {
 
     /// Imports the image of a tailyard binary on every node, under the name [`TAILYARD`].
     pub fn load_tailyard(&self, binary: &Path) {
-        self.load(&images::tailyard(self.tailnet.dir(), &self.bin, binary));
+        self.load(&images::tailyard(&self.bin, binary));
     }
 
     /// Imports an image on every node.

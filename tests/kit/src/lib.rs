@@ -33,6 +33,7 @@ pub mod hosted;
 pub mod l7;
 pub mod logs;
 pub mod machine;
+pub mod made_once;
 pub mod member;
 pub mod netns;
 pub mod operators;

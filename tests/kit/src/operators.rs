@@ -41,9 +41,8 @@ impl Stage {
     pub fn set() -> Self {
         let bin = servers(&["containerboot", "k8s-operator"]);
         let cluster = Cluster::start_with(NODES, Control::Hosted);
-        let dir = cluster.tailnet.dir();
         cluster.load_tailyard(Path::new(crate::tailyard()));
-        for image in [images::stock(dir, &bin), images::operator(dir, &bin)] {
+        for image in [images::stock(&bin), images::operator(&bin)] {
             cluster.load(&image);
         }
         let (machine, tailscaled) = cluster.tailnet.node("db");

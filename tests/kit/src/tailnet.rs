@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tailyard::model::base::net::Family;
 
 use crate::hosted::CLIENT;
 use crate::logs::print_ends;
 use crate::machine::{Boot, DEADLINE, Machine, Process};
+use crate::made_once::made_once;
 use crate::netns::Node;
 use crate::servers::servers;
 use crate::wait::{eventually, report_boot};
@@ -337,19 +338,40 @@ pub fn conf_with(name: &str, key: &str, routes: bool) -> String {
     )
 }
 
-/// A certificate authority, and a certificate of it for the control server.
+/// The directory of the authority of all tailnets, `ca.key` and `ca.crt`: a new one each day, as images that trust it are made once.
+pub fn authority() -> PathBuf {
+    let day = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() / 86400;
+    made_once("authority", &day, |dir| {
+        openssl(
+            dir,
+            "openssl ecparam -name prime256v1 -genkey -noout -out ca.key
+            openssl req -x509 -new -key ca.key -subj /CN=lab-ca -days 2 -out ca.crt \
+                -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
+        );
+    })
+}
+
+/// Copies of the authority's files, and a certificate of it for the control server.
 fn certificates(dir: &Path, control: IpAddr) {
+    let authority = authority();
+    for file in ["ca.key", "ca.crt"] {
+        fs::copy(authority.join(file), dir.join(file)).expect("copied");
+    }
     let extensions = format!(
         "basicConstraints=CA:FALSE\nkeyUsage=digitalSignature,keyEncipherment\nextendedKeyUsage=serverAuth\nsubjectAltName=DNS:hs.lab,IP:{control}\n"
     );
     fs::write(dir.join("hs.ext"), extensions).expect("written");
-    let script = "set -e; cd \"$1\"
-        for name in ca hs; do openssl ecparam -name prime256v1 -genkey -noout -out $name.key; done
-        openssl req -x509 -new -key ca.key -subj /CN=lab-ca -days 2 -out ca.crt \
-            -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign
+    openssl(
+        dir,
+        "openssl ecparam -name prime256v1 -genkey -noout -out hs.key
         openssl req -new -key hs.key -subj /CN=hs.lab -out hs.csr
-        openssl x509 -req -in hs.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile hs.ext -out hs.crt";
-    let output = Command::new("sh").args(["-c", script, "certificates"]).arg(dir).output().expect("sh");
+        openssl x509 -req -in hs.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile hs.ext -out hs.crt",
+    );
+}
+
+/// Runs lines of a shell in a directory.
+fn openssl(dir: &Path, lines: &str) {
+    let output = Command::new("sh").args(["-e", "-c", lines]).current_dir(dir).output().expect("sh");
     assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
 }
 

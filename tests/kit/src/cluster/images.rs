@@ -1,9 +1,14 @@
-//! The images of a cluster, built from programs of this machine by `config/image/build`: nothing is pulled from anywhere.
+//! The images of a cluster, built from programs of this machine by `config/image/build`, each once: nothing is pulled from
+//! anywhere.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::text;
+use crate::made_once::{made_once, stamp};
+use crate::tailnet::authority;
 
 /// Image of test Pods: a shell with its tools, a server for clients, and the pause container of the Pods.
 pub const TOOLS: &str = "localhost/tools:1";
@@ -23,67 +28,78 @@ const APPLETS: [&str; 26] = [
     "ps", "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
 ];
 
-/// Builds the images that every node has; returns their files.
-pub fn common(dir: &Path, servers: &Path) -> Vec<PathBuf> {
-    let (tools, coredns) = (dir.join("tools.tar"), dir.join("coredns.tar"));
-    let mut command = plain(TOOLS, &tools);
-    command.args(["--program", "/usr/bin/busybox", "--program", "/usr/bin/curl"]);
-    command.args(["--program", &format!("{}=/usr/bin/greeter", text(&crate::program("greeter")))]);
+/// Images that every node has.
+pub fn common(servers: &Path) -> [PathBuf; 2] {
+    let mut tools = plain(TOOLS);
+    tools.args(["--program", "/usr/bin/busybox", "--program", "/usr/bin/curl"]);
+    tools.args(["--program", &format!("{}=/usr/bin/greeter", text(&crate::program("greeter")))]);
     for applet in APPLETS {
-        command.args(["--link", &format!("/usr/bin/{applet}=busybox")]);
+        tools.args(["--link", &format!("/usr/bin/{applet}=busybox")]);
     }
-    build(command.args(["--cmd", "/usr/bin/busybox", "--cmd", "sleep", "--cmd", "2147483647"]));
-    let mut command = plain(COREDNS, &coredns);
-    build(command.args(["--program", &format!("{}=/coredns", text(&servers.join("coredns"))), "--cmd", "/coredns"]));
-    vec![tools, coredns]
+    tools.args(["--cmd", "/usr/bin/busybox", "--cmd", "sleep", "--cmd", "2147483647"]);
+    let mut coredns = plain(COREDNS);
+    coredns.args(["--program", &format!("{}=/coredns", text(&servers.join("coredns"))), "--cmd", "/coredns"]);
+    [archive("tools", tools), archive("coredns", coredns)]
 }
 
-/// Builds the image of a stripped tailyard binary that trusts the CA of the tailnet's control server; returns its archive.
-pub fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
-    let (stripped, out) = (dir.join("tailyard"), dir.join("tailyard.tar"));
-    let status = Command::new("strip").arg("-o").arg(&stripped).arg(binary).status().expect("strip, which is beside the linker");
-    assert!(status.success(), "strip {}", binary.display());
+/// The image of a stripped tailyard binary that trusts the CA of the tailnet's control server.
+pub fn tailyard(servers: &Path, binary: &Path) -> PathBuf {
+    let stripped = made_once("stripped", &(binary, stamp(binary)), |dir| {
+        let status =
+            Command::new("strip").arg("-o").arg(dir.join("tailyard")).arg(binary).status().expect("strip, which is beside the linker");
+        assert!(status.success(), "strip {}", binary.display());
+    });
     let mut command = program();
-    command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers), "--binary", &text(&stripped)]);
-    command.args(["--authority", &text(&dir.join("ca.crt"))]);
-    build(command.args(["--out", &text(&out)]));
-    out
+    command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers)]);
+    command.args(["--binary", &text(&stripped.join("tailyard"))]);
+    archive("tailyard", trusting(command))
 }
 
-/// Builds the image of the Tailscale operator's proxy from its programs, with the same CA; returns its archive.
-pub fn stock(dir: &Path, servers: &Path) -> PathBuf {
-    let out = dir.join("stock.tar");
-    let mut command = plain(STOCK, &out);
+/// The image of the Tailscale operator's proxy from its programs, with the same CA.
+pub fn stock(servers: &Path) -> PathBuf {
+    let mut command = plain(STOCK);
     for name in ["containerboot", "tailscaled", "tailscale"] {
         command.args(["--program", &format!("{}=/usr/local/bin/{name}", text(&servers.join(name)))]);
     }
     command.args(["--program", "/usr/bin/busybox", "--link", "/usr/bin/sh=busybox", "--link", "/usr/bin/sysctl=busybox", "--firewall"]);
-    command.args(["--authority", &text(&dir.join("ca.crt"))]);
-    build(command.args(["--cmd", "/usr/local/bin/containerboot"]));
-    out
+    command.args(["--cmd", "/usr/local/bin/containerboot"]);
+    archive("stock", trusting(command))
 }
 
-/// Builds the image of the Tailscale operator, with the same CA; returns its archive.
-pub fn operator(dir: &Path, servers: &Path) -> PathBuf {
-    let out = dir.join("operator.tar");
-    let mut command = plain(OPERATOR, &out);
+/// The image of the Tailscale operator, with the same CA.
+pub fn operator(servers: &Path) -> PathBuf {
+    let mut command = plain(OPERATOR);
     command.args(["--program", &format!("{}=/usr/local/bin/operator", text(&servers.join("k8s-operator")))]);
-    command.args(["--authority", &text(&dir.join("ca.crt"))]);
-    build(command.args(["--cmd", "/usr/local/bin/operator"]));
-    out
+    command.args(["--cmd", "/usr/local/bin/operator"]);
+    archive("operator", trusting(command))
 }
 
 fn program() -> Command {
     Command::new(crate::root().join("config/image/build"))
 }
 
-fn plain(name: &str, out: &Path) -> Command {
+fn plain(name: &str) -> Command {
     let mut command = program();
-    command.args(["plain", "--plain-layers", "--name", name, "--out", &text(out)]);
+    command.args(["plain", "--plain-layers", "--name", name]);
     command
 }
 
-fn build(command: &mut Command) {
-    let output = command.output().expect("config/image/build, and python3");
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+fn trusting(mut command: Command) -> Command {
+    command.args(["--authority", &text(&authority().join("ca.crt"))]);
+    command
+}
+
+/// Runs the command, unless it ran with the same files; returns the image's archive.
+fn archive(name: &str, mut command: Command) -> PathBuf {
+    let args: Vec<String> = command.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let sources = fs::read_dir(crate::root().join("config/image")).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let named = args.iter().map(|arg| PathBuf::from(arg.split('=').next().unwrap_or(arg)));
+    // The image has libraries of this machine's packages.
+    let files: BTreeMap<PathBuf, _> =
+        named.chain(sources).chain(["/var/lib/dpkg/status".into()]).map(|path| (path.clone(), stamp(&path))).collect();
+    let dir = made_once(name, &(&args, files), |dir| {
+        let output = command.arg("--out").arg(dir.join("image.tar")).output().expect("config/image/build, and python3");
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    });
+    dir.join("image.tar")
 }

@@ -102,7 +102,7 @@ type Secrets = [Option<Arc<Value>>; 2];
 #[derive(Debug, Default)]
 struct Read {
     replicas: HashMap<[usize; 2], (ObservedReplica, Secrets)>,
-    configs: HashMap<usize, (IngressConfigMap, Arc<Value>)>,
+    configs: HashMap<usize, (Rc<IngressConfigMap>, Arc<Value>)>,
 }
 
 pub(super) fn settings() -> GroupSettings {

@@ -125,11 +125,15 @@ impl World {
     }
 
     pub(in super::super) fn config(&self, group: &str) -> IngressConfigMap {
+        Rc::unwrap_or_clone(self.parsed_config(group))
+    }
+
+    fn parsed_config(&self, group: &str) -> Rc<IngressConfigMap> {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
-        let Some(stored) = self.objects.get(&object) else { return IngressConfigMap::default() };
+        let Some(stored) = self.objects.get(&object) else { return Rc::default() };
         let mut read = self.read.borrow_mut();
         let read = read.configs.entry(Arc::as_ptr(stored).addr());
-        read.or_insert_with(|| (IngressConfigMap::read(stored), Arc::clone(stored))).0.clone()
+        Rc::clone(&read.or_insert_with(|| (Rc::new(IngressConfigMap::read(stored)), Arc::clone(stored))).0)
     }
 
     /// Group, label and creation time of a request; `None` if the object is missing or being deleted.
@@ -161,7 +165,7 @@ impl World {
     /// Groups whose config has an object.
     fn recorded(&self, claimant: &Publisher) -> BTreeSet<String> {
         let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
-        self.groups.keys().filter(|group| self.config(group).origins.values().any(|stored| *stored == origin)).cloned().collect()
+        self.groups.keys().filter(|group| self.parsed_config(group).origins.values().any(|stored| *stored == origin)).cloned().collect()
     }
 
     /// Groups that an object affects; the empty name for one that must be released.
@@ -195,11 +199,8 @@ impl World {
         let named_services: BTreeSet<_> = ingresses.iter().flat_map(named).collect();
         let backends = named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(self.services.get(&key)?.clone()))));
         let shown: BTreeSet<&str> = ingresses.values().flat_map(|stored| certificates(stored)).collect();
-        let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
-        let labels: BTreeSet<String> = labels.collect();
-        let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
-        let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
-        for (name, conflict) in self.proxies(group) {
+        let mut rivals = BTreeMap::<_, Vec<_>>::new();
+        for (name, conflict) in self.rivals(group).into_iter().chain(self.proxies(group)) {
             rivals.entry(name).or_default().push(conflict);
         }
         let certificates = self.own_certificates.iter().filter(|(name, _)| shown.contains(name.as_str()));
@@ -217,9 +218,9 @@ impl World {
 
     /// Proxies that objects of a group have or get, by names that they request from the group or have there.
     fn proxies(&self, group: &str) -> Vec<(String, NameConflict)> {
-        let config = self.config(group);
+        let config = self.parsed_config(group);
         let mut proxies = Vec::new();
-        for claimant in self.claimants() {
+        for claimant in self.claimants().into_iter().filter(|claimant| self.assignment.standalone.has(&claimant.namespace)) {
             let key = standalone::key(&claimant);
             let Some(parent) = self.parent(&key).filter(|parent| key != group && parent.metadata().deletion_timestamp.is_none()) else {
                 continue;
@@ -243,13 +244,16 @@ impl World {
         proxies
     }
 
-    fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
+    /// Requests from other groups, by name.
+    fn rivals(&self, group: &str) -> Vec<(String, NameConflict)> {
         let rival = |claimant: Publisher| {
-            let (other, wanted, created) = self.asks(&claimant)?;
-            let ours = other == group || wanted != label || created == i64::MIN || !self.groups.contains_key(&other);
-            let name = service_name(label);
-            let serving = !ours && self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
-            (!ours).then_some(NameConflict { claimant, group: other, created, serving, is_device: false })
+            let (other, label, created) = self.asks(&claimant)?;
+            if other == group || created == i64::MIN || !self.groups.contains_key(&other) {
+                return None;
+            }
+            let name = service_name(&label);
+            let serving = self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
+            Some((name, NameConflict { claimant, group: other, created, serving, is_device: false }))
         };
         self.claimants().into_iter().filter_map(rival).collect()
     }
@@ -268,7 +272,7 @@ impl World {
 
     /// An awake replica fills the certificates of its group's names and advertises the configured names that it serves.
     pub(super) fn serve(&mut self, group: &str, replica: &ReplicaConfig) -> Vec<(&'static str, String)> {
-        let config = self.config(group);
+        let config = self.parsed_config(group);
         for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
             let object = ObjectRef::new(Kind::Secret, NS, host.clone());
             if let Some(stored) = self.objects.get(&object).filter(|_| how.issue && !self.hosted.no_https) {
@@ -280,7 +284,8 @@ impl World {
         let config_names = config.names();
         let services: Vec<_> = replica.advertises().filter(|name| config_names.contains(*name)).collect();
         let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": replica.routes().collect::<Vec<_>>()});
-        let status = crate::api::ingress::IngressStatus { configs: config.mappings, ..crate::api::ingress::IngressStatus::default() };
+        let status =
+            crate::api::ingress::IngressStatus { configs: config.mappings.clone(), ..crate::api::ingress::IngressStatus::default() };
         vec![
             ("_current-profile", "profile-1".to_owned()),
             ("profile-1", profile.to_string()),
@@ -295,7 +300,7 @@ impl World {
     /// there.
     pub(super) fn check_published(&self) {
         for group in self.groups.keys() {
-            let config = self.config(group);
+            let config = self.parsed_config(group);
             for (ordinal, replica) in self.observed_replicas(group) {
                 let advertised: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
                 let exist = advertised.iter().all(|name| config.origins.contains_key(*name));
