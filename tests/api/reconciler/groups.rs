@@ -55,7 +55,7 @@ fn group_is_created_repaired_and_then_idle() {
             stage.poke().await;
             running.looks()
         };
-        eventually_async("a thousand looks", DEADLINE, looks, |looks| *looks >= begin + 1000).await;
+        eventually_async("500 reconciliations", DEADLINE, looks, |looks| *looks >= begin + 500).await;
         assert_eq!(stage.cluster.writes(), writes, "nothing changed, so nothing is written");
         delete_objects(&stage, "g").await;
         drift(&stage).await;

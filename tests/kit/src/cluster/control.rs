@@ -102,14 +102,12 @@ pub fn url(address: IpAddr) -> String {
 fn authorities(pki: &Pki, address: IpAddr) {
     fs::write(pki.path(AUDIT), audit::policy()).expect("written");
     pki.authority("ca");
-    pki.authority("front");
     pki.token_key("tokens");
     let mut names: Vec<_> =
         ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"].map(dns_name).into();
     names.extend([ip_name(address), format!("IP:{API}"), "IP:127.0.0.1".to_owned()]);
     pki.leaf(&Leaf { file: "apiserver", authority: "ca", subject: "/CN=kube-apiserver", names: &names });
     pki.leaf(&Leaf { file: "kubelet-client", authority: "ca", subject: "/O=system:masters/CN=kubelet-client", names: &[] });
-    pki.leaf(&Leaf { file: "front-client", authority: "front", subject: "/CN=front-client", names: &[] });
 }
 
 fn etcd_flags() -> Vec<String> {
@@ -137,9 +135,6 @@ fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
         file("service-account-signing-key-file", "tokens.key"),
         file("audit-policy-file", AUDIT),
         format!("--audit-log-path={}", audit::LOG),
-        file("requestheader-client-ca-file", "front.crt"),
-        file("proxy-client-cert-file", "front-client.crt"),
-        file("proxy-client-key-file", "front-client.key"),
         format!("--advertise-address={address}"),
         format!("--service-cluster-ip-range={SERVICES}"),
     ];
@@ -152,10 +147,6 @@ fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
-        "--requestheader-allowed-names=front-client",
-        "--requestheader-username-headers=X-Remote-User",
-        "--requestheader-group-headers=X-Remote-Group",
-        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
     ];
     flags.extend(fixed.map(str::to_owned));
     flags
@@ -174,14 +165,12 @@ fn manager_flags(pki: &Pki) -> Vec<String> {
         flag("kubeconfig", &pki.path("kube-controller-manager.kubeconfig")),
         flag("root-ca-file", &pki.path("ca.crt")),
         flag("service-account-private-key-file", &pki.path("tokens.key")),
-        flag("cluster-signing-cert-file", &pki.path("ca.crt")),
-        flag("cluster-signing-key-file", &pki.path("ca.key")),
         format!("--service-cluster-ip-range={SERVICES}"),
         format!("--cluster-cidr={}", PODS),
         "--allocate-node-cidrs=false".to_owned(),
         "--leader-elect=false".to_owned(),
         "--use-service-account-credentials".to_owned(),
-        "--bind-address=127.0.0.1".to_owned(),
+        "--secure-port=0".to_owned(),
         "--node-monitor-period=2s".to_owned(),
     ]
 }
