@@ -95,7 +95,7 @@ impl Stage {
             if let Err(fault) = played {
                 // The error is printed at both ends of the long log.
                 let fault = format!("{name}: {}", said(fault.as_ref()));
-                println!("{fault}\n{}", whole::logs(&self.cluster));
+                println!("{fault}");
                 panic!("{fault}");
             }
             println!("--- {name}: {:?}", begin.elapsed());

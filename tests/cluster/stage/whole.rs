@@ -107,17 +107,6 @@ pub(crate) fn free_node(cluster: &Cluster, group: &str) -> String {
     cluster.nodes.iter().map(|node| node.name.clone()).find(|name| !taken.contains(&&name[..])).expect("a node without a replica")
 }
 
-/// Recent logs of the replicas and reconcilers, without those of tailscaled.
-pub(crate) fn logs(cluster: &Cluster) -> String {
-    let of = |selector: &str| {
-        let output = cluster.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "--tail=300", "--prefix"]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let ours: Vec<&str> = text.lines().filter(|line| !line.contains("tailscaled: ")).collect();
-        ours[ours.len().saturating_sub(40)..].join("\n")
-    };
-    [of("tailscale.com/parent-resource=eg"), of("app.kubernetes.io/name=tailyard")].join("\n")
-}
-
 /// Tailnet addresses of a replica.
 pub(crate) fn addresses(cluster: &Cluster, replica: &str) -> Vec<String> {
     cluster.tailnet.addresses_of(replica).iter().map(ToString::to_string).collect()

@@ -29,6 +29,7 @@ pub mod pki;
 pub mod pods;
 pub mod site;
 
+use chart::NAMESPACE;
 use control::ControlPlane;
 use node::{Node, sweep};
 use pki::Pki;
@@ -63,6 +64,9 @@ pub const PROGRAMS: [&str; 19] = [
     "tailscaled",
     "tailscale",
 ];
+
+/// Printed lines of each log.
+const LOG_LINES: usize = 60;
 
 /// Two clusters at once would be too much for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -202,18 +206,18 @@ impl Cluster {
         printed("kubectl apply", &child.wait_with_output().expect("a child"));
     }
 
-    /// Waits by `kubectl wait` until a condition holds; panics with the cluster's state.
+    /// Waits by `kubectl wait` until a condition holds; else panics.
     pub fn wait(&self, args: &[&str]) {
         let timeout = format!("--timeout={}s", DEADLINE.as_secs());
         let output = self.try_kubectl(&[&["wait", &timeout], args].concat());
-        assert!(output.status.success(), "kubectl wait {args:?}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
+        assert!(output.status.success(), "kubectl wait {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Waits until all Pods of a workload are new and ready; panics with the cluster's state.
+    /// Waits until all Pods of a workload are new and ready; else panics.
     pub fn rolled_out(&self, namespace: &str, workload: &str) {
         let deadline = format!("--timeout={}s", DEADLINE.as_secs());
         let output = self.try_kubectl(&["rollout", "status", "-n", namespace, workload, &deadline]);
-        assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
+        assert!(output.status.success(), "{workload}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Waits until kubectl finds an object.
@@ -243,6 +247,25 @@ impl Cluster {
             show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]),
         ]
         .concat()
+    }
+}
+
+/// Prints what a failed test left: objects, Events, and logs of our Pods.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        println!("{}", self.describe());
+        let pods = self.try_kubectl(&["get", "pods", "-n", NAMESPACE, "-o", "name"]).stdout;
+        for pod in String::from_utf8_lossy(&pods).lines() {
+            for run in ["--previous=true", "--previous=false"] {
+                let output = self.try_kubectl(&["logs", "-n", NAMESPACE, pod, "--all-containers", "--tail=300", run]).stdout;
+                let text = String::from_utf8_lossy(&output);
+                let ours: Vec<&str> = text.lines().filter(|line| !line.contains("tailscaled: ")).collect();
+                println!("--- {pod} {run}\n{}", ours[ours.len().saturating_sub(LOG_LINES)..].join("\n"));
+            }
+        }
     }
 }
 

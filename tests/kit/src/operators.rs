@@ -241,22 +241,16 @@ impl Stage {
     }
 }
 
-/// Prints the state of the cluster if the test fails.
+/// Prints the group's objects if the test fails.
 impl Drop for Stage {
     fn drop(&mut self) {
         if !thread::panicking() {
             return;
         }
-        let logs = |of: &'static str| ["logs", "-n", NAMESPACE, "--tail=250", "--prefix", "--all-containers", "-l", of];
-        let shown: [&[&str]; 8] = [
+        let shown: [&[&str]; 3] = [
             &["get", "proxygroup/eg", "service/db", "-o", "yaml"],
             &["get", "pods,configmaps,statefulsets", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"],
             &["get", "secrets", "-n", NAMESPACE, "-o", "yaml", "-l", "tailscale.com/secret-type=state"],
-            &logs("tailscale.com/parent-resource=eg"),
-            &["logs", "-n", NAMESPACE, "--previous", "--tail=40", "eg-0"],
-            &["logs", "-n", NAMESPACE, "--previous", "--tail=40", "eg-1"],
-            &logs("app=operator"),
-            &logs("app.kubernetes.io/name=tailyard"),
         ];
         for args in shown {
             let output = self.cluster.try_kubectl(args);
