@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A directory that nobody has used for this long is removed: no test waits so long between making it and reading it.
+/// A directory that no test has used for this long is removed: no test waits so long between making it and reading it.
 const UNUSED: Duration = Duration::from_hours(1);
 
 /// A directory of the build, filled by the function unless one of this name was filled from equal inputs. Other callers wait meanwhile,
