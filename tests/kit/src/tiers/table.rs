@@ -24,8 +24,8 @@ pub struct Tier {
     pub modules: &'static [&'static str],
     /// Tests at once.
     pub threads: u32,
-    /// Slots of the budget: one for a tier that mostly waits, two for one that computes, three for one that measures time on a cluster
-    /// under load.
+    /// Slots of the budget: one for a tier that mostly waits, two for one that computes or counts lost connections on clusters, three for
+    /// one that measures time on a cluster under load.
     pub slots: u32,
     /// Tiers that name the same resource never run at the same time.
     pub resource: Option<&'static str>,
@@ -135,7 +135,7 @@ pub static TAILYARD: Table = Table {
         Tier { slots: 3, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 460) },
         clusters(&["services"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 350),
         clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 210),
-        clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
+        Tier { slots: 2, ..clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
         clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450),
     ],
 };
