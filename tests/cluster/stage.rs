@@ -93,10 +93,7 @@ impl Stage {
                 scenario(self);
             }));
             if let Err(fault) = played {
-                // The error is printed at both ends of the long log.
-                let fault = format!("{name}: {}", said(fault.as_ref()));
-                println!("{fault}");
-                panic!("{fault}");
+                panic!("{name}: {}", said(fault.as_ref()));
             }
             println!("--- {name}: {:?}", begin.elapsed());
         }

@@ -231,22 +231,11 @@ impl Cluster {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// State of the cluster, for the message of a failure.
-    pub fn describe(&self) -> String {
-        let show = |args: &[&str]| {
-            let output = self.try_kubectl(args);
-            format!(
-                "--- kubectl {}\n{}{}",
-                args.join(" "),
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            )
-        };
-        [
-            show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]),
-            show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]),
-        ]
-        .concat()
+    /// Prints the output of a kubectl command, for a failed test.
+    pub fn show(&self, args: &[&str]) {
+        let output = self.try_kubectl(args);
+        let [stdout, stderr] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        println!("--- kubectl {}\n{stdout}{stderr}", args.join(" "));
     }
 }
 
@@ -256,7 +245,8 @@ impl Drop for Cluster {
         if !thread::panicking() {
             return;
         }
-        println!("{}", self.describe());
+        self.show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]);
+        self.show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
         let pods = self.try_kubectl(&["get", "pods", "-n", NAMESPACE, "-o", "name"]).stdout;
         for pod in String::from_utf8_lossy(&pods).lines() {
             for run in ["--previous=true", "--previous=false"] {

@@ -253,8 +253,7 @@ impl Drop for Stage {
             &["get", "secrets", "-n", NAMESPACE, "-o", "yaml", "-l", "tailscale.com/secret-type=state"],
         ];
         for args in shown {
-            let output = self.cluster.try_kubectl(args);
-            eprintln!("--- kubectl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
+            self.cluster.show(args);
         }
     }
 }

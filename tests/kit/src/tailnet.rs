@@ -11,6 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tailyard::model::base::net::Family;
 
+use crate::cluster::pki::{Leaf, Pki, dns_name, ip_name};
 use crate::hosted::CLIENT;
 use crate::logs::print_ends;
 use crate::machine::{Boot, DEADLINE, Machine, Process};
@@ -341,14 +342,7 @@ pub fn conf_with(name: &str, key: &str, routes: bool) -> String {
 /// The directory of the authority of all tailnets, `ca.key` and `ca.crt`: a new one each day, as images that trust it are made once.
 pub fn authority() -> PathBuf {
     let day = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() / 86400;
-    made_once("authority", &day, |dir| {
-        openssl(
-            dir,
-            "openssl ecparam -name prime256v1 -genkey -noout -out ca.key
-            openssl req -x509 -new -key ca.key -subj /CN=lab-ca -days 2 -out ca.crt \
-                -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
-        );
-    })
+    made_once("authority", &day, |dir| Pki::new(dir.to_owned()).authority("ca"))
 }
 
 /// Copies of the authority's files, and a certificate of it for the control server.
@@ -357,22 +351,8 @@ fn certificates(dir: &Path, control: IpAddr) {
     for file in ["ca.key", "ca.crt"] {
         fs::copy(authority.join(file), dir.join(file)).expect("copied");
     }
-    let extensions = format!(
-        "basicConstraints=CA:FALSE\nkeyUsage=digitalSignature,keyEncipherment\nextendedKeyUsage=serverAuth\nsubjectAltName=DNS:hs.lab,IP:{control}\n"
-    );
-    fs::write(dir.join("hs.ext"), extensions).expect("written");
-    openssl(
-        dir,
-        "openssl ecparam -name prime256v1 -genkey -noout -out hs.key
-        openssl req -new -key hs.key -subj /CN=hs.lab -out hs.csr
-        openssl x509 -req -in hs.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile hs.ext -out hs.crt",
-    );
-}
-
-/// Runs lines of a shell in a directory.
-fn openssl(dir: &Path, lines: &str) {
-    let output = Command::new("sh").args(["-e", "-c", lines]).current_dir(dir).output().expect("sh");
-    assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+    let names = [dns_name("hs.lab"), ip_name(control)];
+    Pki::new(dir.to_owned()).leaf(&Leaf { file: "hs", authority: "ca", subject: "/CN=hs.lab", names: &names });
 }
 
 /// headscale's config: names under `tail.lab`, its own DERP server, nothing public.
