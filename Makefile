@@ -62,7 +62,7 @@ bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all 
 
 soak: setup ## Run a group under load with fault injection: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE sets the load
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
-		cargo test --locked --profile bench --test api soak::nothing_is_lost -- --nocapture
+		cargo test --locked --profile bench --test api soak::soak_loses -- --nocapture
 
 style: ## Check format and clippy of the whole workspace
 	cargo fmt --all --check

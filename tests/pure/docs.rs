@@ -153,15 +153,35 @@ fn field_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     (!value.is_empty()).then_some(value)
 }
 
+/// Tests in a folder of the tree, as cargo names them.
+fn tests_of(folder: &str) -> BTreeSet<String> {
+    let mut tests = BTreeSet::new();
+    add_tests(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), "", &mut tests);
+    tests
+}
+
 /// All tests of the library and of the test programs.
 fn all_tests() -> BTreeSet<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut tests = BTreeSet::new();
-    add_tests(&root.join("src"), "", &mut tests);
-    for program in ["pure", "machine", "api", "cluster", "package"] {
-        add_tests(&root.join("tests").join(program), "", &mut tests);
+    ["src", "tests/pure", "tests/machine", "tests/api", "tests/cluster", "tests/package"].into_iter().flat_map(tests_of).collect()
+}
+
+/// Program and filter of each `--test PROGRAM … FILTER` in a text; options between them are skipped.
+fn test_filters(text: &str) -> Vec<(&str, &str)> {
+    let commands = text.lines().flat_map(|line| line.split("--test ").skip(1)).filter_map(|rest| rest.split(['`', '#', ')']).next());
+    let words = commands.map(|command| command.split_whitespace().filter(|word| !word.starts_with('-')));
+    words.filter_map(|mut words| Some((words.next()?, words.next()?))).collect()
+}
+
+#[test]
+fn each_test_filter_selects_a_test() {
+    let files = documents().into_iter().chain([PathBuf::from("Makefile")]);
+    let commands = files.map(|file| (read(&file.to_string_lossy()), file)).collect::<Vec<_>>();
+    let filters: Vec<_> = commands.iter().flat_map(|(text, file)| test_filters(text).into_iter().map(move |of| (file, of))).collect();
+    assert!(filters.iter().any(|(file, (program, _))| file.ends_with("Makefile") && *program == "api"), "{filters:?}");
+    for (file, (program, filter)) in filters {
+        let selects = tests_of(&format!("tests/{program}")).iter().any(|test| test.contains(filter));
+        assert!(selects, "{}: --test {program} {filter} runs no test", file.display());
     }
-    tests
 }
 
 #[test]

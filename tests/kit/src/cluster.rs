@@ -239,14 +239,12 @@ impl Cluster {
     }
 }
 
-/// Prints what a failed test left: objects, Events, and logs of our Pods.
+/// Prints what a failed test left: logs of our Pods first, then Events and objects, which are long.
 impl Drop for Cluster {
     fn drop(&mut self) {
         if !thread::panicking() {
             return;
         }
-        self.show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]);
-        self.show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
         let pods = self.try_kubectl(&["get", "pods", "-n", NAMESPACE, "-o", "name"]).stdout;
         for pod in String::from_utf8_lossy(&pods).lines() {
             for run in ["--previous=true", "--previous=false"] {
@@ -256,6 +254,9 @@ impl Drop for Cluster {
                 println!("--- {pod} {run}\n{}", ours[ours.len().saturating_sub(LOG_LINES)..].join("\n"));
             }
         }
+        self.show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]);
+        self.show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
+        self.show(&["get", "proxygroups,secrets,configmaps", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"]);
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::thread;
 
 use serde_json::json;
 
@@ -238,23 +237,6 @@ impl Stage {
             sources.extend(owner);
             (sources.len() == 2).then_some(())
         });
-    }
-}
-
-/// Prints the group's objects if the test fails.
-impl Drop for Stage {
-    fn drop(&mut self) {
-        if !thread::panicking() {
-            return;
-        }
-        let shown: [&[&str]; 3] = [
-            &["get", "proxygroup/eg", "service/db", "-o", "yaml"],
-            &["get", "pods,configmaps,statefulsets", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"],
-            &["get", "secrets", "-n", NAMESPACE, "-o", "yaml", "-l", "tailscale.com/secret-type=state"],
-        ];
-        for args in shown {
-            self.cluster.show(args);
-        }
     }
 }
 
