@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage, whole};
 use kit::cluster::chart::NAMESPACE;
-use kit::cluster::images::TOOLS;
 use kit::cluster::{Cluster, DEADLINE, pods};
 use kit::machine::Machine;
 use kit::wait::eventually;
@@ -29,7 +28,7 @@ pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
     cluster.apply(&[group(), service()]);
     cluster.eventually_made(&["get", "-n", NAMESPACE, "statefulset/in"]);
     cluster.rolled_out(NAMESPACE, "statefulset/in");
-    cluster.apply(&[backend(&whole::free_node(cluster, "in"))]);
+    cluster.apply(&[pods::greeter("orders", Some(&whole::free_node(cluster, "in")), PORT, ANSWER)]);
     cluster.wait(&["--for=condition=TailscaleIngressSvcConfigured", "service/orders"]);
     eventually("an answer by the route", DEADLINE, || answer(&guest, ADDRESS.into(), PATIENCE));
     cluster.kubectl(&["delete", "pod/in-0", "-n", NAMESPACE]);
@@ -68,13 +67,6 @@ fn route_holder(cluster: &Cluster) -> Option<String> {
 fn group() -> Value {
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"},
         "spec": {"type": "ingress", "replicas": 2, "tailyard": {"serviceCIDRs": ["10.9.0.0/24"], "drainTimeoutSeconds": whole::GRACE}}})
-}
-
-fn backend(node: &str) -> Value {
-    let serve = ["greeter", &PORT.to_string(), ANSWER];
-    let container = json!({"name": "orders", "image": TOOLS, "imagePullPolicy": "Never", "command": serve});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "orders", "namespace": "default", "labels": {"app": "orders"}},
-        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]}})
 }
 
 fn service() -> Value {

@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage, whole};
-use kit::cluster::DEADLINE;
 use kit::cluster::chart::{self, NAMESPACE};
-use kit::cluster::images::TOOLS;
+use kit::cluster::{DEADLINE, pods};
 use kit::wait::eventually;
 
 /// Timeout of one attempt.
@@ -23,7 +22,7 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     let _tailscaled = guest.tailscaled();
     cluster.tailnet.join(&guest, &[]);
     let begin = Instant::now();
-    cluster.apply(&[backend(), balanced(), headless(), egress()]);
+    cluster.apply(&[pods::greeter("solo", None, PORT, ANSWER), balanced(), headless(), egress()]);
     cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/bare", "service/far"]);
     println!("manifest to ready: {:?}", begin.elapsed());
     let address = cluster.kubectl(&["get", "service/solo", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
@@ -56,12 +55,6 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
     }
     let configs = cluster.kubectl(&["get", "secrets", "-n", NAMESPACE, "-l", "tailyard.io/parent-service", "-o", "name"]);
     assert_eq!(configs, "");
-}
-
-fn backend() -> Value {
-    let container = json!({"name": "solo", "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "solo", "namespace": "default", "labels": {"app": "solo"}},
-        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})
 }
 
 fn balanced() -> Value {

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage};
 use kit::cluster::chart::{self, NAMESPACE};
-use kit::cluster::images::TOOLS;
 use kit::cluster::{Cluster, DEADLINE, pods};
 use kit::wait::eventually;
 
@@ -39,7 +38,7 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     let nodes = [&first.active, &first.waiting].map(|pod| pods::node(cluster, NAMESPACE, pod));
     assert_ne!(nodes[0], nodes[1]);
     let free = cluster.nodes.iter().find(|node| !nodes.contains(&node.name)).expect("a third node");
-    cluster.apply(&[backend(&free.name)]);
+    cluster.apply(&[pods::greeter("pair", Some(&free.name), PORT, ANSWER)]);
     let address = cluster.kubectl(&["get", "service/pair", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
     let address: IpAddr = address.parse().expect("an address");
     eventually("an answer", DEADLINE, || answer(&guest, address, PATIENCE));
@@ -130,12 +129,6 @@ fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -
         "{what}: tailscaled ended after {ended:?}, another started after {moved:?}, the last failed connection ended after {:?}",
         failed - begin
     );
-}
-
-fn backend(node: &str) -> Value {
-    let container = json!({"name": "pair", "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pair", "namespace": "default", "labels": {"app": "pair"}},
-        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]}})
 }
 
 fn service() -> Value {

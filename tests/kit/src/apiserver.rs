@@ -306,7 +306,7 @@ impl Drop for Cluster {
             end(child);
         }
         if std::thread::panicking() {
-            print_ends(self.place.path());
+            print_ends(self.place.path(), ".log", |_| true);
         }
     }
 }

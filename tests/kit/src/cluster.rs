@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::logs::{print_ends, print_last, shows_path};
 use crate::machine::{Boot, INIT};
 use crate::servers::servers;
 use crate::tailnet::{Control, Tailnet};
@@ -250,10 +251,12 @@ impl Drop for Cluster {
             for run in ["--previous=true", "--previous=false"] {
                 let output = self.try_kubectl(&["logs", "-n", NAMESPACE, pod, "--all-containers", "--tail=300", run]).stdout;
                 let text = String::from_utf8_lossy(&output);
-                let ours: Vec<&str> = text.lines().filter(|line| !line.contains("tailscaled: ")).collect();
-                println!("--- {pod} {run}\n{}", ours[ours.len().saturating_sub(LOG_LINES)..].join("\n"));
+                let is_shown = |line: &str| !line.contains("tailscaled: ") || shows_path(line);
+                print_last(&format!("{pod} {run}"), &text, LOG_LINES, is_shown);
             }
         }
+        // If one replica alone does not answer, its peers' logs may show why.
+        print_ends(self.tailnet.dir(), "-tailscaled.log", shows_path);
         self.show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]);
         self.show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
         self.show(&["get", "proxygroups,secrets,configmaps", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"]);

@@ -325,7 +325,7 @@ impl Drop for Tailnet {
     fn drop(&mut self) {
         drop(self.control.take());
         if thread::panicking() {
-            print_ends(self.dir());
+            print_ends(self.dir(), ".log", |_| true);
             let kept_dir = self.dir.take().map(tempfile::TempDir::keep);
             eprintln!("logs of the tailnet are kept in {}", kept_dir.unwrap_or_default().display());
         }

@@ -9,9 +9,11 @@ use tokio::sync::watch;
 
 /// The pause between two attempts: a twentieth of the time waited so far, within these bounds.
 const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+/// And at least the time that the last attempt took, up to this: an expensive one, such as kubectl, uses half of a processor at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-fn pause(waited: Duration) -> Duration {
-    (waited / 20).clamp(PAUSE[0], PAUSE[1])
+fn pause(waited: Duration, took: Duration) -> Duration {
+    (waited / 20).clamp(PAUSE[0], PAUSE[1]).max(took.min(LONGEST_PAUSE))
 }
 
 /// Reports a start-up time in the format that the tier runner collects for its table of boot times.
@@ -34,11 +36,12 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
 pub fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
+        let attempted = Instant::now();
         if let Some(answer) = attempt() {
             return answer;
         }
         assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}");
-        thread::park_timeout(pause(begin.elapsed()));
+        thread::park_timeout(pause(begin.elapsed(), attempted.elapsed()));
     }
 }
 
@@ -51,12 +54,13 @@ pub fn until(what: &str, deadline: Duration, mut holds: impl FnMut() -> bool) {
 pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look: impl AsyncFnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
     let begin = Instant::now();
     loop {
+        let attempted = Instant::now();
         let value = look().await;
         if holds(&value) {
             return value;
         }
         assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}; last seen: {value:?}");
-        tokio::time::sleep(pause(begin.elapsed())).await;
+        tokio::time::sleep(pause(begin.elapsed(), attempted.elapsed())).await;
     }
 }
 

@@ -15,6 +15,17 @@ pub fn client() -> Value {
         "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}})
 }
 
+/// A Pod of this name and label `app`, on a given node or any, that answers each connection with a greeting.
+pub fn greeter(name: &str, node: Option<&str>, port: u16, greeting: &str) -> Value {
+    let container = json!({"name": name, "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", port.to_string(), greeting]});
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}});
+    if let Some(node) = node {
+        pod["spec"]["nodeName"] = node.into();
+    }
+    pod
+}
+
 /// The UID of a Pod, which changes when the Pod is replaced.
 pub fn uid(cluster: &Cluster, namespace: &str, pod: &str) -> String {
     field(cluster, namespace, pod, "{.metadata.uid}")

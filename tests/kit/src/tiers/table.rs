@@ -24,8 +24,7 @@ pub struct Tier {
     pub modules: &'static [&'static str],
     /// Tests at once.
     pub threads: u32,
-    /// Slots of the budget: one for a tier that mostly waits, two for one that computes or counts lost connections on clusters, three for
-    /// one that measures time on a cluster under load.
+    /// Slots of the budget: one for a tier that mostly waits, two for one that computes or counts lost connections.
     pub slots: u32,
     /// Tiers that name the same resource never run at the same time.
     pub resource: Option<&'static str>,
@@ -132,11 +131,11 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[API_SERVER], slots: 2, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
-        Tier { slots: 3, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 460) },
+        Tier { slots: 2, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 460) },
         clusters(&["services"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 350),
         clusters(&["ingress"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 210),
         Tier { slots: 2, ..clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240) },
-        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450),
+        Tier { slots: 2, ..clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 450) },
     ],
 };
 
