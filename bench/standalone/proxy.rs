@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kit::cluster::chart::{self, NAMESPACE};
-use kit::cluster::images::TOOLS;
-use kit::cluster::{Cluster, DEADLINE};
+use kit::cluster::{Cluster, DEADLINE, pods};
 use kit::machine::Machine;
 use kit::operators::{PORT, Stage};
 use kit::wait::{eventually, until};
@@ -41,10 +40,7 @@ pub(crate) struct Proxy<'a> {
 /// Creates the target, and places it and the cluster's DNS servers on the node that is not lost.
 pub(crate) fn prepare(game: &OperatorPair) {
     game.on_the_first_node(|stage| {
-        let container = json!({"name": NAME, "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
-        stage.cluster.apply(&[json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": NAME, "namespace": "default", "labels": {"app": NAME}},
-            "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})]);
+        stage.cluster.apply(&[pods::greeter(NAME, None, PORT, ANSWER)]);
         stage.cluster.wait(&["--for=condition=Ready", &format!("pod/{NAME}")]);
         stage.cluster.kubectl(&["rollout", "restart", "-n", "kube-system", "deployment/coredns"]);
         stage.cluster.rolled_out("kube-system", "deployment/coredns");

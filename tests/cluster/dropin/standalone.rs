@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use kit::cluster::DEADLINE;
 use kit::cluster::chart::NAMESPACE;
-use kit::cluster::images::TOOLS;
+use kit::cluster::{DEADLINE, pods};
 use kit::machine::Machine;
 use kit::operators::{PORT, Stage};
 use kit::wait::eventually;
@@ -26,15 +25,13 @@ pub(crate) fn devices(stage: &Stage) -> Vec<BTreeSet<IpAddr>> {
 
 /// Creates the Services and a Pod, and waits until the operator in charge reports both ready.
 pub(crate) fn create(stage: &Stage) {
-    let container = json!({"name": "solo", "image": TOOLS, "imagePullPolicy": "Never", "command": ["greeter", PORT.to_string(), ANSWER]});
     let metadata = |name: &str, annotations: Value| {
         let labels = json!({"tailscale.com/proxy-class": "lab"});
         json!({"name": name, "namespace": "default", "labels": labels, "annotations": annotations})
     };
     let target = stage.cluster.tailnet.name_of("db");
     stage.cluster.apply(&[
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "solo", "namespace": "default", "labels": {"app": "solo"}},
-            "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}}),
+        pods::greeter("solo", None, PORT, ANSWER),
         json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata("solo", json!({})),
             "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "solo"}, "ports": [{"port": PORT}]}}),
         json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata("far", json!({"tailscale.com/tailnet-fqdn": target})),

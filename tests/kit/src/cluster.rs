@@ -259,6 +259,7 @@ impl Drop for Cluster {
         print_ends(self.tailnet.dir(), "-tailscaled.log", shows_path);
         self.show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]);
         self.show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
+        self.show(&["get", "services", "-n", "default", "-o", "yaml"]);
         self.show(&["get", "proxygroups,secrets,configmaps", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"]);
     }
 }
