@@ -26,13 +26,6 @@ impl StateSecret {
         self.cluster.secret(&self.name).await
     }
 
-    /// UID, which distinguishes it from earlier or later Secrets of the same name; `None` if it does not exist.
-    pub async fn uid(&self) -> Result<Option<String>, KubeError> {
-        let call = || self.cluster.call(Verb::Get, "Secret", &self.name);
-        let found = within(call, self.cluster.secrets().get_metadata_opt(&self.name)).await?;
-        Ok(found.and_then(|secret| secret.metadata.uid))
-    }
-
     /// Changes only these keys, in one call.
     pub async fn patch(&self, changes: &StateChanges) -> Result<(), KubeError> {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.to_vec())));

@@ -62,6 +62,11 @@ pub fn outstanding(wanted: &StateChanges, current: &StateChanges) -> StateChange
     wanted.iter().filter(|(key, value)| current.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
+/// Whether the content lacks a value that was written.
+pub fn lacks(found: &Content, written: &StateChanges) -> bool {
+    written.iter().any(|(key, value)| value.is_some() && found.get(key) != value.as_ref())
+}
+
 /// The content after the changes.
 pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
     for (key, value) in changes {

@@ -1,8 +1,8 @@
 //! The only writer of our keys in the state Secret (or in the state file instead).
 //!
 //! Any task sets keys with a [`Ledger`], without waiting. The writer takes the newest values and writes the differences in one call, at
-//! most once per [`PACE`], with unlimited retries. It reads the Secret at start, after the Secret was replaced (checked about once per
-//! [`POLL_INTERVAL`]) and before it removes the device. Only this removal changes tailscaled's keys.
+//! most once per [`PACE`], with unlimited retries. It reads the Secret at start, about once per [`POLL_INTERVAL`] to detect lost keys, and
+//! before it removes the device. Only this removal changes tailscaled's keys.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::model::base::backoff::Backoff;
-use crate::model::tailnet::state::{Start, StateChanges, forget_identity, outstanding};
+use crate::model::tailnet::state::{Start, StateChanges, forget_identity, lacks, outstanding};
 
 pub mod reporter;
 mod store;
@@ -21,9 +21,13 @@ pub use store::{ReportError, Store};
 /// Minimum interval between two writes.
 pub const PACE: Duration = Duration::from_secs(1);
 
-/// Minimum interval between checks whether the Secret has been replaced; at most 1.5 times as long. A Secret that was deleted and recreated
-/// between two writes lacks our keys, and only this check detects it: a replica may not watch its state Secret.
+/// Minimum interval between checks for lost keys; at most 1.5 times as long. A Secret that was deleted and recreated between two writes
+/// lacks our keys, and only this check detects it: a replica may not watch its state Secret.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(40);
+
+/// The first check follows sooner by this factor if the Secret was empty. tailscaled (1.102.5, `kubestore`) reads the Secret and, if it has
+/// no data, replaces all data: keys that we wrote in between are lost.
+const SOONER: u32 = 8;
 
 #[derive(Debug, Clone, Copy)]
 pub struct WriteIntervals {
@@ -78,15 +82,15 @@ pub struct Reporter {
     health: watch::Sender<WriterHealth>,
     /// Keys and values in the Secret, as far as known; `None` before the first read.
     current: Option<StateChanges>,
-    /// Identity of the Secret or file that was read; `None` if it did not exist.
-    identity: Option<String>,
+    /// Time of the next check for lost keys.
+    next_look: Instant,
     forgotten: u64,
 }
 
 pub fn new(store: Store, start: Start, intervals: WriteIntervals) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(DesiredState::default());
     let (health, health_rx) = watch::channel(WriterHealth::default());
-    let reporter = Reporter { store, start, intervals, wanted: wanted_rx, health, current: None, identity: None, forgotten: 0 };
+    let reporter = Reporter { store, start, intervals, wanted: wanted_rx, health, current: None, next_look: Instant::now(), forgotten: 0 };
     (Ledger { wanted, health: health_rx }, reporter)
 }
 
@@ -165,22 +169,24 @@ impl Reporter {
         }
     }
 
-    /// Waits for the next change or the next check of the Secret's identity; true if all ledgers were dropped.
+    /// Waits for the next change or the next check for lost keys; true if all ledgers were dropped.
     async fn idle(&mut self) -> bool {
-        let look = sleep_until(Instant::now() + self.intervals.look.mul_f64(1.0 + fastrand::f64() / 2.0));
         tokio::select! {
             changed = self.wanted.changed() => return changed.is_err(),
-            () = look => {}
+            () = sleep_until(self.next_look) => {}
         }
-        match self.store.identity().await {
-            Ok(found) => {
-                if found.is_none() || self.identity.as_ref().is_some_and(|identity| found.as_ref() != Some(identity)) {
-                    tracing::warn!("the state Secret lost its content; writing it again");
-                    self.current = None;
-                }
-                self.identity = found;
+        self.next_look = look_after(self.intervals.look);
+        let lost = match self.store.read().await {
+            Ok(found) => self.current.as_ref().is_none_or(|current| lacks(&found, current)),
+            Err(error) if error.is_missing() => true,
+            Err(error) => {
+                tracing::debug!(reason = error.reason(), "whether the state is still there is not known: {error}");
+                false
             }
-            Err(error) => tracing::debug!(reason = error.reason(), "whether the state is still there is not known: {error}"),
+        };
+        if lost {
+            tracing::warn!("the state Secret lost its content; writing it again");
+            self.current = None;
         }
         false
     }
@@ -226,9 +232,8 @@ impl Reporter {
     /// Returns the first changes to write and the current values: the start values and the desired changes, unless present already.
     async fn begin(&mut self, wanted: &StateChanges) -> Result<(StateChanges, StateChanges), ReportError> {
         self.store.permitted().await?;
-        // Read the identity first: if the Secret is replaced in between, the next check detects it.
-        self.identity = self.store.identity().await?;
         let found = self.store.read().await?;
+        self.next_look = look_after(if found.is_empty() { self.intervals.look / SOONER } else { self.intervals.look });
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());
         let current = first.keys().map(|key| (key.clone(), found.get(key).cloned())).collect();
@@ -256,6 +261,10 @@ impl Reporter {
             health.fault = Some(WriteFault { reason: error.reason(), message, since });
         });
     }
+}
+
+fn look_after(interval: Duration) -> Instant {
+    Instant::now() + interval.mul_f64(1.0 + fastrand::f64() / 2.0)
 }
 
 #[cfg(test)]

@@ -192,6 +192,20 @@ fn secret_recreated_between_writes_is_refilled() {
 }
 
 #[test]
+fn keys_lost_while_tailscaled_fills_an_empty_secret_are_written_again() {
+    cluster(async |cluster| {
+        may_write(&cluster).await;
+        cluster.make_secret(NAME, &[]).await;
+        let ledger = report(&cluster).await;
+        written(&ledger).await;
+        let whole = cluster.secret(NAME).await.0;
+        cluster.replace_data(NAME, &[("_machinekey", "m")]).await;
+        let filled = [whole, object(&[("_machinekey", "m")])].into_iter().flatten().collect();
+        eventually_async("filled", DEADLINE, async || cluster.secret(NAME).await.0, |found| *found == filled).await;
+    });
+}
+
+#[test]
 fn auth_key_reissue_ends_with_another_device() {
     cluster(async |cluster| {
         may_write(&cluster).await;

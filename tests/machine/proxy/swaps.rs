@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use tailyard::model::base::net::Family;
@@ -108,9 +108,7 @@ fn retarget_moves_udp_and_removed_port_resets_flows() {
     let mut idle = client.connect(to, QUICK).expect("served");
     Greeting::read(&mut idle).expect("a greeting");
     replica.configure(&config(1));
-    let changed = Instant::now();
     until("the same UDP flow reaches the new target", PATIENCE, || ask().as_deref() == Some("target1"));
-    assert!(changed.elapsed() < Duration::from_secs(1), "within a second: {:?}", changed.elapsed());
     replica.configure(&json!({}));
     idle.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let fault = uninterrupted(|| idle.read(&mut [0; 1])).expect_err("the flow of a removed port ends with a reset");

@@ -83,14 +83,6 @@ impl Store {
         }
     }
 
-    /// Identity that differs between Secrets of the same name (the UID); `None` if it does not exist.
-    pub(super) async fn identity(&self) -> Result<Option<String>, ReportError> {
-        match self {
-            Self::Secret(secret) => Ok(secret.uid().await?),
-            Self::File(path) => blocking(path, |path| Ok(files::read_one(path)?.map(|_| String::new()))).await,
-        }
-    }
-
     pub(super) async fn apply(&self, changes: &StateChanges) -> Result<(), ReportError> {
         match self {
             Self::Secret(secret) => Ok(secret.patch(changes).await?),

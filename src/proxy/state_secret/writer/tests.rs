@@ -137,6 +137,32 @@ async fn deleted_state_file_is_written_again_in_full() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn keys_lost_from_an_empty_file_are_written_again_soon() {
+    let (_place, path) = place();
+    let ledger = report(path.clone());
+    written(&ledger).await;
+    let lost = Instant::now();
+    std::fs::write(&path, r#"{"_machinekey":"m"}"#).expect("file");
+    let again = timeout(LONG, async { ledger.health().wait_for(|health| health.writes > 1).await.map(drop) });
+    again.await.expect("in time").expect("running");
+    assert_eq!(content(&path), object(&[("_machinekey", "m"), ("pod_uid", "u-1"), ("tailscale_capver", "138")]));
+    assert!(lost.elapsed() < Duration::from_secs(10), "virtual time: {:?}", lost.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn added_auth_key_of_the_user_stays() {
+    let (_place, path) = place();
+    let ledger = report(path.clone());
+    ledger.remove("authkey");
+    written(&ledger).await;
+    let mut wanted = content(&path);
+    wanted.insert("authkey".into(), "k".into());
+    std::fs::write(&path, serde_json::to_vec(&wanted).expect("text")).expect("file");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(content(&path), wanted);
+}
+
+#[tokio::test(start_paused = true)]
 async fn writer_flushes_and_ends_with_its_handles() {
     let (_place, path) = place();
     let (ledger, reporter) = new(Store::File(path.clone()), start(), rhythm());

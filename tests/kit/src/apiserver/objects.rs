@@ -47,6 +47,14 @@ impl Cluster {
         self.secrets().patch(name, &PatchParams::default(), &patch).await.expect("patched");
     }
 
+    /// Replaces all data of a Secret by these values, as tailscaled does with a Secret that had none.
+    pub async fn replace_data(&self, name: &str, values: &[(&str, &str)]) {
+        let mut secret = self.secrets().get(name).await.expect("a Secret");
+        secret.data = None;
+        secret.string_data = Some(values.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect());
+        self.secrets().replace(name, &PostParams::default(), &secret).await.expect("replaced");
+    }
+
     /// Deletes a Secret.
     pub async fn delete_secret(&self, name: &str) {
         self.secrets().delete(name, &DeleteParams::default()).await.expect("deleted");

@@ -26,9 +26,9 @@ const INIT: &str = include_str!("node-init.sh");
 const HIERARCHIES: [&str; 9] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd"];
 /// Where they are.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// The processor weight of all nodes of a run together. One thread outside of such groups has 1024, and so would they: beside a busy
-/// test, Pods would starve that have machines of their own elsewhere.
-const WEIGHT: &str = "8192";
+/// The processor weight of all nodes of a run together. All other processes of the tests share a weight of 1024 (autogroup of their
+/// session): load generators and control servers would starve beside a higher one, Pods beside a lower one.
+const WEIGHT: &str = "2048";
 /// The file of a freezer group with its state.
 const FREEZER: &str = "freezer.state";
 /// The last byte of the first node's address, less one.
