@@ -114,10 +114,8 @@ fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
         return;
     }
     board.flows.broken += 1;
-    let (at, lane) = (board.now().as_secs_f64(), attempt.lane);
-    board
-        .faults
-        .push(format!("{at:.1} s: a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
+    let lane = attempt.lane;
+    board.add_fault(&format!("a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
 }
 
 /// Probes a replica's readiness forever, as a kubelet does, and records the results on the board.

@@ -95,7 +95,7 @@ impl Script<'_> {
         while look(&self.board).members.iter().any(|member| !member.ready) {
             self.watch_over().await?;
             if self.now() > until {
-                look(&self.board).faults.push(format!("a replica was not ready {} s after the load's end", limit.as_secs()));
+                look(&self.board).add_fault(&format!("a replica was not ready {} s after the load's end", limit.as_secs()));
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -123,19 +123,19 @@ impl Script<'_> {
                 ReplicaPhase::Killed => {}
                 ReplicaPhase::Leaving => {
                     if !status.success() {
-                        board.faults.push(format!("replica {number} left with {status}"));
+                        board.add_fault(&format!("replica {number} left with {status}"));
                     }
                     // In a cluster the Pod's network would be gone now, and they would hang.
                     let hung = board.members.get(number).map_or(0, |member| member.connections);
                     if hung > 0 {
-                        board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
+                        board.add_fault(&format!("replica {number} left {hung} connections behind without a reset"));
                     }
                     board.add_event(format!("replica {number} has left; it is started again"));
                     set_life(&mut board, number, ReplicaPhase::Restarting);
                     replica.start(&self.launch)?;
                 }
                 ReplicaPhase::Running | ReplicaPhase::Restarting => {
-                    board.faults.push(format!("replica {number} ended by itself: {status}"));
+                    board.add_fault(&format!("replica {number} ended by itself: {status}"));
                     board.add_event(format!("replica {number} ended by itself: {status}"));
                     set_life(&mut board, number, ReplicaPhase::Killed);
                 }

@@ -53,8 +53,7 @@ pub async fn seen_in_force(board: &SharedScoreboard, services: &[u16], change: O
 fn lost(board: &mut Scoreboard, lane: Lane, what: &str) {
     // A replica that was killed or drained meanwhile need not apply it.
     if board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready) {
-        let at = board.now().as_secs_f64();
-        board.faults.push(format!("{at:.1} s: service {} by replica {}: {what}", lane.service, lane.replica));
+        board.add_fault(&format!("service {} by replica {}: {what}", lane.service, lane.replica));
     }
 }
 

@@ -217,13 +217,14 @@ fn publishing() -> [(&'static str, Observed); 2] {
 }
 
 /// Standalone Services: each mode.
-fn standalone() -> [(&'static str, Observed); 5] {
+fn standalone() -> [(&'static str, Observed); 6] {
     let external = || json!({"type": "ExternalName", "externalName": "db.example.com"});
     let balanced =
         json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.20", "clusterIPs": ["10.96.0.20"]});
     let metrics = json!({"metrics": {"enable": true}});
     [
-        ("standalone-load-balancer", json!({}), balanced, Some(metrics)),
+        ("standalone-load-balancer", json!({}), balanced.clone(), Some(metrics)),
+        ("standalone-standby", json!({"tailyard.io/standby": "true"}), balanced, None),
         (
             "standalone-exposed",
             json!({"tailscale.com/expose": "true", "tailscale.com/hostname": "shop"}),

@@ -55,7 +55,9 @@ impl ForwardingPart {
         let cut = timeout_at(over, cut).await.is_ok();
         let written = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
         if !cut || written.await.is_err() {
-            tracing::warn!("some flows may not have been reset before the deadline");
+            tracing::warn!(
+                "some flows may not have been reset before the deadline: set a longer drain timeout, or give the proxy more processor time"
+            );
         }
     }
 }

@@ -5,7 +5,8 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{StreamExt, iter};
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 use kube::api::{ListParams, PostParams};
 use serde_json::json;
 
@@ -28,13 +29,13 @@ async fn make(stage: &Stage, name: String) {
     stage.users().create(&PostParams::default(), &serde_json::from_value(object).expect("a Service")).await.expect("made");
 }
 
-async fn unready(stage: &Stage) -> Vec<Service> {
-    let services = stage.users().list(&ListParams::default()).await.expect("Services");
-    let is_ready = |service: &Service| {
-        let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        conditions.iter().any(|condition| condition.type_ == "TailscaleProxyReady" && condition.status == "True")
-    };
-    services.items.into_iter().filter(|service| !is_ready(service)).collect()
+/// Conditions of the Services that are not ready.
+async fn unready(stage: &Stage) -> BTreeMap<String, Vec<Condition>> {
+    let services = stage.users().list(&ListParams::default()).await.expect("Services").items;
+    let exposed = services.into_iter().filter(|service| service.spec.as_ref().is_some_and(|spec| spec.load_balancer_class.is_some()));
+    let conditions = exposed.map(|service| (service.name_any(), service.status.and_then(|status| status.conditions).unwrap_or_default()));
+    let is_ready = |condition: &Condition| condition.type_ == "TailscaleProxyReady" && condition.status == "True";
+    conditions.filter(|(_, conditions)| !conditions.iter().any(is_ready)).collect()
 }
 
 /// Waits until each Service was reconciled by this process.
@@ -57,7 +58,7 @@ fn many_standalone_services_cost_few_requests_and_a_new_leader_writes_nothing() 
         };
         iter(0..number).for_each_concurrent(CLIENTS, join).await;
         let joined = begin.elapsed();
-        eventually_async("all are ready", LONG, async || unready(&stage).await, Vec::is_empty).await;
+        eventually_async("all are ready", LONG, async || unready(&stage).await, BTreeMap::is_empty).await;
         println!("{number} Services: all Pods joined after {joined:?}, all ready after {:?}", begin.elapsed());
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         for request in stage.cluster.requests().into_iter().skip(before) {

@@ -184,7 +184,7 @@ impl<'s, 't> Play<'s, 't> {
             let states = self.api.states().await;
             let Some(fault) = self.fault_of(&states) else { return Ok(()) };
             if self.script.now() > until {
-                look(&self.script.board).faults.push(fault);
+                look(&self.script.board).add_fault(&fault);
                 return Ok(());
             }
             tokio::time::sleep(TICK).await;

@@ -48,8 +48,9 @@ async fn occupied_port_of_the_pod_stops_no_tailnet_listener() {
     let occupied = TcpListener::bind((pod, PORT)).await.expect("a free port");
     let mut front = Front::with(routes(&backend), Options { pod_addresses: [pod].into(), ..Options::default() }).await;
     let status = front.placed("svc:web", |status| status.ports.len() == 1).await;
-    assert!(status.faults.is_empty(), "{status:?}");
+    assert!(status.faults[&PORT].contains("127.44.0.2"), "it is reported: {status:?}");
     front.forwarded("svc:web", PORT).await.expect("connected");
     drop(occupied);
     until_async("the retry", DEADLINE, async || TcpStream::connect((pod, PORT)).await.is_ok()).await;
+    front.placed("svc:web", |status| status.faults.is_empty()).await;
 }

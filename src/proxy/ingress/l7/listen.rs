@@ -89,7 +89,7 @@ impl Listeners {
             let certified = missing.is_empty() || missing.len() < site.hosts.len();
             // The tailnet does not wait for listeners of the cluster.
             let ports = opened.ports.range(TAILNET).map(|((_, port), (_, address, _))| (*port, *address)).collect();
-            let faults = opened.faults.range(TAILNET).map(|((_, port), why)| (*port, why.clone())).collect();
+            let faults = opened.faults.iter().map(|((_, port), why)| (*port, why.clone())).collect();
             (name.clone(), SiteStatus { ports, missing, certified, faults })
         };
         self.sites.iter().map(place).collect()
