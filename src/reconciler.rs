@@ -133,19 +133,23 @@ async fn finished(mut done: watch::Receiver<()>) {
     while done.changed().await.is_ok() {}
 }
 
-/// Enqueues everything when this process becomes leader with a complete cache, and at each resync.
-async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>>) {
+/// Enqueues everything when a term of this process begins with a complete cache, and at each resync.
+async fn everything(stores: Stores, leading: watch::Receiver<Option<Leading>>) {
     stores.synced().await;
+    in_each_term(leading, || stores.cache().all().into_iter().for_each(|key| stores.queue().add(key))).await;
+}
+
+/// Calls `enqueue` once in each term, however short the time between two terms, and again every [`EVERYTHING`].
+async fn in_each_term(mut leading: watch::Receiver<Option<Leading>>, mut enqueue: impl FnMut()) {
+    let mut term = None;
     loop {
-        if leading.wait_for(Option::is_some).await.is_err() {
-            return;
-        }
-        for key in stores.cache().all() {
-            stores.queue().add(key);
-        }
+        let next = leading.wait_for(|now| now.is_some_and(|now| Some(now.since) != term)).await;
+        let Ok(began) = next.map(|now| now.map(|now| now.since)) else { return };
+        term = began;
+        enqueue();
         tokio::select! {
-            ended = leading.wait_for(Option::is_none) => if ended.is_err() { return },
-            () = sleep(EVERYTHING) => {}
+            ended = leading.wait_for(|now| now.map(|now| now.since) != term) => if ended.is_err() { return },
+            () = sleep(EVERYTHING) => term = None,
         }
     }
 }
@@ -203,4 +207,47 @@ async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
 fn identity(settings: &Settings) -> String {
     let name = settings.name.as_deref().unwrap_or(LEASE);
     format!("{name}_{:08x}", fastrand::u32(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn lead(sender: &watch::Sender<Option<Leading>>, since: Instant) {
+        sender.send_replace(Some(Leading { since, until: Instant::now() + SECOND }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_term_begins_with_everything() {
+        let (sender, leading) = watch::channel(None);
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        let running = tokio::spawn(in_each_term(leading, move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        let after_a_second = async || {
+            sleep(SECOND).await;
+            count.load(Ordering::Relaxed)
+        };
+        assert_eq!(after_a_second().await, 0);
+        let first = Instant::now();
+        lead(&sender, first);
+        assert_eq!(after_a_second().await, 1);
+        lead(&sender, first);
+        assert_eq!(after_a_second().await, 1, "a renewal is no term");
+        // The other task runs after both.
+        sender.send_replace(None);
+        lead(&sender, Instant::now());
+        assert_eq!(after_a_second().await, 2, "another term");
+        sleep(EVERYTHING).await;
+        assert_eq!(after_a_second().await, 3, "a resync");
+        drop(sender);
+        running.await.expect("it ends with the election");
+    }
 }

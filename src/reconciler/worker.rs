@@ -29,7 +29,7 @@ use crate::runtime::queue::WorkOutcome;
 const INCOMPLETE_REQUEUE: Duration = Duration::from_millis(10);
 /// Interval of checks whether a foreign object still has the name of one of ours.
 const IN_THE_WAY: Duration = Duration::from_secs(31);
-/// Requeue delay while this process does not lead: by then the next leader is known.
+/// Requeue delay after leadership has expired: by then it is renewed, or the next leader is known.
 const NOT_LEADING: Duration = Duration::from_secs(2);
 
 /// State shared by all workers.
@@ -56,8 +56,8 @@ pub struct Worker {
 impl Worker {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.is_synced() {
-            // The next leader reconciles everything.
-            return WorkOutcome::Done;
+            // Each term begins with everything; within a term no key may be lost.
+            return if self.actor.writes().in_term() { WorkOutcome::RequeueAfter(NOT_LEADING) } else { WorkOutcome::Done };
         }
         let begin = Instant::now();
         let done = match &key {

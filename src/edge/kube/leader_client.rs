@@ -51,6 +51,11 @@ impl LeaderClient {
         self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
     }
 
+    /// Whether a term of leadership has not ended. If it is not open either, the renewal is late: it opens again, or the term ends.
+    pub fn in_term(&self) -> bool {
+        self.leading.borrow().is_some()
+    }
+
     /// Runs work that changes systems other than the API server, and cancels it at the end of leadership; then `None`. Renewals of
     /// leadership extend its time.
     pub async fn while_leading<T>(&self, work: impl Future<Output = T>) -> Option<T> {
@@ -229,7 +234,7 @@ mod tests {
     use super::*;
 
     fn leading(seconds: u64) -> Leading {
-        Leading { until: Instant::now() + Duration::from_secs(seconds) }
+        Leading { since: Instant::now(), until: Instant::now() + Duration::from_secs(seconds) }
     }
 
     #[tokio::test(start_paused = true)]

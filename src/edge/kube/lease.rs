@@ -26,6 +26,8 @@ const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// Leadership of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leading {
+    /// Start of this term. Leadership that was lost and taken again is another term.
+    pub since: Instant,
     /// No write is sent after this time, and none whose response may arrive later.
     pub until: Instant,
 }
@@ -133,8 +135,11 @@ impl Lease {
     }
 
     fn now_leading(&mut self, able: bool) -> Option<Leading> {
-        let until = self.candidate.leads(Instant::now().into_std()).filter(|_| able);
-        let before = std::mem::replace(&mut self.leading, until.map(|until| Leading { until: until.into() }));
+        let now = Instant::now();
+        let until = self.candidate.leads(now.into_std()).filter(|_| able);
+        let before = self.leading;
+        let since = before.map_or(now, |before| before.since);
+        self.leading = until.map(|until| Leading { since, until: until.into() });
         match (before, self.leading) {
             (None, Some(_)) => tracing::info!(lease = self.name, "became leader"),
             (Some(_), None) => tracing::warn!(lease = self.name, "lost leadership"),

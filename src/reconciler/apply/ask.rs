@@ -24,14 +24,14 @@ fn is_service(action: &ControlAction) -> bool {
 impl Applier {
     /// Sends the requests. Denials are recorded, the last one is returned, and the rest continues; an API rejection ends the pass.
     ///
-    /// The second value: whether the pass must be repeated, because the known Tailscale Services have changed since its snapshot or
-    /// requests remain.
+    /// The second value: whether the pass must be repeated, because the known Tailscale Services have changed since its snapshot, or
+    /// requests remain, also as leadership has expired.
     pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
         let mut answers = BTreeMap::new();
         let (mut denied, mut news, mut services) = (None, false, 0);
         for action in actions {
             if !self.writes.open() {
-                return Ok((denied, news));
+                return Ok((denied, true));
             }
             let what = action.what();
             if is_service(&action) {
@@ -46,7 +46,7 @@ impl Applier {
             // A request ends with leadership, as an API write does.
             let call = Box::pin(self.ask(observed, action));
             let Some(done) = self.writes.while_leading(call).await.transpose()? else {
-                return Ok((denied, news));
+                return Ok((denied, true));
             };
             answers.insert(what, done.as_ref().err().map(Denied::lasting));
             match done {

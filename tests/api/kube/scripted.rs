@@ -228,8 +228,8 @@ fn equal_events_are_counted_and_other_messages_are_separate() {
     let made = answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#);
     let refused = answer(403, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":403}"#);
     script(vec![made.clone(), made.clone(), made, refused], async |script| {
-        let until = tokio::time::Instant::now() + DEADLINE;
-        let (leading, leads) = watch::channel(Some(Leading { until }));
+        let since = tokio::time::Instant::now();
+        let (leading, leads) = watch::channel(Some(Leading { since, until: since + DEADLINE }));
         let events = EventWriter::new(LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {})), "test", "one".to_owned());
         let write = async |namespace: &str, text: &str| {
             let about = Resource::SERVICE.reference(namespace, "web", None);
@@ -243,6 +243,20 @@ fn equal_events_are_counted_and_other_messages_are_separate() {
         assert_eq!(write("other", "first").await, Err("NotLeading"));
         let methods: Vec<_> = script.requests().iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect();
         assert_eq!(methods, ["POST", "PATCH", "POST", "POST"]);
+    });
+}
+
+#[test]
+fn late_renewal_writes_nothing_and_does_not_end_the_term() {
+    script(Vec::new(), async |script| {
+        let since = tokio::time::Instant::now();
+        let (leading, leads) = watch::channel(Some(Leading { since, until: since }));
+        let client = LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {}));
+        assert_eq!((client.open(), client.in_term()), (false, true), "the renewal is late");
+        leading.send_replace(Some(Leading { since, until: since + DEADLINE }));
+        assert_eq!((client.open(), client.in_term()), (true, true));
+        leading.send_replace(None);
+        assert_eq!((client.open(), client.in_term()), (false, false));
     });
 }
 
