@@ -5,10 +5,13 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{StreamExt, iter};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::{ListParams, PostParams};
+use kube::core::PartialObjectMeta;
 use serde_json::json;
+use tailyard::api::names::DEVICE;
 
 use super::proxies::SERVICE;
 use kit::reconciler::{Running, Stage, stage};
@@ -36,6 +39,13 @@ async fn unready(stage: &Stage) -> BTreeMap<String, Vec<Condition>> {
     let conditions = exposed.map(|service| (service.name_any(), service.status.and_then(|status| status.conditions).unwrap_or_default()));
     let is_ready = |condition: &Condition| condition.type_ == "TailscaleProxyReady" && condition.status == "True";
     conditions.filter(|(_, conditions)| !conditions.iter().any(is_ready)).collect()
+}
+
+/// Config Secrets without the record of their devices.
+async fn unrecorded(stage: &Stage) -> Vec<String> {
+    let secrets = stage.here::<Secret>().list_metadata(&ListParams::default()).await.expect("Secrets").items;
+    let lacks = |secret: &&PartialObjectMeta<Secret>| secret.name_any().ends_with("-config") && !secret.annotations().contains_key(DEVICE);
+    secrets.iter().filter(lacks).map(ResourceExt::name_any).collect()
 }
 
 /// Waits until each Service was reconciled by this process.
@@ -66,9 +76,7 @@ fn many_standalone_services_cost_few_requests_and_a_new_leader_writes_nothing() 
             *kinds.entry(words[..words.len() - 2].join(" ")).or_default() += 1;
         }
         println!("requests: {kinds:#?}");
-        // With its key, and with its device.
-        let configs = || stage.cluster.writes().iter().filter(|write| write.contains("-config ")).cloned().collect::<Vec<_>>();
-        eventually_async("each device is recorded", LONG, async || configs(), |writes| writes.len() >= 2 * number).await;
+        eventually_async("each device is recorded", LONG, async || unrecorded(&stage).await, Vec::is_empty).await;
         SERVICE.quiet(&stage, &running, &stage.users(), "s0").await;
         let writes = stage.cluster.writes();
         running.kill();
