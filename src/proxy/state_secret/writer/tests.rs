@@ -42,6 +42,12 @@ async fn written(ledger: &Ledger) {
     assert!(timeout(LONG, ledger.written()).await.is_ok(), "never written: {:?}", health.borrow());
 }
 
+/// Waits for a write after this number of writes.
+async fn written_after(ledger: &Ledger, writes: u64) {
+    let again = timeout(LONG, async { ledger.health().wait_for(|health| health.writes > writes).await.map(drop) });
+    again.await.expect("in time").expect("running");
+}
+
 #[tokio::test(start_paused = true)]
 async fn start_clears_old_status_keys_only() {
     let (_place, path) = place();
@@ -131,8 +137,7 @@ async fn deleted_state_file_is_written_again_in_full() {
     tokio::time::sleep(LONG).await;
     assert_eq!(ledger.health().borrow().writes, writes, "looking writes nothing");
     std::fs::remove_file(&path).expect("removed");
-    let again = timeout(LONG, async { ledger.health().wait_for(|health| health.writes > writes).await.map(drop) });
-    again.await.expect("in time").expect("running");
+    written_after(&ledger, writes).await;
     assert_eq!(content(&path), whole);
 }
 
@@ -143,8 +148,7 @@ async fn keys_lost_from_an_empty_file_are_written_again_soon() {
     written(&ledger).await;
     let lost = Instant::now();
     std::fs::write(&path, r#"{"_machinekey":"m"}"#).expect("file");
-    let again = timeout(LONG, async { ledger.health().wait_for(|health| health.writes > 1).await.map(drop) });
-    again.await.expect("in time").expect("running");
+    written_after(&ledger, 1).await;
     assert_eq!(content(&path), object(&[("_machinekey", "m"), ("pod_uid", "u-1"), ("tailscale_capver", "138")]));
     assert!(lost.elapsed() < Duration::from_secs(10), "virtual time: {:?}", lost.elapsed());
 }
