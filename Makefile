@@ -60,9 +60,12 @@ bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all 
 	cargo bench --locked --bench suite -- $(BENCHES) --json bench/results
 	UPDATE_GOLDEN=1 cargo test --locked --test pure report::
 
-soak: setup ## Run a group under load with fault injection: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE sets the load
-	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
-		cargo test --locked --profile bench --test api soak::soak_loses -- --nocapture
+soak: export SOAK_SECONDS := $(or $(SOAK_SECONDS),3600)
+soak: export SOAK_SEED := $(or $(SOAK_SEED),$(shell date +%s))
+soak: export SOAK_RATE := $(or $(SOAK_RATE),200)
+soak: setup ## Run groups under load with random faults: an hour, then an hour on a cluster; SOAK_SECONDS sets the time of each, SOAK_SEED repeats a run
+	cargo test --locked --profile bench --test api soak::soak_loses -- --nocapture
+	cargo test --locked --profile bench --test cluster cluster::annotated -- --nocapture
 
 style: ## Check format and clippy of the whole workspace
 	cargo fmt --all --check

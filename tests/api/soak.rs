@@ -1,7 +1,7 @@
 //! Soak test: a group under load for a long time, with continuous config changes and one fault after the other. Outside the windows of
 //! docs/failures.md nothing may be lost or misdelivered, and memory and file descriptors may not grow.
 //!
-//! `make soak` runs it for two hours (`SOAK_SECONDS`) with a seed that it prints; `SOAK_SEED` repeats a run. A seed always has the same
+//! `make soak` runs it for an hour (`SOAK_SECONDS`) with a seed that it prints; `SOAK_SEED` repeats a run. A seed always has the same
 //! schedule, but timing depends on the machine. By default the run is short and the seed fixed. The requirements are those of the kube
 //! tests.
 
@@ -15,6 +15,8 @@ use tailyard::demo::screen::Screen;
 use tailyard::demo::topology::Topology;
 use tailyard::demo::{DemoOptions, TARGETS, play as on_stage};
 use tokio::sync::oneshot;
+
+use kit::setting;
 
 mod api;
 mod daemon;
@@ -39,11 +41,6 @@ const RATE: u32 = 100;
 /// resets, which a busy machine needs.
 const GRACE: Duration = Duration::from_secs(6);
 
-fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
-    let text = std::env::var(name).ok().filter(|text| !text.is_empty());
-    text.map_or(without, |text| text.parse().ok().unwrap_or_else(|| panic!("{name} is no number: {text}")))
-}
-
 #[test]
 fn soak_loses_no_connection_and_grows_no_resource() {
     let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
@@ -55,12 +52,12 @@ fn soak_loses_no_connection_and_grows_no_resource() {
 }
 
 fn soak(topology: &Topology, api: &Api) {
-    let (lasts, seed) = (Duration::from_secs(setting("SOAK_SECONDS", SECONDS)), setting("SOAK_SEED", SEED));
+    let (lasts, seed) = (Duration::from_secs(setting("SOAK_SECONDS").unwrap_or(SECONDS)), setting("SOAK_SEED").unwrap_or(SEED));
     println!("SOAK_SEED={seed} SOAK_SECONDS={}", lasts.as_secs());
     let directory = tempfile::tempdir().expect("a directory");
     let launch = Launch {
         executable: pod::program(directory.path(), &api.account),
-        backend: std::env::var("SOAK_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
+        backend: setting("SOAK_BACKEND").unwrap_or_else(|| "nftables".to_owned()),
         tailnet: DemoTailnet::Daemon(daemon::program(directory.path())),
         egress: directory.path().join("egress"),
         directory: directory.path().to_owned(),
@@ -70,7 +67,7 @@ fn soak(topology: &Topology, api: &Api) {
     for replica in 0..REPLICAS {
         daemon::prepare(&launch.own(replica.into()), replica);
     }
-    let rate = NonZeroU32::new(setting("SOAK_RATE", RATE)).expect("some load");
+    let rate = NonZeroU32::new(setting("SOAK_RATE").unwrap_or(RATE)).expect("some load");
     let options = DemoOptions { replicas: REPLICAS, services: 12, lasts, rate, seed, launch };
     let schedule = Schedule::of(seed, lasts);
     let (changes, troubles) = (schedule.changes.len(), schedule.troubles.len());

@@ -5,11 +5,19 @@
 
 mod scenarios;
 
+use std::time::Duration;
+
 use crate::stage::Stage;
 use kit::cluster::turn;
 
 #[test]
 fn annotated_service_stays_connected_under_faults() {
     let _turn = turn();
-    Stage::start().play(&scenarios::ALL);
+    let stage = Stage::start();
+    if let Some(seconds) = kit::setting("SOAK_SECONDS") {
+        stage.soak(&scenarios::REPEATABLE, Duration::from_secs(seconds), kit::setting("SOAK_SEED").expect("SOAK_SEED"));
+    } else {
+        stage.play(&scenarios::REPEATABLE);
+        stage.play(&scenarios::LAST);
+    }
 }

@@ -2,10 +2,11 @@
 //! scenarios. The group is settled before and after each scenario.
 
 use std::any::Any;
-use std::env;
+use std::collections::BTreeMap;
 use std::panic::{self, AssertUnwindSafe};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use serde_json::json;
 
 use kit::cluster::Cluster;
@@ -14,7 +15,7 @@ use kit::cluster::pods::client;
 use kit::guide::Guide;
 use kit::machine::{Machine, Process};
 use kit::netns::Server;
-use kit::wait::eventually;
+use kit::wait::{eventually, until};
 
 pub(crate) mod documents;
 pub(crate) mod whole;
@@ -83,20 +84,42 @@ impl Stage {
 
     /// Runs every scenario in sequence, or those with `TAILYARD_SCENARIO` in their name.
     pub(crate) fn play(&self, scenarios: &[Scenario]) {
-        let only = env::var("TAILYARD_SCENARIO").unwrap_or_default();
+        let only = kit::setting::<String>("TAILYARD_SCENARIO").unwrap_or_default();
         for (name, scenario) in scenarios.iter().filter(|(name, _)| name.contains(&only)) {
-            let begin = Instant::now();
-            println!("--- {name}");
-            let played = panic::catch_unwind(AssertUnwindSafe(|| {
-                whole::settled(&self.cluster);
-                self.open();
-                scenario(self);
-            }));
-            if let Err(fault) = played {
-                panic!("{name}: {}", said(fault.as_ref()));
-            }
-            println!("--- {name}: {:?}", begin.elapsed());
+            self.run(name, *scenario);
         }
+    }
+
+    /// Runs random scenarios for this long. They leave as many objects of each kind as there were.
+    pub(crate) fn soak(&self, scenarios: &[Scenario], length: Duration, seed: u64) {
+        println!("SOAK_SEED={seed} SOAK_SECONDS={}", length.as_secs());
+        let (begin, mut dice) = (Instant::now(), Rng::with_seed(seed));
+        let objects = || (self.cluster.tailnet.device_count(), whole::count_by_kind(&self.cluster));
+        let before = objects();
+        let mut runs = BTreeMap::<&str, u32>::new();
+        while begin.elapsed() < length {
+            let (name, scenario) = *dice.choice(scenarios).expect("a scenario");
+            self.run(name, scenario);
+            *runs.entry(name).or_default() += 1;
+            println!("{:?} of {length:?}", begin.elapsed());
+        }
+        println!("runs of each scenario: {runs:#?}");
+        whole::settled(&self.cluster);
+        until(&format!("devices and objects as before: {before:?}"), DEADLINE, || objects() == before);
+    }
+
+    fn run(&self, name: &str, scenario: fn(&Self)) {
+        let begin = Instant::now();
+        println!("--- {name}");
+        let played = panic::catch_unwind(AssertUnwindSafe(|| {
+            whole::settled(&self.cluster);
+            self.open();
+            scenario(self);
+        }));
+        if let Err(fault) = played {
+            panic!("{name}: {}", said(fault.as_ref()));
+        }
+        println!("--- {name}: {:?}", begin.elapsed());
     }
 }
 

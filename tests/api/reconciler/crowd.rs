@@ -1,7 +1,6 @@
 //! Many standalone Services: requests of each, none at rest and none of a new leader.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{StreamExt, iter};
@@ -23,7 +22,7 @@ const CLIENTS: usize = 16;
 
 /// Number of Services: `TAILYARD_PROXIES`, or few.
 fn number() -> usize {
-    env::var("TAILYARD_PROXIES").map_or(40, |number| number.parse().expect("a number"))
+    kit::setting("TAILYARD_PROXIES").unwrap_or(40)
 }
 
 async fn make(stage: &Stage, name: String) {

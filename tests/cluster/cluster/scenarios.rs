@@ -1,7 +1,5 @@
 //! Scenarios of a group of two replicas under load.
 
-use std::env;
-
 use crate::stage::Scenario;
 
 mod changes;
@@ -10,8 +8,8 @@ mod many;
 mod outages;
 mod watch;
 
-/// All scenarios, in the order of execution.
-pub(super) const ALL: [Scenario; 13] = [
+/// Scenarios that run in this order, and in a soak in random order.
+pub(super) const REPEATABLE: [Scenario; 10] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -22,13 +20,17 @@ pub(super) const ALL: [Scenario; 13] = [
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
+];
+
+/// Scenarios that follow: after an outage of the API server a kube-proxy reads endpoints up to a minute late, as its watch returns with a
+/// backoff.
+pub(super) const LAST: [Scenario; 3] = [
     ("many Services", many::many_services_follow_a_lost_node_and_a_restart),
-    // Last: a kube-proxy reads endpoints again up to a minute after an outage, as its watch returns with a backoff.
     ("no API server", outages::without_an_api_server_everything_goes_on),
     ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
 ];
 
 /// Number of Services of the long scenario with many: `TAILYARD_SERVICES`.
 pub(super) fn many_services() -> Option<usize> {
-    env::var("TAILYARD_SERVICES").ok().map(|number| number.parse().expect("TAILYARD_SERVICES is a number"))
+    kit::setting("TAILYARD_SERVICES")
 }

@@ -1,5 +1,7 @@
 //! Cluster as a new user sets it up: the chart, then a `ProxyGroup` and an annotated Service.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::PORT;
@@ -44,6 +46,18 @@ pub(crate) fn everything_of_ours(cluster: &Cluster) -> Vec<String> {
     };
     let name = |object: &Value| format!("{}/{}", object["kind"], object["metadata"]["name"]).replace('"', "");
     all["items"].as_array().expect("items").iter().filter(ours).map(name).collect()
+}
+
+/// Number of objects of ours of each kind, without the revisions that Kubernetes keeps of each StatefulSet and DaemonSet.
+pub(crate) fn count_by_kind(cluster: &Cluster) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for object in everything_of_ours(cluster) {
+        let kind = object.split('/').next().expect("a kind");
+        if kind != "ControllerRevision" {
+            *counts.entry(kind.to_owned()).or_default() += 1;
+        }
+    }
+    counts
 }
 
 /// Deletes the group `eg` and the Service `db` without a reconciler: their deletion waits for one.

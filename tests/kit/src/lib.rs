@@ -17,6 +17,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 use std::sync::OnceLock;
 
 pub mod acme_front;
@@ -55,6 +56,12 @@ pub mod world;
 /// The root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/kit is two folders deep")
+}
+
+/// A setting of a test or benchmark: the value of a variable, if it is set and not empty. Panics if it cannot be parsed.
+pub fn setting<T: FromStr>(name: &str) -> Option<T> {
+    let text = env::var(name).ok().filter(|text| !text.is_empty())?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} cannot be {text}")))
 }
 
 /// The compiled `tailyard` that belongs to the running test or benchmark: cargo builds it before any program of the package.

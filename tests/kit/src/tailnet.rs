@@ -217,11 +217,22 @@ impl Tailnet {
     }
 
     fn listed(&self, name: &str) -> Option<serde_json::Value> {
-        if self.kind == Control::Hosted {
-            return self.api("GET", "/tailnet/-/devices")["devices"].as_array()?.iter().find(|node| node["hostname"] == name).cloned();
-        }
-        let nodes: serde_json::Value = serde_json::from_str(&self.headscale(&["nodes", "list", "-o", "json"])).expect("JSON");
-        nodes.as_array()?.iter().find(|node| node["given_name"] == name || node["name"] == name).cloned()
+        let named = |node: &serde_json::Value| ["hostname", "given_name", "name"].iter().any(|field| node[field] == name);
+        self.devices().into_iter().find(named)
+    }
+
+    /// Number of devices of the tailnet.
+    pub fn device_count(&self) -> usize {
+        self.devices().len()
+    }
+
+    fn devices(&self) -> Vec<serde_json::Value> {
+        let list = if self.kind == Control::Hosted {
+            self.api("GET", "/tailnet/-/devices")["devices"].take()
+        } else {
+            serde_json::from_str(&self.headscale(&["nodes", "list", "-o", "json"])).expect("JSON")
+        };
+        list.as_array().cloned().unwrap_or_default()
     }
 
     /// A machine that is not (yet) in the tailnet.

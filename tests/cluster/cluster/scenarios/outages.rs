@@ -1,6 +1,5 @@
 //! Outages of the reconcilers and of the API server. Forwarding depends on neither.
 
-use std::env;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::stage::{Stage, whole};
@@ -96,8 +95,7 @@ pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
 
 /// Duration of outages: `TAILYARD_OUTAGE` in seconds; by default longer than a Lease of the reconciler.
 fn outage() -> Duration {
-    let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
-    seconds.map_or(Duration::from_secs(20), Duration::from_secs)
+    Duration::from_secs(kit::setting("TAILYARD_OUTAGE").unwrap_or(20))
 }
 
 fn wait_until(begin: Instant, length: Duration) {
