@@ -118,6 +118,15 @@ impl Nft {
         self.run("drop new connections", nft::shut(interface)).await
     }
 
+    /// [`Self::shut`], unless our table exists; returns whether it does not.
+    pub async fn shut_without_table(&self, interface: &InterfaceName) -> Result<bool, NftError> {
+        let absent = self.blocking(NftSocket::absent).await?;
+        if absent {
+            self.shut(interface).await?;
+        }
+        Ok(absent)
+    }
+
     /// Removes the table and the disco mute ([`Self::mute`]), if they exist.
     pub async fn remove(&self) -> Result<(), NftError> {
         self.run("remove the table", nft::removal() + &nft::unmute()).await

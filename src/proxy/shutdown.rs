@@ -11,12 +11,11 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{Budget, CLOSING, HUSH};
-use crate::model::plan::world::Single;
+use crate::model::flows::drain::{Budget, CLOSING, DISCO_MUTE, between_mutes};
 use crate::runtime::tasks::Stop;
 
 use crate::proxy::replica::Replica;
-use crate::proxy::state_secret::start::StatePart;
+use crate::proxy::state_secret::start::record_mute_start;
 
 /// Timeout for tailscaled to stop advertising.
 const UNADVERTISE: Duration = Duration::from_secs(2);
@@ -46,20 +45,25 @@ impl Replica {
     async fn leave_in_order(&mut self, budget: Budget) {
         tracing::info!(?budget, "draining: established connections continue, readiness is off");
         let nft = self.forwarding.nft().filter(|_| self.tailnet.daemon.is_some());
-        let mut muted = mute(nft.as_ref(), true).await;
-        if muted {
-            self.state.iter().for_each(StatePart::record_mute_start);
-            muted = !unmuted_late(nft.as_ref(), self.end_flows(budget, nft.as_ref())).await;
-        } else {
-            self.end_flows(budget, nft.as_ref()).await;
-        }
+        let ledger = self.state.as_ref().map(|state| state.ledger.clone());
+        let switch = |on| {
+            let (nft, ledger) = (nft.clone(), ledger.clone());
+            async move {
+                let muted = mute(nft.as_ref(), on).await && on;
+                if muted {
+                    ledger.iter().for_each(record_mute_start);
+                }
+                muted
+            }
+        };
+        let muted = run_muted(switch, self.end_flows(budget, nft.as_ref()), budget.flows).await;
         let ended = Instant::now();
         if let Some(ingress) = &mut self.ingress {
             ingress.reopen(REOPEN.min(budget.daemon / 2)).await;
         }
         self.tailnet.give_back(GIVE_BACK.min(budget.daemon / 2)).await;
         if !muted {
-            self.state.iter().for_each(StatePart::record_mute_start);
+            ledger.iter().for_each(record_mute_start);
         }
         self.tailnet.stop(budget.daemon.saturating_sub(ended.elapsed())).await;
         mute(nft.as_ref(), false).await;
@@ -77,7 +81,8 @@ impl Replica {
         // Without applied rules there are no flows.
         if self.forwarding.in_use() {
             self.forwarding.drain(rest(), &gone).await;
-            if let (Some(nft), Single::DestIp(_) | Single::DestDns(_)) = (nft, &self.settings.single)
+            if self.settings.single.is_ingress()
+                && let Some(nft) = nft
                 && let Err(error) = nft.shut(&self.settings.interface).await
             {
                 tracing::debug!(reason = error.reason(), "new connections are refused until the next Pod: {error}");
@@ -116,15 +121,31 @@ impl Replica {
     }
 }
 
-/// Runs `flows`, and ends the mute earlier if it takes longer than [`HUSH`]; returns whether it did.
-async fn unmuted_late(nft: Option<&Nft>, flows: impl Future<Output = ()>) -> bool {
-    let mut flows = pin!(flows);
-    let late = timeout(HUSH, &mut flows).await.is_err();
-    if late {
-        mute(nft, false).await;
-        flows.await;
+/// Runs a drain that lasts at most `limit`, with the disco mute at its beginning, and if it takes long at its end. `mute` turns the mute on
+/// or off and returns whether it is on, as this function does.
+async fn run_muted<M>(mut mute: impl FnMut(bool) -> M, drain: impl Future<Output = ()>, limit: Duration) -> bool
+where
+    M: Future<Output = bool>,
+{
+    let mut drain = pin!(drain);
+    let mut muted = mute(true).await;
+    // Only resets follow the limit.
+    if !muted || limit <= DISCO_MUTE {
+        drain.await;
+        return muted;
     }
-    late
+    if timeout(DISCO_MUTE, &mut drain).await.is_ok() {
+        return true;
+    }
+    muted = mute(false).await;
+    if let Some(interval) = between_mutes(limit) {
+        if timeout(interval, &mut drain).await.is_ok() {
+            return muted;
+        }
+        muted = mute(true).await;
+    }
+    drain.await;
+    muted
 }
 
 /// Starts or ends the disco mute; returns whether it succeeded. Without it the next Pod is ready some seconds later.
@@ -132,4 +153,36 @@ async fn mute(nft: Option<&Nft>, on: bool) -> bool {
     let Some(nft) = nft else { return false };
     let done = nft.mute(on).await;
     done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "signs of life outside the tunnel: {error}")).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// Times in milliseconds at which the mute was switched during a drain of this length, and whether it was on at the end.
+    async fn switches(works: bool, drain: u64, limit: u64) -> (Vec<(u128, bool)>, bool) {
+        let [drain, limit] = [drain, limit].map(Duration::from_millis);
+        let (began, mut switches) = (Instant::now(), Vec::new());
+        let mute = |on| {
+            switches.push((began.elapsed().as_millis(), on));
+            ready(works && on)
+        };
+        let muted = run_muted(mute, sleep(drain), limit).await;
+        assert_eq!(began.elapsed(), drain);
+        (switches, muted)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_drain_is_muted_at_its_beginning_and_before_its_deadline() {
+        assert_eq!(switches(true, 3_000, 24_000).await, (vec![(0, true)], true));
+        assert_eq!(switches(true, 9_000, 24_000).await, (vec![(0, true), (4_500, false)], false));
+        assert_eq!(switches(true, 24_000, 24_000).await, (vec![(0, true), (4_500, false), (19_500, true)], true));
+        assert_eq!(switches(true, 5_000, 4_300).await, (vec![(0, true)], true), "the resets take some time");
+        assert_eq!(switches(true, 12_000, 12_000).await, (vec![(0, true), (4_500, false)], false), "its flows would lose their paths");
+        assert_eq!(switches(false, 24_000, 24_000).await, (vec![(0, true)], false));
+    }
 }

@@ -32,8 +32,15 @@ pub fn quiet_time(services: usize) -> Duration {
 /// A peer's tailscaled trusts an endpoint for 6.5 s after its last disco packet and uses no other one meanwhile, not even for the reply to
 /// the first handshake of the next Pod at another endpoint; WireGuard retries only after 5 s. With the mute the trust has expired by then:
 /// a drain takes about 3 s, a new Pod as long. Forwarding continues: for an untrusted endpoint the peer uses the relay as well, and drops
-/// it only 5 s after an unanswered ping. A longer drain ends the mute before that, so that its flows keep their direct paths.
-pub const HUSH: Duration = Duration::from_millis(4500);
+/// it only 5 s after an unanswered ping. A longer drain interrupts the mute before that, so that its flows keep their direct paths.
+pub const DISCO_MUTE: Duration = Duration::from_millis(4500);
+/// Minimum interval between two mutes: a peer pings the endpoints that it uses every 3 s, and needs one response.
+const MIN_BETWEEN_MUTES: Duration = Duration::from_secs(4);
+
+/// Interval between the mute at the beginning of a drain and the one that ends at its deadline; `None` if it is too short for both.
+pub fn between_mutes(limit: Duration) -> Option<Duration> {
+    limit.checked_sub(2 * DISCO_MUTE).filter(|interval| *interval >= MIN_BETWEEN_MUTES)
+}
 
 /// Maximum time for open requests of advertised services before these are withdrawn.
 ///

@@ -4,21 +4,23 @@ use std::future::pending;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::edge::nft::NotificationStream;
+use crate::edge::nft::{Nft, NotificationStream};
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::Audit;
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::plan::Planned;
-use crate::model::settings::FirewallMode;
+use crate::model::settings::{FirewallMode, Settings};
 
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::Applied;
 use crate::proxy::forwarding::ruleset_sync::{Kernel, SyncFault};
 
-/// The kernel; its firewall is selected at the first write.
+/// The kernel; its firewall is selected by [`Self::prepare`], or at the first write that succeeds.
 pub struct LiveKernel {
     backend: FirewallMode,
     interface: InterfaceName,
+    /// Whether new connections from the tailnet are dropped until a ruleset forwards them.
+    shut: bool,
     chosen: watch::Sender<Option<ActiveFirewall>>,
     changes: Option<NotificationStream>,
     applied: mpsc::UnboundedSender<Applied>,
@@ -28,13 +30,36 @@ pub struct LiveKernel {
 
 impl LiveKernel {
     /// A kernel without selected firewall; the receiver gets the selection. Applied rulesets are sent to `applied`.
-    pub fn new(
-        backend: FirewallMode,
-        interface: InterfaceName,
-        applied: mpsc::UnboundedSender<Applied>,
-    ) -> (Self, watch::Receiver<Option<ActiveFirewall>>) {
+    pub fn new(settings: &Settings, applied: mpsc::UnboundedSender<Applied>) -> (Self, watch::Receiver<Option<ActiveFirewall>>) {
         let (chosen, firewall) = watch::channel(None);
-        (Self { backend, interface, chosen, changes: None, applied, leftovers: true }, firewall)
+        let (backend, interface) = (settings.backend, settings.interface.clone());
+        (Self { backend, interface, shut: false, chosen, changes: None, applied, leftovers: true }, firewall)
+    }
+
+    /// Selects the firewall before the first write. With `shut`, new connections from the tailnet are dropped until that write, so that
+    /// clients repeat them: tailscaled is connected before the rules exist. Rules of an earlier process stay in force. Errors are those of
+    /// the first write.
+    pub async fn prepare(&mut self, shut: bool) {
+        let prepared = async {
+            if let ActiveFirewall::Nft(nft) = self.firewall().await?
+                && shut
+            {
+                self.shut = nft.shut_without_table(&self.interface).await?;
+            }
+            Ok::<(), SyncFault>(())
+        };
+        if let Err(fault) = prepared.await {
+            tracing::debug!(reason = fault.reason, "the firewall is selected again at the first write: {}", fault.message);
+        }
+    }
+
+    /// Ends the drop of new connections.
+    async fn open(&mut self, nft: &Nft, ruleset: &Ruleset) -> Result<(), SyncFault> {
+        if self.shut && !ruleset.from_tailnet.is_empty() {
+            nft.mute(false).await?;
+            self.shut = false;
+        }
+        Ok(())
     }
 
     async fn firewall(&mut self) -> Result<ActiveFirewall, SyncFault> {
@@ -52,7 +77,10 @@ impl LiveKernel {
 impl Kernel for LiveKernel {
     async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         match self.firewall().await? {
-            ActiveFirewall::Nft(nft) => nft.rewrite(ruleset).await?,
+            ActiveFirewall::Nft(nft) => {
+                nft.rewrite(ruleset).await?;
+                self.open(&nft, ruleset).await?;
+            }
             ActiveFirewall::Iptables(iptables) => iptables.rewrite(ruleset).await?,
         }
         Ok(())
@@ -60,7 +88,10 @@ impl Kernel for LiveKernel {
 
     async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
         match self.firewall().await? {
-            ActiveFirewall::Nft(nft) => nft.patch(before, delta, after).await?,
+            ActiveFirewall::Nft(nft) => {
+                nft.patch(before, delta, after).await?;
+                self.open(&nft, after).await?;
+            }
             ActiveFirewall::Iptables(iptables) => iptables.patch(before, delta, after).await?,
         }
         Ok(())

@@ -68,7 +68,7 @@ impl ForwardingPart {
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();
         let (cleaner, ended) = FlowCleaner::new(in_force);
-        let (live, firewall) = LiveKernel::new(settings.backend, settings.interface.clone(), applied);
+        let (mut live, firewall) = LiveKernel::new(settings, applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
         let predecessor = watch::Sender::new(None);
@@ -82,7 +82,12 @@ impl ForwardingPart {
             tasks.run_until_stop("predecessor", recent_peers::load(store, pod, restarted, predecessor.clone()));
             warmup = tailnet.daemon.as_ref().map(|daemon| start_warmup(daemon, &planned, predecessor.subscribe(), tasks));
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
-            tasks.run_until_stop("ruleset sync", ruleset_sync::run(live, inputs, programmed_in, PACE));
+            let shut = settings.single.is_ingress();
+            let work = async move {
+                live.prepare(shut).await;
+                ruleset_sync::run(live, inputs, programmed_in, PACE).await;
+            };
+            tasks.run_until_stop("ruleset sync", work);
             tasks.run_until_stop("flow-cleanup", cleaner.run());
             tasks.run_until_stop("forwarding", super::run(off));
         } else {

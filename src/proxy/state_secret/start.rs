@@ -66,11 +66,11 @@ impl StatePart {
         tasks.run_until_stop("report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
         Some(Self { ledger, recent_peers })
     }
+}
 
-    /// Records the start of the disco mute for the next Pod.
-    pub fn record_mute_start(&self) {
-        self.ledger.set(state::DISCO_MUTED_SINCE, Timestamp::now().to_string());
-    }
+/// Records the start of the disco mute for the next Pod.
+pub fn record_mute_start(ledger: &Ledger) {
+    ledger.set(state::DISCO_MUTED_SINCE, Timestamp::now().to_string());
 }
 
 /// Starts the recorder of recent peers, if clients of the tailnet are served and peers are warmed up.

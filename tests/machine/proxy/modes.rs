@@ -1,17 +1,22 @@
-//! Replicas that forward nothing, each with a scripted tailscaled: they stay up, answer probes and report their device.
+//! Modes of a replica. Those that forward nothing, each with a scripted tailscaled, stay up, answer probes and report their device; the
+//! proxy of one Service drops connections before it forwards.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kit::netns::Node;
+use kit::netns::{Lab, Node, Shape};
 use kit::wait::until;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tailyard::model::base::net::Family;
 use tempfile::TempDir;
 
-use crate::proxy::replica::{PATIENCE, fetch};
+use crate::proxy::replica::{PATIENCE, Replica, Start, fetch, netmap};
 
 /// Time of observation: tasks that end by themselves do so within seconds of the start.
 const OBSERVATION: Duration = Duration::from_secs(10);
@@ -110,4 +115,26 @@ fn connector_mode_stays_up() {
     let environment =
         [("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "DIR/conf"), ("TS_USERSPACE", "false"), ("TS_INTERNAL_APP", "k8s-operator-connector")];
     Mode::start("connector", &environment).stays_up();
+}
+
+/// tailscaled is connected before the rules exist. A client repeats a connection that is dropped, and gives up one that is refused.
+#[test]
+fn proxy_of_one_service_drops_new_connections_until_it_forwards() {
+    let lab = Lab::build(&Shape::default());
+    let (backend, proxy, client) = (&lab.clients[0], &lab.proxies[0], &lab.targets[0]);
+    let _server = backend.serve(80);
+    let start = Start { env: vec![("TS_DEST_IP".to_owned(), backend.cluster[&Family::V4].to_string())], ..Start::default() };
+    let mut replica = Replica::launch(proxy, "{}", &json!("no netmap yet"), &start);
+    let to = SocketAddr::new(proxy.tailnet[&Family::V4], 80);
+    let failure = || client.ask_tcp(to, Duration::from_millis(500)).map_err(|fault| fault.kind());
+    until("dropped", PATIENCE, || matches!(failure(), Err(ErrorKind::TimedOut | ErrorKind::WouldBlock)));
+    replica.tailnet(&netmap(proxy, &lab.targets));
+    assert_eq!(client.ask_tcp(to, PATIENCE).expect("the connection waits for the rules").name, backend.name);
+    // Rules of the former process forward at once.
+    replica.signal(Signal::SIGKILL);
+    replica.wait_exit(PATIENCE);
+    replica.tailnet(&json!("no netmap yet"));
+    replica.restart_with(&start);
+    until("started", PATIENCE, || replica.get("/livez").is_ok());
+    assert_eq!(failure().expect("served").name, backend.name);
 }

@@ -24,9 +24,9 @@ pub(super) const DEBUG: u16 = 9001;
 pub(super) const ADMIN: u16 = 9003;
 /// Termination time beyond the drain timeout: to become unready, reset remaining flows and leave the tailnet.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
-/// Maximum drain timeout of a Pod with a standby: with the time beside flows it ends within the disco mute, so that peers take the other
-/// Pod's endpoint at once.
-const STANDBY_DRAIN: Duration = Duration::from_secs(1);
+/// Maximum drain timeout of a Pod with a standby: with the time beside flows the drain ends just within one disco mute, so that peers take
+/// the other Pod's endpoint soon.
+const STANDBY_DRAIN: Duration = Duration::from_secs(2);
 /// Let's Encrypt's staging environment.
 const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// Maximum drain timeout in seconds: a day.

@@ -1,11 +1,14 @@
 //! A standalone proxy with a second Pod that takes over.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::*;
 use crate::api::condition::PROXY_READY;
 use crate::model::controller::group_assignment::StandaloneScope;
 use crate::model::controller::standalone;
+use crate::model::flows::drain::{Budget, DISCO_MUTE};
 
 /// A cluster with an exposed Service.
 fn world() -> World {
@@ -75,7 +78,8 @@ fn second_pod_shares_identity_and_lease() {
     };
     for set in [&first, &second] {
         assert_eq!(env(set, "TAILYARD_ACTIVE_LEASE"), pod(&sets()[0]));
-        assert_eq!(env(set, "TAILYARD_DRAIN_TIMEOUT"), "7s");
+        assert_eq!(env(set, "TAILYARD_DRAIN_TIMEOUT"), "8s");
+        assert!(Budget::of(Duration::from_secs(8), true).flows <= DISCO_MUTE);
         assert!(set["spec"]["template"]["spec"]["topologySpreadConstraints"].is_array());
     }
     assert_eq!(env(&second, "POD_NAME"), pod(&sets()[0]));
