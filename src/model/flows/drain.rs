@@ -22,10 +22,14 @@ const QUIET: Duration = Duration::from_secs(2);
 /// Egress Services whose endpoints follow a leaving replica within a second, on a busy API server: their slices change one by one.
 const SERVICES_PER_SECOND: usize = 50;
 
-/// Time without flows before the drain of a replica with this number of egress Services ends.
+/// Time without flows before the drain of a replica of a group with this number of egress Services ends.
 pub fn quiet_time(services: usize) -> Duration {
     QUIET + Duration::from_secs(u64::try_from(services / SERVICES_PER_SECOND).unwrap_or(u64::MAX))
 }
+
+/// The same for the proxy of one Service. Its clients have no other replica: it serves them as long as the mute lasts, so that the next Pod
+/// is reached soon after.
+pub const QUIET_OF_SINGLE: Duration = Duration::from_millis(4200);
 
 /// Duration of the disco mute: a draining replica that still forwards sends no disco packets.
 ///

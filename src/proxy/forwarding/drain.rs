@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{AWAY, Drain, DrainDecision, quiet_time};
+use crate::model::flows::drain::{AWAY, Drain, DrainDecision, QUIET_OF_SINGLE, quiet_time};
 use crate::model::flows::flow::{Flow, FlowFilter};
+use crate::model::plan::world::Single;
 
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::start::ForwardingPart;
@@ -34,8 +35,11 @@ impl ForwardingPart {
     /// Waits until all forwarded flows have ended, except those to addresses in `gone`, at most for `grace`.
     pub async fn drain(&self, grace: Duration, gone: &BTreeSet<IpAddr>) {
         let began = Instant::now();
-        let services = self.planned.borrow().as_ref().map_or(0, |planned| planned.plan.egress.len());
-        let mut drain = Drain::new(grace, quiet_time(services));
+        let quiet = match &*self.planned.borrow() {
+            Some(planned) if planned.world.single == Single::None => quiet_time(planned.plan.egress.len()),
+            _ => QUIET_OF_SINGLE,
+        };
+        let mut drain = Drain::new(grace, quiet);
         if ended(&mut drain, |to| !gone.contains(&to)).await {
             tracing::info!(took = ?began.elapsed(), "all flows have ended");
         } else {
