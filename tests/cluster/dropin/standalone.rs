@@ -11,16 +11,19 @@ use kit::cluster::chart::NAMESPACE;
 use kit::cluster::{DEADLINE, pods};
 use kit::machine::Machine;
 use kit::operators::{PORT, Stage};
-use kit::wait::eventually;
+use kit::wait::{eventually, until};
 
 /// Response of the Pod.
 const ANSWER: &str = "hello";
 /// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Names of the devices of both proxies.
+const DEVICES: [&str; 2] = ["default-solo", "default-far"];
+
 /// Devices of both proxies.
 pub(crate) fn devices(stage: &Stage) -> Vec<BTreeSet<IpAddr>> {
-    ["default-solo", "default-far"].iter().map(|name| stage.cluster.tailnet.addresses_of(name).into_iter().collect()).collect()
+    DEVICES.iter().map(|name| stage.cluster.tailnet.addresses_of(name).into_iter().collect()).collect()
 }
 
 /// Creates the Services and a Pod, and waits until the operator in charge reports both ready.
@@ -38,6 +41,8 @@ pub(crate) fn create(stage: &Stage) {
             "spec": {"type": "ExternalName", "externalName": "placeholder"}}),
     ]);
     stage.cluster.wait(&["--for=condition=TailscaleProxyReady", "service/solo", "service/far"]);
+    // The Tailscale operator reports an egress Service as ready before its proxy has joined.
+    until("both devices have joined", DEADLINE, || DEVICES.iter().all(|name| stage.cluster.tailnet.knows(name)));
 }
 
 /// Field of the Pod of a Service's proxy.

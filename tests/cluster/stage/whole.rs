@@ -48,7 +48,7 @@ pub(crate) fn everything_of_ours(cluster: &Cluster) -> Vec<String> {
     all["items"].as_array().expect("items").iter().filter(ours).map(name).collect()
 }
 
-/// Number of objects of ours of each kind, without the revisions that Kubernetes keeps of each StatefulSet and DaemonSet.
+/// Number of objects of ours of each kind, without the revisions that Kubernetes keeps of each StatefulSet and `DaemonSet`.
 pub(crate) fn count_by_kind(cluster: &Cluster) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for object in everything_of_ours(cluster) {
