@@ -15,7 +15,7 @@ pub(crate) use kit::sheet::{PLAIN, Point, Sheet};
 /// The firewall of the proxies.
 #[must_use]
 pub(crate) fn backend() -> String {
-    std::env::var("TAILYARD_BENCH_BACKEND").unwrap_or_else(|_| "nftables".to_owned())
+    kit::setting("TAILYARD_BENCH_BACKEND").unwrap_or_else(|| "nftables".to_owned())
 }
 
 /// The name of our proxy in plots.
