@@ -83,7 +83,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
             // A crash: the next process adopts tailscaled, ruleset and flows.
             return;
         }
-        replica.leave(&leave, sources.grace_began()).await;
+        replica.leave(cluster.as_ref(), &leave, sources.grace_began()).await;
         if let Some(standby) = standby {
             standby.release().await;
         }

@@ -109,6 +109,8 @@ pub enum TailnetMode {
 pub struct Pod {
     /// `POD_NAME`.
     pub name: Option<String>,
+    /// Name of the Pod itself (`TAILYARD_POD_NAME`, else `POD_NAME`): a standby Pod has the name of the first one in `POD_NAME`.
+    pub object: Option<String>,
     /// `POD_UID`.
     pub uid: Option<String>,
     /// Its node (`NODE_NAME`): endpoints of the same zone are preferred.

@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
+use crate::edge::kube::{Cluster, Resource};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{Budget, CLOSING, DISCO_MUTE, between_mutes};
+use crate::model::flows::drain::{self, Budget, CLOSING, DISCO_MUTE, between_mutes};
+use crate::model::settings::Pod;
 use crate::runtime::tasks::Stop;
 
 use crate::proxy::replica::Replica;
@@ -26,15 +28,19 @@ const REOPEN: Duration = Duration::from_secs(1);
 /// Timeout for writing back the state of a tailscaled that was started without its Secret.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
+/// Timeout for the lookup of the Pod's grace period.
+const LOOKUP: Duration = Duration::from_millis(500);
+
 /// Timeout for the withdrawal of routes alone: not every control server confirms it.
 const ROUTES: Duration = Duration::from_secs(2);
 
 impl Replica {
     /// Shuts down; a second signal aborts. `grace_began`: start of the Pod's grace period, if a preStop hook preceded the signal.
-    pub async fn leave(&mut self, stop: &Stop, grace_began: Option<Instant>) {
+    pub async fn leave(&mut self, cluster: Option<&Cluster>, stop: &Stop, grace_began: Option<Instant>) {
         let began = Instant::now();
-        let spent = grace_began.map_or(Duration::ZERO, |grace| began.saturating_duration_since(grace));
-        let budget = Budget::of(self.settings.drain_timeout.saturating_sub(spent), self.tailnet.daemon.is_some());
+        let grace = grace_period(cluster, &self.settings.pod).await.unwrap_or(Duration::MAX);
+        let available = self.settings.drain_timeout.min(grace).saturating_sub(grace_began.unwrap_or(began).elapsed());
+        let budget = Budget::of(available, self.tailnet.daemon.is_some());
         tokio::select! {
             () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),
             () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
@@ -119,6 +125,16 @@ impl Replica {
         let within = if services { within } else { within.min(ROUTES) };
         if ingress.withdraw(within).await { self.forwarding.service_addresses() } else { BTreeSet::new() }
     }
+}
+
+/// Grace period with which this Pod was deleted: by `kubectl drain --grace-period` or by force it is shorter than in the Pod's spec. `None`
+/// if it was not deleted, or the API server does not say.
+pub async fn grace_period(cluster: Option<&Cluster>, pod: &Pod) -> Option<Duration> {
+    let (cluster, name, uid) = (cluster?, pod.object.as_deref()?, pod.uid.as_deref()?);
+    let found = timeout(LOOKUP, cluster.look(Resource::POD, Some(cluster.namespace()), name)).await.ok()?;
+    let unread = "a grace period shorter than the drain timeout would cut the drain";
+    let found = found.inspect_err(|error| tracing::info!(reason = error.reason(), "{unread}: {error}")).ok()?;
+    drain::grace_period(found.as_ref(), uid)
 }
 
 /// Runs a drain that lasts at most `limit`, with the disco mute at its beginning, and if it takes long at its end. `mute` turns the mute on

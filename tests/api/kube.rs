@@ -2,6 +2,7 @@
 
 mod configs;
 mod endpoints;
+mod grace_period;
 mod kinds;
 mod lease;
 mod scripted;

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::model::flows::flow::{Flow, TcpState};
 
 /// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
@@ -56,6 +58,17 @@ pub const CLOSING: Duration = Duration::from_millis(1500);
 /// Time without open requests before services are withdrawn. Connections that tailscaled accepted arrive here a round trip later, and
 /// recent responses may be in flight. Shorter than the second after which a client retries.
 pub const AWAY: Duration = Duration::from_millis(500);
+
+/// Time that the kubelet leaves between SIGTERM and the kill in any case, also if a Pod is deleted by force.
+const MIN_GRACE: Duration = Duration::from_secs(2);
+
+/// Time from SIGTERM to the kill of the deleted Pod with this UID. `pod` is the object of its name as SIGTERM arrives; if there is none, or it is
+/// another Pod's, the Pod was deleted by force. `None` if it was not deleted: its container alone is restarted.
+pub fn grace_period(pod: Option<&Value>, uid: &str) -> Option<Duration> {
+    let Some(metadata) = pod.map(|pod| &pod["metadata"]).filter(|metadata| metadata["uid"] == uid) else { return Some(MIN_GRACE) };
+    let seconds = metadata["deletionGracePeriodSeconds"].as_u64()?;
+    Some(Duration::from_secs(seconds).max(MIN_GRACE))
+}
 
 /// How a Pod's grace period is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,6 +203,7 @@ fn life(flow: &Flow) -> FlowEndSignal {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
     use crate::model::flows::flow::{DST_NAT, Tuple};
@@ -223,6 +237,24 @@ mod tests {
         assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
         assert!(matches!(drain.decide(Some(&[]), seconds(2)), DrainDecision::Wait(_)));
         assert_eq!(drain.decide(Some(&[tcp(TcpState::TimeWait)]), seconds(3)), DrainDecision::Ended);
+    }
+
+    #[test]
+    fn grace_period_is_that_of_the_deletion() {
+        let pod = |metadata: Value| grace_period(Some(&json!({"metadata": metadata})), "7d5c");
+        assert_eq!(pod(json!({"uid": "7d5c"})), None, "its container alone is restarted");
+        assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": 40})), Some(seconds(40)));
+        assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": 1})), Some(MIN_GRACE));
+        assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": -1})), None);
+        assert_eq!(pod(json!({"uid": "7d5d", "deletionGracePeriodSeconds": 40})), Some(MIN_GRACE), "its successor is deleted");
+        assert_eq!(grace_period(None, "7d5c"), Some(MIN_GRACE));
+    }
+
+    #[test]
+    fn forced_deletion_leaves_time_for_tailscaled_to_end() {
+        let budget = Budget::of(MIN_GRACE, true);
+        assert!(budget.flows >= seconds(1));
+        assert!(budget.flows + budget.resets + budget.daemon + Duration::from_millis(300) < MIN_GRACE, "and for the release of a Lease");
     }
 
     #[test]

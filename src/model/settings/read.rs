@@ -108,6 +108,7 @@ fn pod(source: &mut SettingSource<'_>) -> Pod {
     let ips = source.parsed(list, "a list of at most two addresses, separated by a comma", one_of_each);
     Pod {
         name: source.owned("POD_NAME"),
+        object: source.owned("TAILYARD_POD_NAME").or_else(|| source.owned("POD_NAME")),
         uid: source.owned("POD_UID"),
         node: source.owned("NODE_NAME"),
         node_ip: source.parsed("NODE_IP", "an IP address", |text| text.parse().ok()),

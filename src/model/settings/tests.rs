@@ -63,6 +63,7 @@ fn environment_of_an_egress_pod_is_read() {
         interface: InterfaceName::tailscale0(),
         pod: Pod {
             name: Some("eg-0".into()),
+            object: Some("eg-0".into()),
             uid: Some("7d5c".into()),
             node: None,
             node_ip: None,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tailyard::model::base::leader::LeaseTerms;
 
 use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage};
@@ -54,6 +55,15 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     assert_eq!(second.active, first.waiting, "the other one takes over");
 
     let uid = pods::uid(cluster, NAMESPACE, &second.active);
+    let began = Instant::now();
+    cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, &second.active, "--force", "--grace-period=0"]);
+    eventually("another Pod", DEADLINE, || holder(cluster).filter(|holder| *holder != uid && !holder.is_empty()));
+    let moved = began.elapsed();
+    println!("the active Pod is deleted by force: another has the Lease after {moved:?}");
+    assert!(moved < LeaseTerms::ACTIVE_POD.trust, "it was released: {moved:?}");
+    let second = settled(cluster);
+
+    let uid = pods::uid(cluster, NAMESPACE, &second.active);
     outage(&second, "the active Pod is killed", &|| pods::signal(&uid, Some("tailyard"), Signal::SIGKILL));
     let third = settled(cluster);
 
@@ -79,6 +89,12 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     eventually("its Lease is deleted", DEADLINE, || (!leases().contains("ts-pair-")).then_some(()));
 }
 
+/// UID of the Pod that holds the Lease; empty after a release.
+fn holder(cluster: &Cluster) -> Option<String> {
+    let leases = cluster.kubectl(&["get", "leases", "-n", NAMESPACE, "-o", LEASES]);
+    leases.lines().find_map(|line| Some(line.strip_prefix("ts-pair-")?.split_once(' ')?.1.to_owned()))
+}
+
 /// Waits until the Pod that holds the Lease is ready, and the other one waits.
 fn settled(cluster: &Cluster) -> Pair {
     let fields =
@@ -86,10 +102,8 @@ fn settled(cluster: &Cluster) -> Pair {
     let fields = fields.map(|field| format!("{{{field}}} ")).concat();
     let path = format!("jsonpath={{range .items[*]}}{fields}{{end}}");
     let found = || cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "tailscale.com/parent-resource=pair", "-o", &path]);
-    let holder = || cluster.kubectl(&["get", "leases", "-n", NAMESPACE, "-o", LEASES]);
     eventually("an active and a waiting Pod", DEADLINE, || {
-        let (found, holder) = (found(), holder());
-        let holder = holder.lines().find_map(|line| line.strip_prefix("ts-pair-")?.split_once(' '))?.1;
+        let (found, holder) = (found(), holder(cluster)?);
         let words: Vec<&str> = found.split_whitespace().collect();
         let pods = words.chunks(4).filter(|pod| pod.len() == 4 && pod[3] == "true");
         let (active, waiting): (Vec<_>, Vec<_>) = pods.partition(|pod| pod[1] == holder);

@@ -28,7 +28,7 @@ use snapshot::{ETCD, Snapshot};
 
 use crate::audit_policy;
 use crate::logs::print_ends;
-use crate::servers::servers;
+use crate::servers::{GARBAGE_COLLECTION, servers};
 use crate::wait::{eventually_async, report_boot};
 
 /// The addresses of the API servers in their namespace; certificates are not possible for a loopback address.
@@ -138,7 +138,7 @@ impl Cluster {
         let log = File::options().create(true).append(true).open(self.path(&format!("{program}.log"))).expect("log");
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(self.binaries.join(program)).args(arguments);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("log")).stderr(log);
+        command.envs(GARBAGE_COLLECTION).stdin(Stdio::null()).stdout(log.try_clone().expect("log")).stderr(log);
         command
     }
 

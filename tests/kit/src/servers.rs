@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+/// Environment of a control plane's programs, which live for minutes: fewer garbage collections, and an API server of some more memory.
+pub(crate) const GARBAGE_COLLECTION: [(&str, &str); 2] = [("GOGC", "400"), ("GOMEMLIMIT", "1GiB")];
+
 /// The directory of the real programs, these built if need be.
 pub fn servers(names: &[&str]) -> PathBuf {
     let build = crate::root().join("tests/servers/build");

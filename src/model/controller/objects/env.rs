@@ -112,7 +112,7 @@ pub(super) fn value(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None }
 }
 
-fn field(name: &str, path: &str) -> EnvVar {
+pub(super) fn field(name: &str, path: &str) -> EnvVar {
     let field = ObjectFieldSelector { field_path: path.to_owned(), api_version: Some("v1".to_owned()) };
     let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
     EnvVar { name: name.to_owned(), value: None, value_from: Some(source) }

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
 use crate::model::controller::ingress_spec::PublishSource;
+use crate::model::controller::standalone::standby_name;
 
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
@@ -60,6 +61,8 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     };
     let ordinals = 0..shape.present.max(shape.replicas);
     let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
+    let standby = shape.standby.then(|| names::replica(&standby_name(group), 0));
+    let pods = states.clone().chain(standby).collect();
     let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
     let account = shape.account().map(|account| account.secret);
     let written: Vec<String> = states.chain(account).chain(shape.certificates.iter().cloned()).collect();
@@ -92,8 +95,11 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     if !shape.stock() && shape.has_config_map() {
         rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
     }
-    if shape.stock() {
-        rules.push(rule("events", &["create", "get", "patch"], Vec::new()));
-    }
+    rules.push(if shape.stock() {
+        rule("events", &["create", "get", "patch"], Vec::new())
+    } else {
+        // The grace period with which a Pod was deleted.
+        rule("pods", &["get"], pods)
+    });
     rules
 }

@@ -56,7 +56,9 @@ pub fn standby_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manif
         template.metadata.iter_mut().for_each(|metadata| label(&mut metadata.labels));
         let containers = template.spec.iter_mut().flat_map(|pod| &mut pod.containers);
         for container in containers.filter(|container| container.name == PROXY) {
-            env::set(container.env.get_or_insert_default(), env::value("POD_NAME", &names::replica(&shape.owner.group, 0)));
+            let variables = container.env.get_or_insert_default();
+            env::set(variables, env::value("POD_NAME", &names::replica(&shape.owner.group, 0)));
+            env::set(variables, env::field("TAILYARD_POD_NAME", "metadata.name"));
         }
     }
     Manifest::of(Kind::StatefulSet, &set)

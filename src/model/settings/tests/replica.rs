@@ -56,6 +56,14 @@ fn userspace_group_member_serves_only_sites() {
 }
 
 #[test]
+fn standby_pod_has_two_names() {
+    let names = |pairs: &[(&str, &str)]| (read(pairs).pod.name, read(pairs).pod.object);
+    let (first, own) = ("ts-web-1a2b3-0".to_owned(), "ts-web-4c5d6-0".to_owned());
+    assert_eq!(names(&[("POD_NAME", &first)]), (Some(first.clone()), Some(first.clone())));
+    assert_eq!(names(&[("POD_NAME", &first), ("TAILYARD_POD_NAME", &own)]), (Some(first.clone()), Some(own.clone())));
+}
+
+#[test]
 fn active_lease_requires_a_cluster_and_the_uid_of_the_pod() {
     let lease = ("TAILYARD_ACTIVE_LEASE", "ts-web-1a2b3-0");
     let (server, uid) = (("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("POD_UID", "7d5c"));

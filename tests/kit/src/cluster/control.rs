@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use nix::sys::signal::Signal;
 
 use crate::machine::{Machine, Process};
+use crate::servers::GARBAGE_COLLECTION;
 
 use super::pki::{Leaf, Pki, dns_name, flag, ip_name};
 use super::{DEADLINE, PODS, audit, text};
@@ -78,7 +79,7 @@ impl ControlPlane {
 fn run(machine: &Machine, servers: &Path, name: &str, flags: &[String]) -> Process {
     let program = text(&servers.join(name));
     let argv: Vec<&str> = std::iter::once(&program).chain(flags).map(String::as_str).collect();
-    machine.spawn(name, &argv, &[])
+    machine.spawn(name, &argv, &GARBAGE_COLLECTION)
 }
 
 fn serves(machine: &Machine, servers: &Path, kubeconfig: &Path) {

@@ -74,20 +74,25 @@ fn second_pod_shares_identity_and_lease() {
     let [first, second] = sets().map(|set| Value::clone(&world.objects[&set]));
     let env = |set: &Value, name: &str| {
         let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list").clone();
-        env.into_iter().find(|variable| variable["name"] == name).expect("a variable")["value"].clone()
+        env.into_iter().find(|variable| variable["name"] == name).expect("a variable")
     };
+    let value = |set: &Value, name: &str| env(set, name)["value"].clone();
     for set in [&first, &second] {
-        assert_eq!(env(set, "TAILYARD_ACTIVE_LEASE"), pod(&sets()[0]));
-        assert_eq!(env(set, "TAILYARD_DRAIN_TIMEOUT"), "8s");
+        assert_eq!(value(set, "TAILYARD_ACTIVE_LEASE"), pod(&sets()[0]));
+        assert_eq!(value(set, "TAILYARD_DRAIN_TIMEOUT"), "8s");
         assert!(Budget::of(Duration::from_secs(8), true).flows <= DISCO_MUTE);
         assert!(set["spec"]["template"]["spec"]["topologySpreadConstraints"].is_array());
     }
-    assert_eq!(env(&second, "POD_NAME"), pod(&sets()[0]));
+    assert_eq!(value(&second, "POD_NAME"), pod(&sets()[0]));
+    assert_eq!(env(&second, "TAILYARD_POD_NAME")["valueFrom"]["fieldRef"]["fieldPath"], "metadata.name");
     assert_eq!(second["spec"]["selector"]["matchLabels"], json!({"app": "1234", "tailyard.io/standby": "true"}));
     let role = &world.objects[&object(Kind::Role, &sets()[0].name)];
     let rules = role["rules"].as_array().expect("rules");
-    let leases: Vec<_> = rules.iter().filter(|rule| rule["resources"] == json!(["leases"])).map(|rule| &rule["resourceNames"]).collect();
-    assert_eq!(leases, [&json!([pod(&sets()[0])]), &Value::Null]);
+    let names = |resource: &str| -> Vec<_> {
+        rules.iter().filter(|rule| rule["resources"] == json!([resource])).map(|rule| &rule["resourceNames"]).collect()
+    };
+    assert_eq!(names("leases"), [&json!([pod(&sets()[0])]), &Value::Null]);
+    assert_eq!(names("pods"), [&json!(sets().map(|set| pod(&set)))]);
     assert_eq!((world.minted, world.devices.len()), (1, 1));
 }
 
