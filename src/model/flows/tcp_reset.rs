@@ -1,7 +1,9 @@
 //! Resets TCP flows at both ends: schedule of segments and evaluation of responses.
 //!
 //! Each flow's target is probed; the first answer of a live end has the two sequence numbers that make resets valid at both ends. Resets
-//! are not acknowledged, so each is sent twice. A silent target is probed again, and then the client too. Pure: times are counted from
+//! are not acknowledged, so each is sent twice. Then the client gets one more segment, which it refuses: after a reset from one side alone,
+//! the conntrack of its node forwards a new connection from the same port to this replica for 10 s more, even if that has left, but not
+//! after a reset from the client. A silent target is probed again, and then the client too. Pure: times are counted from
 //! the start; the caller sends and receives.
 //!
 //! A flow whose target had not answered when it was listed may be a connection by the time that its entry is deleted. Only its target is
@@ -24,6 +26,8 @@ const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1
 const HALF_OPEN: usize = 3;
 /// Delay of the second reset.
 const REPEAT: Duration = ms(40);
+/// Delay of the segment that the client refuses.
+const REFUSED: Duration = ms(80);
 /// Maximum evaluated responses of a flow: an end that still sends data produces many.
 const HEEDED: u8 = 8;
 
@@ -250,6 +254,8 @@ impl PendingResets {
             self.enter(at, Due::Send(back));
             self.enter(at, Due::Send(on));
         }
+        let to_client = if side == FlowSide::Client { back } else { on };
+        self.enter(now + REFUSED, Due::Send(to_client.without_reset()));
     }
 
     fn refused(&mut self, index: usize, side: FlowSide, now: Duration) {

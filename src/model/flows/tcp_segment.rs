@@ -52,6 +52,11 @@ impl Segment {
         Self { from, to, sequence, acknowledgment, flags: RST | ACK }
     }
 
+    /// An acknowledgment with the same numbers as this reset: an end without the connection responds to it by a reset (RFC 9293 §3.10.7.1).
+    pub fn without_reset(self) -> Self {
+        Self { flags: ACK, ..self }
+    }
+
     pub fn to(&self) -> SocketAddr {
         self.to
     }

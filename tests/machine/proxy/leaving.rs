@@ -1,12 +1,13 @@
 //! Drain: unready at once, forwarding until the flows have ended or the grace period is over, then resets at both ends.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::SocketAddr;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tailyard::model::base::net::Family;
 use tailyard::model::flows::prestop_hook::SIGNAL_FOLLOWS;
 
@@ -84,6 +85,42 @@ fn idle_flows_are_reset_after_the_grace_period() {
         assert_eq!(uninterrupted(|| flow.read(&mut [0; 1])).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
     }
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+}
+
+/// A client's kernel may use a port again soon after its connection was reset. Its node's conntrack has that connection for 10 s more.
+#[test]
+fn client_reaches_another_replica_from_the_port_of_a_connection_that_was_reset() {
+    let lab = Lab::build(&Shape { proxies: 2, ..Shape::default() });
+    let (client, proxy, other) = (&lab.clients[0], &lab.proxies[0], &lab.proxies[1]);
+    let (_server, _other) = (lab.targets[0].serve(80), other.serve(10_080));
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("6s"));
+    replica.wait_ready();
+    client.ip(&format!("route add 10.96.0.7/32 via {}", replica.pod(Family::V4)));
+    let route_service = |to: IpAddr| {
+        let chain = format!("type nat hook output priority -100; ip daddr 10.96.0.7 tcp dport 80 dnat to {to}:10080");
+        client.feed(
+            &["nft", "-f", "-"],
+            &format!("table ip service\ndelete table ip service\ntable ip service {{ chain output {{ {chain}\n }}\n }}"),
+        );
+    };
+    let connect = || -> io::Result<TcpStream> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((client.cluster[&Family::V4], 40_000)).into())?;
+        socket.connect_timeout(&SocketAddr::from(([10, 96, 0, 7], 80)).into(), QUICK)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(socket.into())
+    };
+    let connect = || client.ns.run(connect).expect("the namespace");
+    route_service(replica.pod(Family::V4));
+    let mut flow = connect().expect("served");
+    Greeting::read(&mut flow).expect("a greeting");
+    replica.signal(Signal::SIGTERM);
+    route_service(other.cluster[&Family::V4]);
+    assert_eq!(uninterrupted(|| flow.read(&mut [0; 1])).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+    drop(flow);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    let mut flow = connect().expect("another replica");
+    assert_eq!(Greeting::read(&mut flow).expect("a greeting").name, other.name);
 }
 
 /// Closed connections are most of the tracked entries, and flows without an end of their own have to be deleted: neither delays the resets.

@@ -40,6 +40,8 @@ fn target_answer_resets_both_ends_with_its_sequence_numbers() {
     assert_eq!(all(&mut resets, ms(3)), [to_target, to_client]);
     assert!(!resets.is_over(), "each is sent again");
     assert_eq!(all(&mut resets, ms(43)), [to_target, to_client]);
+    assert!(!resets.is_over(), "its node's conntrack must see a reset by the client");
+    assert_eq!(all(&mut resets, ms(83)), [to_client.without_reset()]);
     assert!(resets.is_over());
     assert_eq!(resets.report(), ResetReport { reset: 1, ..ResetReport::default() });
 }
@@ -122,6 +124,6 @@ proptest! {
         let report = resets.report();
         prop_assert_eq!(report.reset + report.gone + report.unanswered + report.failed, flows.len());
         prop_assert_eq!(resets.next(), None);
-        prop_assert!(sent <= flows.len() * (2 * PROBES.len() + 4 * usize::from(HEEDED) + 1));
+        prop_assert!(sent <= flows.len() * (2 * PROBES.len() + 5 * usize::from(HEEDED) + 1));
     }
 }
