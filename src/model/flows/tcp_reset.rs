@@ -1,10 +1,11 @@
 //! Resets TCP flows at both ends: schedule of segments and evaluation of responses.
 //!
 //! Each flow's target is probed; the first answer of a live end has the two sequence numbers that make resets valid at both ends. Resets
-//! are not acknowledged, so each is sent twice. Then the client gets one more segment, which it refuses: after a reset from one side alone,
-//! the conntrack of its node forwards a new connection from the same port to this replica for 10 s more, even if that has left, but not
-//! after a reset from the client. A silent target is probed again, and then the client too. Pure: times are counted from
-//! the start; the caller sends and receives.
+//! are not acknowledged, so each is sent twice. A silent target is probed again, and then the client too. Pure: times are counted from the
+//! start; the caller sends and receives.
+//!
+//! After the resets the client gets one more segment, to which it responds by a reset of its own. Without that, the conntrack of its node
+//! ignores a SYN from the same port for 10 s, and forwards it to this replica, which may have left.
 //!
 //! A flow whose target had not answered when it was listed may be a connection by the time that its entry is deleted. Only its target is
 //! probed, for a moment: a client that still waits for the first answer retransmits by itself and reaches another target or a refusal.

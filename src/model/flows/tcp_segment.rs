@@ -53,6 +53,7 @@ impl Segment {
     }
 
     /// An acknowledgment with the same numbers as this reset: an end without the connection responds to it by a reset (RFC 9293 §3.10.7.1).
+    #[must_use]
     pub fn without_reset(self) -> Self {
         Self { flags: ACK, ..self }
     }
