@@ -85,9 +85,9 @@ fn half_open_flow_probes_only_its_target_briefly() {
         let mut resets = PendingResets::new([&half_open], 7);
         all(&mut resets, ms(0));
         resets.observe(&segment("100.64.0.2:80", 4_000, end), ms(3));
-        let to: Vec<_> = all(&mut resets, ms(60)).iter().map(Segment::to).collect();
+        let to: Vec<_> = all(&mut resets, ms(83)).iter().map(Segment::to).collect();
         let (target, client) = (address("100.64.0.2:80"), address("10.0.0.9:4000"));
-        assert_eq!(to, if end == SegmentSender::Alive { vec![target, client, target, client] } else { vec![] });
+        assert_eq!(to, if end == SegmentSender::Alive { vec![target, client, target, client, client] } else { vec![] });
         assert!(resets.is_over());
     }
 }
