@@ -38,7 +38,7 @@ fn ingress_is_reached_over_https_during_rollouts() {
     for (what, report) in loads.map(|(what, load)| (what, load.end())) {
         println!("a rolling restart, {what}: {report}");
         report.measured(what);
-        assert!(report.failed() == 0, "{what}: {report}\n{}", stage.said());
+        assert!(report.failed() == 0, "{what}: {report}\n{}", stage.logs());
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 

@@ -21,7 +21,7 @@ pub(crate) fn a_certificate_outlives_a_change_of_the_image(stage: &Stage) {
     stage.cluster.apply(&site::backends("api", ANSWER));
     stage.cluster.apply(&[site::ingress("api", GROUP)]);
     stage.user.wait_for_answer("https", "api", ANSWER);
-    assert_eq!(stage.pebble.issued(), 2, "by the other image\n{}", stage.said());
+    assert_eq!(stage.pebble.issued(), 2, "by the other image\n{}", stage.logs());
     let ordered = certificates(stage);
 
     serve_by(stage, TAILYARD);

@@ -34,7 +34,7 @@ pub(crate) fn containers_start_without_an_api_server(stage: &Stage) {
     println!("every container killed without an API server: answered ({answered}) after {:?}", killed.elapsed());
     cluster.control.start_api(&cluster.pki, &cluster.bin);
     // The replicas' logs are available only now.
-    assert!(answered, "no answer within {PATIENCE:?}\n{}", stage.said());
+    assert!(answered, "no answer within {PATIENCE:?}\n{}", stage.logs());
     cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
 }

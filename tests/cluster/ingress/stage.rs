@@ -64,9 +64,10 @@ impl Stage {
         &self.front.directory
     }
 
-    /// Recent logs of the existing replicas, for failure messages.
-    pub(crate) fn said(&self) -> String {
+    /// Logs of the existing replicas without tailscaled's, for failure messages.
+    pub(crate) fn logs(&self) -> String {
         let selector = format!("tailscale.com/parent-resource={GROUP}");
-        self.cluster.kubectl(&["logs", "-n", NAMESPACE, "-l", &selector, "--all-containers", "--prefix", "--tail=200"])
+        let all = self.cluster.kubectl(&["logs", "-n", NAMESPACE, "-l", &selector, "--all-containers", "--prefix", "--tail=-1"]);
+        all.split_inclusive('\n').filter(|line| !line.contains(" tailscaled: ")).collect()
     }
 }
