@@ -81,12 +81,26 @@ impl Lease {
             publish(self.now_leading(is_able));
         }
         publish(None);
-        let now = Instant::now().into_std();
-        if let LeaseStep::Renew { transitions } = self.candidate.next(true, now)
-            && self.candidate.leads(now).is_some()
-            && let Err(error) = self.write(LeaseStep::Release { transitions }).await
-        {
+        if let Err(error) = self.release().await {
             tracing::warn!(reason = error.reason(), "cannot release the lease; another replica leads once it expires: {error}");
+        }
+    }
+
+    /// Releases the Lease, if it is this candidate's. `stop` may have interrupted a renewal that the API server applied: after a conflict
+    /// the Lease is read.
+    async fn release(&mut self) -> Result<(), KubeError> {
+        loop {
+            let now = Instant::now().into_std();
+            let (LeaseStep::Renew { transitions } | LeaseStep::Release { transitions }) = self.candidate.next(true, now) else {
+                return Ok(());
+            };
+            if self.candidate.leads(now).is_none() {
+                return Ok(());
+            }
+            match self.write(LeaseStep::Release { transitions }).await {
+                Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => self.read().await?,
+                ended => return ended,
+            }
         }
     }
 

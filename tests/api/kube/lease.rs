@@ -71,6 +71,28 @@ fn one_of_two_candidates_leads_and_releases_the_lease() {
     });
 }
 
+/// Sets a label of the Lease, and with it another resource version.
+async fn label(api: &Api<Object>) -> Object {
+    let label = Patch::Merge(json!({"metadata": {"labels": {"team": "net"}}}));
+    api.patch(NAME, &PatchParams::default(), &label).await.expect("labelled")
+}
+
+/// A renewal that the end of the leader interrupted has the same effect: the leader does not know the version.
+#[test]
+fn lease_of_an_unknown_version_is_released() {
+    cluster(async |cluster| {
+        allowed(&cluster).await;
+        let mut first = One::start(&cluster, "first").await;
+        first.until(true).await;
+        let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
+        label(&api).await;
+        first.stop().await;
+        let lease = api.get(NAME).await.expect("a Lease");
+        assert_eq!(lease.spec.expect("a spec").holder_identity.as_deref(), Some(""));
+        assert_eq!(lease.metadata.labels.expect("labels")["team"], "net");
+    });
+}
+
 #[test]
 fn renewal_keeps_acquire_time_and_foreign_labels() {
     cluster(async |cluster| {
@@ -78,8 +100,7 @@ fn renewal_keeps_acquire_time_and_foreign_labels() {
         let mut first = One::start(&cluster, "first").await;
         first.until(true).await;
         let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
-        let label = Patch::Merge(json!({"metadata": {"labels": {"team": "net"}}}));
-        let before = api.patch(NAME, &PatchParams::default(), &label).await.expect("labelled").spec.expect("a spec");
+        let before = label(&api).await.spec.expect("a spec");
         let lease = async || api.get(NAME).await.expect("a Lease");
         let renewed = |lease: &Object| lease.spec.as_ref().is_some_and(|spec| spec.renew_time > before.renew_time);
         let lease = eventually_async("a renewal", DEADLINE, lease, renewed).await;
