@@ -26,6 +26,7 @@ import (
 	"tailscale.com/tstest/integration/testcontrol"
 	"tailscale.com/types/key"
 	"tailscale.com/types/logger"
+	"tailscale.com/types/opt"
 )
 
 const (
@@ -51,9 +52,11 @@ func main() {
 		MagicDNSDomain:   *domain,
 		AllNodesSameUser: true,
 		AllOnline:        true,
-		TagOwners:        map[string][]string{},
-		DNSConfig:        &tailcfg.DNSConfig{Proxied: true, Domains: []string{*domain}},
-		DERPMap:          derpMap(*host, *address),
+		// A tailnet collects endpoints only if its administrator turns that on. Each tailscaled then reads all sockets every second.
+		CollectServices: opt.False,
+		TagOwners:       map[string][]string{},
+		DNSConfig:       &tailcfg.DNSConfig{Proxied: true, Domains: []string{*domain}},
+		DERPMap:         derpMap(*host, *address),
 	}
 	if *dns != "" {
 		tailnet.OnSetDNS = func(r *tailcfg.SetDNSRequest) error { return setTXT(*dns, r) }
