@@ -29,6 +29,8 @@ const WIREGUARD_PORT: u16 = 41641;
 const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
 const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
+/// Whether tailscaled reports listening ports to a tailnet that collects endpoints.
+const PORTLIST: &str = "TS_PORTLIST";
 
 pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'_>) -> DaemonSettings {
     let userspace = userspace(source, context.in_kernel);
@@ -52,6 +54,10 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
     // A proxy that forwards all ports could not distinguish a port of tailscaled's own choice from forwarded ones.
     let port = chosen.unwrap_or_else(|| if context.whole_pod { WIREGUARD_PORT } else { lasting_port(context.pod) });
     env.insert("PORT".to_owned(), port.to_string());
+    // To report the ports of the Pod it would walk the kernel's table of all sockets every second.
+    if source.text(PORTLIST).is_none() {
+        env.insert(PORTLIST.to_owned(), "false".to_owned());
+    }
     if reaches_api_by_address(source) {
         env.insert(BY_ADDRESS.to_owned(), "true".to_owned());
         // With a UID it first checks, by the API server's name, whether it may write Events of the Pod.

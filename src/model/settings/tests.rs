@@ -313,6 +313,13 @@ fn only_replica_zero_has_writable_cert_share() {
 }
 
 #[test]
+fn tailscaled_reports_no_listening_ports_unless_requested() {
+    let portlist = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env.get("TS_PORTLIST").cloned();
+    assert_eq!(portlist(&[]).as_deref(), Some("false"));
+    assert_eq!(portlist(&[("TS_PORTLIST", "true")]), None, "it inherits the variable");
+}
+
+#[test]
 fn api_server_address_comes_from_the_environment() {
     let server = |pairs: &[(&str, &str)]| read(pairs).kube.map(|kube| kube.server);
     let (host, port) = (("KUBERNETES_SERVICE_HOST", "fd00:96::1"), ("KUBERNETES_SERVICE_PORT", "443"));
