@@ -20,8 +20,8 @@ use super::{DATA, FilesError, Snapshot, read};
 
 /// Poll interval with inotify.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Poll interval without inotify or directory.
-const LOOK_ALONE: Duration = Duration::from_millis(250);
+/// Poll interval without inotify or directory. A user has 128 inotify instances on a node: dozens of Pods poll.
+const LOOK_ALONE: Duration = Duration::from_secs(1);
 /// Minimum time between a change and the next read: a burst counts as one change.
 const COALESCE: Duration = Duration::from_millis(20);
 /// Delay before an empty plain file is read again: its writer may just have truncated it.
@@ -33,7 +33,7 @@ pub struct FilesView {
     pub snapshot: Option<Snapshot>,
     /// Error of the last read, if it failed.
     pub fault: Option<Arc<FilesError>>,
-    /// Whether inotify is active; otherwise changes are found by polling, four times a second.
+    /// Whether inotify is active; otherwise changes are found by polling, once a second.
     pub notified: bool,
 }
 
