@@ -52,17 +52,19 @@ impl One {
     }
 }
 
-async fn allowed(cluster: &Cluster) {
+/// The first candidate, which leads.
+async fn leader(cluster: &Cluster) -> One {
     cluster.allow_in("coordination.k8s.io", "leases", &[], &["create"]).await;
     cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["get", "patch"]).await;
+    let mut first = One::start(cluster, "first").await;
+    first.until(true).await;
+    first
 }
 
 #[test]
 fn one_of_two_candidates_leads_and_releases_the_lease() {
     cluster(async |cluster| {
-        allowed(&cluster).await;
-        let mut first = One::start(&cluster, "first").await;
-        first.until(true).await;
+        let mut first = leader(&cluster).await;
         let mut second = One::start(&cluster, "second").await;
         tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("another leads");
         assert!(first.leads() && !second.leads());
@@ -81,9 +83,7 @@ async fn label(api: &Api<Object>) -> Object {
 #[test]
 fn lease_of_an_unknown_version_is_released() {
     cluster(async |cluster| {
-        allowed(&cluster).await;
-        let mut first = One::start(&cluster, "first").await;
-        first.until(true).await;
+        let mut first = leader(&cluster).await;
         let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
         label(&api).await;
         first.stop().await;
@@ -96,9 +96,7 @@ fn lease_of_an_unknown_version_is_released() {
 #[test]
 fn renewal_keeps_acquire_time_and_foreign_labels() {
     cluster(async |cluster| {
-        allowed(&cluster).await;
-        let mut first = One::start(&cluster, "first").await;
-        first.until(true).await;
+        let first = leader(&cluster).await;
         let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
         let before = label(&api).await.spec.expect("a spec");
         let lease = async || api.get(NAME).await.expect("a Lease");
@@ -113,9 +111,7 @@ fn renewal_keeps_acquire_time_and_foreign_labels() {
 #[test]
 fn dead_leader_is_replaced_within_fifteen_seconds() {
     cluster(async |cluster| {
-        allowed(&cluster).await;
-        let mut first = One::start(&cluster, "first").await;
-        first.until(true).await;
+        let first = leader(&cluster).await;
         let mut second = One::start(&cluster, "second").await;
         eventually_async("a renewal", DEADLINE, async || cluster.count("patch", "leases"), |count| *count >= 3).await;
         first.task.abort();
@@ -128,9 +124,7 @@ fn dead_leader_is_replaced_within_fifteen_seconds() {
 #[test]
 fn frozen_api_server_ends_leadership_before_the_lease_expires() {
     cluster(async |cluster| {
-        allowed(&cluster).await;
-        let mut first = One::start(&cluster, "first").await;
-        first.until(true).await;
+        let mut first = leader(&cluster).await;
         cluster.freeze_server();
         let ended = first.until(false).await;
         assert!(ended <= LeaseTerms::RECONCILER.duration, "{ended:?} is after another may lead");
