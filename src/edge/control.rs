@@ -20,9 +20,9 @@ use self::headscale::Headscale;
 use self::http::ControlHttp;
 use self::tailscale::Tailscale;
 use crate::api::vip::VipService;
-use crate::model::controller::control_plane::Capabilities;
-use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
-use crate::model::controller::tailnet;
+use crate::model::controller::kinds::tailnet;
+use crate::model::controller::workload::control_plane::Capabilities;
+use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Address and credentials of a control plane, and limits of calls.

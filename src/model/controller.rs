@@ -1,15 +1,17 @@
-//! The reconciler: from observed objects to desired objects and conditions, one module for each kind, and match ports.
+//! The reconciler's decisions: from observed objects to desired objects and conditions.
+//!
+//! Five layers, of which each names the ones below it only (`tests/pure/layers.rs`):
+//!
+//! | layer | decides |
+//! |---|---|
+//! | [`kinds`] | what each kind that a user writes serves and reports |
+//! | [`ingress`] | names in the tailnet |
+//! | [`egress`] | Services of the cluster that lead to the tailnet |
+//! | [`workload`] | the provisioner: objects, replicas, devices and keys of every workload |
+//! | [`policy`] | requests of users' objects, the group of each, and tenancy |
 
-pub mod annotations;
-pub mod control_plane;
-pub mod finalizers;
-pub mod group_assignment;
-pub mod identity;
-pub mod ingress_spec;
-pub mod match_ports;
-pub mod objects;
-pub mod proxyclass;
-pub mod proxygroup;
-pub mod standalone;
-pub mod tailnet;
-pub mod tenancy;
+pub mod egress;
+pub mod ingress;
+pub mod kinds;
+pub mod policy;
+pub mod workload;

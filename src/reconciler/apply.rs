@@ -22,9 +22,12 @@ use crate::api::condition::{PROXY_GROUP_READY, reason};
 use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
-use crate::model::controller::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
-use crate::model::controller::proxygroup::{Delete, GroupPlan, GroupUpdate, Notice, Observed, Subject, rejected};
-use crate::model::controller::standalone::parse_key;
+use crate::model::controller::kinds::standalone::rejected;
+use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice, Subject};
+use crate::model::controller::workload::key::parse_key;
+use crate::model::controller::workload::objects::nodeport::held_ports;
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied};
+use crate::model::controller::workload::observed::Observed;
 
 use services::{Versions, When};
 use setbacks::PartialErrors;

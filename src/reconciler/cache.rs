@@ -7,21 +7,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use annotations::AnnotationNotice;
+use index::Indices;
+use object::CachedObject;
 use serde_json::Value;
+use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::group_assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
-use crate::model::controller::ingress_spec::{Publisher, UserCertificate};
-use crate::model::controller::objects::{ChildSlice, Kind, ObjectRef};
-use crate::model::controller::standalone;
+use crate::model::controller::ingress::spec::UserCertificate;
+use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
+use crate::model::controller::workload::key;
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 
-use annotations::AnnotationNotice;
-use index::Indices;
 pub use index::parent;
-use object::CachedObject;
 pub use observe::ControlPlaneView;
-use store::{ObjectStore, StoredObject};
 
 mod annotations;
 mod assignment;
@@ -40,7 +42,7 @@ pub type Id = (String, String);
 /// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`standalone::key`], a standalone proxy.
+    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`key::key`], a standalone proxy.
     Group(String),
     Class(String),
     Tailnet(String),
@@ -54,7 +56,7 @@ impl WorkKey {
     /// Kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Group(name) => standalone::parse_key(name).map_or("ProxyGroup", |parent| parent.source.kind()),
+            Self::Group(name) => key::parse_key(name).map_or("ProxyGroup", |parent| parent.source.kind()),
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
             Self::DefaultControlPlane => "ControlPlane",

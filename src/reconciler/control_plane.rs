@@ -11,10 +11,11 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::edge::control::{AuthKey, ControlClient, ControlError, ControlSettings};
-use crate::model::controller::control_plane::Bucket;
-use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
-use crate::model::controller::proxygroup::{ClaimedDevice, ControlPlaneError, GroupCapabilities, TailnetState};
-use crate::model::controller::tailnet::ControlPlaneVerdict;
+use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
+use crate::model::controller::workload::actions::ClaimedDevice;
+use crate::model::controller::workload::control_plane::Bucket;
+use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::workload::observed::{ControlPlaneError, GroupCapabilities, TailnetState};
 
 mod routes;
 mod services;

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::cache::{ClusterCache, WatchRole, WorkKey};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
-use crate::model::controller::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
 /// Changes within this time are reconciled together.

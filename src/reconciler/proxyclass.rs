@@ -9,10 +9,10 @@ use super::apply::{ActError, whole};
 use super::cache::WatchRole;
 use super::worker::Worker;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
-use crate::model::controller::finalizers::Validation;
-use crate::model::controller::objects::Kind;
-use crate::model::controller::proxyclass::validate;
-use crate::model::controller::proxygroup::{Notice, Subject};
+use crate::model::controller::kinds::proxyclass::validate;
+use crate::model::controller::workload::actions::{Notice, Subject};
+use crate::model::controller::workload::finalizers::Validation;
+use crate::model::controller::workload::objects::Kind;
 use crate::runtime::queue::WorkOutcome;
 
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {

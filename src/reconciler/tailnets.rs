@@ -22,8 +22,9 @@ use super::worker::Worker;
 use crate::api::tailnet::Tailnet;
 use crate::edge::control::{ControlSettings, IdentityToken, Rate};
 use crate::edge::kube::{Cluster, KubeError, Resource};
-use crate::model::controller::objects::{Kind, ObjectRef, digest};
-use crate::model::controller::tailnet::{self, ControlPlaneVerdict, validate};
+use crate::model::controller::kinds::tailnet;
+use crate::model::controller::kinds::tailnet::{ControlPlaneVerdict, validate};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, digest};
 use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
 

@@ -19,9 +19,15 @@ use super::{default_control_plane, proxyclass, tailnets};
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
-use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner};
-use crate::model::controller::objects::{Kind, digest};
-use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Notice, Observed, Replacements};
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::kinds as proxygroup;
+use crate::model::controller::workload::actions::{GroupPlan, Notice};
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::{Kind, digest};
+use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::pace::Replacements;
+use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::workload::vip_service::ServiceOwner;
 use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 

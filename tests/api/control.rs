@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, IdentityToken, Rate};
-use tailyard::model::controller::identity::{DeviceId, ExpectedDevice, KeyId};
+use tailyard::model::controller::workload::identity::{DeviceId, ExpectedDevice, KeyId};
 use tailyard::model::tailnet::supervise::Secret;
 
 use kit::hosted::{CLIENT, DOMAIN, Fault, Hosted};

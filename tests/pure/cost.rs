@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tailyard::model::base::net::Family;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::controller::objects::Kind;
+use tailyard::model::controller::workload::objects::Kind;
 use tailyard::model::firewall::iptables;
 use tailyard::model::firewall::nft::element::edits;
 use tailyard::model::firewall::nft::wire::batch;

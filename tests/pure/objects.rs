@@ -13,14 +13,15 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tailyard::model::controller::group_assignment::{AssignmentRules, StandaloneScope};
-use tailyard::model::controller::identity::{DeviceId, DeviceName, DeviceRecord};
-use tailyard::model::controller::ingress_spec::ServiceOwner;
-use tailyard::model::controller::proxygroup::{
-    Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaConfig, ReplicaState, ServiceList,
-    TailnetState, pass,
-};
-use tailyard::model::controller::standalone::{Parent, as_group, new_name};
+use tailyard::model::controller::kinds::pass;
+use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
+use tailyard::model::controller::policy::requests::{Parent, as_group};
+use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord};
+use tailyard::model::controller::workload::naming::new_name;
+use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
+use tailyard::model::controller::workload::observed::{Class, GroupCapabilities, Observed, PublishInputs, ServiceList, TailnetState};
+use tailyard::model::controller::workload::settings::GroupSettings;
+use tailyard::model::controller::workload::vip_service::ServiceOwner;
 
 /// A new group with one Service.
 fn observed(spec: Value, class: Option<Value>) -> Observed {

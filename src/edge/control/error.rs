@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::controller::identity::{DeviceId, Mismatch};
+use crate::model::controller::workload::identity::{DeviceId, Mismatch};
 use crate::runtime::https::HttpsError;
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]

@@ -8,7 +8,7 @@ use reqwest::{Method, RequestBuilder};
 use super::http::ControlHttp;
 use super::{AuthKey, ControlClient, ControlError, key_id};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
-use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Name of the approval in errors.

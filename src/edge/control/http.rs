@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ClientCredentials, ControlError, ControlSettings};
 use crate::api::control::ControlRefusal;
-use crate::model::controller::control_plane::Bucket;
+use crate::model::controller::workload::control_plane::Bucket;
 use crate::runtime::https;
 
 /// Pause after a 429 or 503 response without `Retry-After`.

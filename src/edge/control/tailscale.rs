@@ -10,9 +10,9 @@ use super::http::ControlHttp;
 use super::{AuthKey, ControlClient, ControlError, IdentityToken, key_id};
 use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
 use crate::api::vip::{VipService, VipServices};
-use crate::model::controller::control_plane::token_end;
-use crate::model::controller::identity::{Device, DeviceId, DeviceName, KeyId};
-use crate::model::controller::ingress_spec::dns_label;
+use crate::model::controller::policy::annotations::dns_label;
+use crate::model::controller::workload::control_plane::token_end;
+use crate::model::controller::workload::identity::{Device, DeviceId, DeviceName, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Maximum characters of a key's description.

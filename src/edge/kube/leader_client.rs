@@ -16,8 +16,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
-use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
-use crate::model::controller::proxygroup::Delete;
+use crate::model::controller::workload::actions::Delete;
+use crate::model::controller::workload::objects::adopt::adopted;
+use crate::model::controller::workload::objects::{FIELD_MANAGER, Manifest, ObjectRef};
 
 /// A version that no stored object has: an apply with it creates the object or is a conflict. (A POST would make us the manager of an
 /// update, and a later apply would not remove fields.)

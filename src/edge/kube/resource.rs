@@ -2,7 +2,7 @@
 
 use kube::discovery::ApiResource;
 
-use crate::model::controller::objects::Kind;
+use crate::model::controller::workload::objects::Kind;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Resource {

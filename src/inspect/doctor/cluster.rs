@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, Rate};
 use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::inspect::{OF_USERS, PROXIES, gap};
-use crate::model::controller::tailnet;
+use crate::model::controller::kinds::tailnet;
 use crate::model::diagnostics::doctor::ReadResult;
 use crate::model::diagnostics::doctor::cluster::{
     ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places, variable,

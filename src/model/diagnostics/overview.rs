@@ -1,7 +1,7 @@
 //! Status overview for users: groups, replicas and Services, from API objects and the replicas' own status.
 //!
 //! Unreadable data is a [`Gap`] and leaves the rest unchanged: an unanswered query is never shown as a result. Pure, and consistent with
-//! the reconciler: [`crate::model::controller::proxygroup`] decides whether a replica has a Service.
+//! the reconciler: [`crate::model::controller::kinds`] decides whether a replica has a Service.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::api::condition::TRUE;
 use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
-use crate::model::controller::proxygroup::is_ready;
+use crate::model::controller::workload::readiness::is_ready;
 
 mod live;
 mod replicas;

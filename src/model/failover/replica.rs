@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::model::controller::objects::{group_of, pod_health_port};
-use crate::model::controller::proxygroup::{is_lost, is_ready};
-use crate::model::controller::standalone::parse_key;
+use crate::model::controller::workload::key::parse_key;
+use crate::model::controller::workload::objects::group_of;
+use crate::model::controller::workload::objects::statefulset::pod_health_port;
+use crate::model::controller::workload::readiness::{is_lost, is_ready};
 use crate::model::plan::targets::TargetPolicy;
 
 /// Condition type of a Pod that receives traffic.

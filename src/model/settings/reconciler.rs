@@ -12,11 +12,13 @@ use super::issuing::acme_directory;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::{ProxyGroupType, Tenant};
-use crate::model::controller::group_assignment::DefaultGroups;
-use crate::model::controller::ingress_spec::{ServiceOwner, dns_label, is_tag};
-use crate::model::controller::match_ports::MatchPortRange;
-use crate::model::controller::tailnet::TAILSCALE;
-use crate::model::controller::tenancy::{self, DefaultTenancy};
+use crate::model::controller::kinds::tailnet::TAILSCALE;
+use crate::model::controller::policy::annotations::{dns_label, is_tag};
+use crate::model::controller::policy::assignment::DefaultGroups;
+use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::policy::tenancy::parse::parse;
+use crate::model::controller::workload::match_ports::MatchPortRange;
+use crate::model::controller::workload::vip_service::ServiceOwner;
 
 /// Variables of the Tailscale operator's Deployment without effect here.
 const WITHOUT_MEANING: [&str; 7] = [
@@ -196,7 +198,7 @@ fn secret(name: &str) -> Option<String> {
 fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {
     const VARIABLE: &str = "TAILYARD_STANDALONE_TENANTS";
     let Some(text) = source.text(VARIABLE) else { return Vec::new() };
-    tenancy::parse(text).unwrap_or_else(|why| {
+    parse(text).unwrap_or_else(|why| {
         let setting = source.spelled(VARIABLE);
         source.faults.push(SettingFault::Content { setting, why });
         Vec::new()

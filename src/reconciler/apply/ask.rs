@@ -9,8 +9,9 @@ use super::{Applier, ApplyResult};
 use crate::api::condition::reason;
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
-use crate::model::controller::objects::Manifest;
-use crate::model::controller::proxygroup::{ControlAction, Delete, Notice, Observed, Subject};
+use crate::model::controller::workload::actions::{ControlAction, Delete, Notice, Subject};
+use crate::model::controller::workload::objects::Manifest;
+use crate::model::controller::workload::observed::Observed;
 use crate::reconciler::control_plane::Denied;
 
 /// Maximum requests for Tailscale Services in one pass.

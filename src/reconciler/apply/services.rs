@@ -10,8 +10,8 @@ use super::setbacks::PartialErrors;
 use super::{Applier, at_once};
 use crate::api::names;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
-use crate::model::controller::ingress_spec::{PublishSource, Publisher};
-use crate::model::controller::proxygroup::{ExternalNameUpdate, ObjectUpdate, Subject};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate, Subject};
+use crate::model::controller::workload::key::{PublishSource, Publisher};
 use crate::reconciler::cache::WatchRole;
 
 /// Point of a pass.

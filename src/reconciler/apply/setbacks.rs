@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use super::ActError;
 use crate::api::condition::reason;
 use crate::edge::kube::{ApiRefusal, KubeError};
-use crate::model::controller::proxygroup::{Notice, Subject};
+use crate::model::controller::workload::actions::{Notice, Subject};
 
 /// Errors that were set aside.
 #[derive(Debug, Default)]

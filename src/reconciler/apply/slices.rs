@@ -8,8 +8,9 @@ use futures_util::FutureExt;
 
 use super::{Applier, at_once};
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart};
-use crate::model::controller::objects::{Kind, SliceWrite};
-use crate::model::controller::proxygroup::MAX_SLICE_WRITES;
+use crate::model::controller::egress::slices::MAX_SLICE_WRITES;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::slice::SliceWrite;
 use crate::reconciler::cache::WatchRole;
 
 impl Applier {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
-use crate::model::controller::group_assignment::{ClassParameters, has_annotation};
+use crate::model::controller::policy::assignment::{ClassParameters, has_annotation};
 
 impl ClusterCache {
     /// Follows a change of an object that is stored already. Returns the keys of groups that other objects leave or join by it.

@@ -13,8 +13,9 @@ use serde_json::Value;
 
 use super::{CachedObject, ClusterCache, WatchRole, id, version};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{UserCertificate, certificates};
-use crate::model::controller::tenancy::Patterns;
+use crate::model::controller::ingress::spec::UserCertificate;
+use crate::model::controller::ingress::spec::ingress::certificates;
+use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::ingress::certificate::Pair;
 
 impl ClusterCache {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::ClusterCache;
-use crate::model::controller::objects::ObjectRef;
+use crate::model::controller::workload::objects::ObjectRef;
 
 /// Time for which a foreign object that no watch delivers is assumed to exist.
 pub(super) const FOREIGN: Duration = Duration::from_secs(30);

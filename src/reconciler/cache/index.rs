@@ -10,14 +10,19 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
-use super::publishers::{self, PublishRequest};
-use super::{CachedObject, ClusterCache, Id, WatchRole};
+use super::publishers::PublishRequest;
+use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
-use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
-use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
-use crate::model::controller::standalone;
-use crate::model::controller::tenancy::Labels;
+use crate::model::controller::egress::slices::is_manual;
+use crate::model::controller::ingress::spec::backend::backends;
+use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::tenancy::Labels;
+use crate::model::controller::workload::key;
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::ingress::IngressConfigMap;
+use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::objects::{Kind, ObjectRef, group_of};
+use crate::model::controller::workload::observed::replica::ObservedReplica;
 
 #[derive(Debug, Default)]
 pub(super) struct Indices {
@@ -149,7 +154,7 @@ impl ClusterCache {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
         let Some(parent) = parent(Kind::Service, child) else { return };
         let own = || Publisher { source: PublishSource::Service, namespace: parent.0.clone(), name: parent.1.clone() };
-        let group = &group.map_or_else(|| standalone::key(&own()), str::to_owned);
+        let group = &group.map_or_else(|| key::key(&own()), str::to_owned);
         let groups = self.indices.children.entry(parent.clone()).or_default();
         count(groups, group, came);
         if groups.is_empty() {
@@ -213,7 +218,7 @@ pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
     let owner = metadata["ownerReferences"].as_array().into_iter().flatten();
     let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
     let scraped = label(names::PROXY_PARENT).filter(|_| label(names::PROXY_TYPE).as_deref() == Some(names::PARENT_GROUP));
-    let service = standalone::key_of(|key| metadata["labels"].get(key).and_then(Value::as_str));
+    let service = key::key_of(|key| metadata["labels"].get(key).and_then(Value::as_str));
     own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).chain(service).collect()
 }
 

@@ -6,9 +6,10 @@ use super::index::{GroupObjects, owners};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
-use crate::model::controller::ingress_spec::PublishSource;
-use crate::model::controller::proxygroup::concerns;
-use crate::model::controller::standalone::{self, Parent};
+use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::requests;
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::workload::key::PublishSource;
 
 impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
@@ -40,13 +41,13 @@ impl ClusterCache {
                 self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter().chain(standalone).collect()
             }
             CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress) => {
-                let class = standalone::class(&ingress.metadata, self.default_class.as_deref());
+                let class = requests::class(&ingress.metadata, self.default_class.as_deref());
                 keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
                 BTreeSet::new()
             }
             CachedObject::Service(service) => {
                 let class =
-                    standalone::class(&service.metadata, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
+                    requests::class(&service.metadata, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
                 keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
                 let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service, &self.assignment).into_iter().chain(own).collect()

@@ -18,9 +18,12 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::model::controller::objects::{ChildSlice, Kind, SERVICE_NAME, VALID_UNTIL, domain_of, filled};
-use crate::model::controller::proxygroup::{ReplicaConfig, ReplicaState, is_manual};
-use crate::model::controller::tenancy::Labels;
+use crate::model::controller::egress::slices::is_manual;
+use crate::model::controller::policy::tenancy::Labels;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::certificate::{VALID_UNTIL, domain_of, filled};
+use crate::model::controller::workload::objects::slice::{ChildSlice, SERVICE_NAME};
+use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
 
 /// Annotation with a copy of the complete object, written by `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";

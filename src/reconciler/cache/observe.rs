@@ -15,14 +15,21 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::model::controller::identity::DeviceId;
-use crate::model::controller::ingress_spec::{PublishSource, Publisher};
-use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
-use crate::model::controller::proxyclass;
-use crate::model::controller::proxygroup::{
-    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
+use crate::model::controller::kinds::proxyclass;
+use crate::model::controller::policy::requests;
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::workload::identity::DeviceId;
+use crate::model::controller::workload::key;
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::naming;
+use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, group_of};
+use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::observed::{
+    Approved, Class, ControlPlaneError, Observed, PublishInputs, ServiceList, TailnetState,
 };
-use crate::model::controller::standalone::{self, Parent};
+use crate::model::controller::workload::readiness::is_lost;
+use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
@@ -39,11 +46,11 @@ impl ClusterCache {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let parent = self.standalone_parent(name);
         let group = match parent {
-            Some(parent) => Some(Arc::new(standalone::as_group(parent, &settings.standalone_tenants))),
+            Some(parent) => Some(Arc::new(requests::as_group(parent, &settings.standalone_tenants))),
             None => self.group(name),
         };
         let class = match parent {
-            Some(parent) => standalone::class(parent.metadata(), self.default_class.as_deref()),
+            Some(parent) => requests::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
         };
         let class = class.map_or(Class::None, |name| self.class_state(name));
@@ -143,7 +150,7 @@ impl ClusterCache {
                 Parent::Service(service) => self.assignment.is_standalone(service),
                 Parent::Ingress(ingress) => self.assignment.is_standalone_ingress(ingress),
             };
-            is_standalone && standalone::class(parent.metadata(), default) == Some(name)
+            is_standalone && requests::class(parent.metadata(), default) == Some(name)
         };
         let standalone = self.standalone_keys().filter(|key| self.standalone_parent(key).is_some_and(uses)).cloned();
         self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(standalone).collect()
@@ -220,14 +227,14 @@ impl ClusterCache {
     /// Replicas of a workload, and the Pod of a standalone proxy that waits to take over.
     pub(super) fn with_waiting(&self, name: &str, workload: &str) -> (BTreeMap<u32, ObservedReplica>, Option<Arc<Pod>>) {
         let mut replicas = self.replicas(name, workload);
-        let second = standalone::parse_key(name).and_then(|_| self.replicas(name, &standalone::standby_name(workload)).remove(&0));
+        let second = key::parse_key(name).and_then(|_| self.replicas(name, &naming::standby_name(workload)).remove(&0));
         let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second.pod?));
         (replicas, waiting)
     }
 
     /// Name of a group's workload, or of a standalone proxy.
     pub(super) fn workload(&self, key: &str) -> String {
-        let Some(Publisher { name, .. }) = standalone::parse_key(key) else { return key.to_owned() };
+        let Some(Publisher { name, .. }) = key::parse_key(key) else { return key.to_owned() };
         let name = &*name;
         let members = self.indices.groups.get(key);
         let owned = members.into_iter().flat_map(|members| &members.owned);
@@ -239,12 +246,12 @@ impl ClusterCache {
         let replicas = members.into_iter().flat_map(|members| &members.replicas);
         let devices = replicas.filter(|(_, replica)| replica.has_device()).map(|(pod, _)| pod.as_str()).collect();
         let uid = || self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
-        standalone::workloads(sets, &devices).first().map_or_else(|| standalone::new_name(name, uid()), |name| (*name).to_owned())
+        naming::workloads(sets, &devices).first().map_or_else(|| naming::new_name(name, uid()), |name| (*name).to_owned())
     }
 
     /// The Service or Ingress of a key of a standalone proxy.
     pub(super) fn standalone_parent(&self, key: &str) -> Option<Parent<'_>> {
-        let Publisher { source, namespace, name } = standalone::parse_key(key)?;
+        let Publisher { source, namespace, name } = key::parse_key(key)?;
         match self.one(publishers::role(source), &(namespace, name))? {
             CachedObject::Service(service) => Some(Parent::Service(service)),
             CachedObject::Ingress(ingress) => Some(Parent::Ingress(ingress)),
@@ -258,17 +265,17 @@ impl ClusterCache {
 
     /// Keys of standalone Services and Ingresses, and of those that are being released.
     pub(super) fn standalone_keys(&self) -> impl Iterator<Item = &String> {
-        self.indices.groups.keys().filter(|key| standalone::parse_key(key).is_some())
+        self.indices.groups.keys().filter(|key| key::parse_key(key).is_some())
     }
 
     /// Keys of a namespace among them.
     pub(super) fn standalone_keys_in(&self, namespace: &str) -> impl Iterator<Item = &String> {
         let prefixes = [PublishSource::Service, PublishSource::Ingress]
-            .map(|source| standalone::key(&Publisher { source, namespace: namespace.to_owned(), name: String::new() }));
+            .map(|source| key::key(&Publisher { source, namespace: namespace.to_owned(), name: String::new() }));
         let all = prefixes.into_iter().flat_map(|prefix| {
             self.indices.groups.range(prefix.clone()..).map(|(key, _)| key).take_while(move |key| key.starts_with(&prefix))
         });
-        all.filter(move |key| standalone::parse_key(key).is_some_and(|parent| parent.namespace == namespace))
+        all.filter(move |key| key::parse_key(key).is_some_and(|parent| parent.namespace == namespace))
     }
 
     /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier; 0 for an object that has one, which
@@ -283,7 +290,7 @@ impl ClusterCache {
         }
         let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
         let rank = |key: &str| {
-            let publisher = standalone::parse_key(key)?;
+            let publisher = key::parse_key(key)?;
             Some((self.created(&publisher)?, publisher))
         };
         let requests = |key: &String| match self.standalone_parent(key) {
@@ -305,7 +312,7 @@ impl ClusterCache {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
             let group = pod.metadata.labels.as_ref().and_then(group_of);
-            if let Some(group) = group.filter(|group| standalone::parse_key(group).is_none()) {
+            if let Some(group) = group.filter(|group| key::parse_key(group).is_none()) {
                 *lost.entry(group).or_default() += usize::from(is_lost(pod));
             }
         }

@@ -9,14 +9,19 @@ use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::api::vip::PREFIX;
-use crate::model::controller::finalizers;
-use crate::model::controller::group_assignment::GroupAssignment;
-use crate::model::controller::ingress_spec::{
-    PublishSource, Publisher, backends, certificates, has_conditions, ingress_label, service_label, service_name,
-};
-use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, domain_of};
-use crate::model::controller::proxygroup::{NameConflict, PublishInputs, proxy_conflict, serves};
-use crate::model::controller::standalone;
+use crate::model::controller::ingress::advertise::serves;
+use crate::model::controller::ingress::spec::backend::backends;
+use crate::model::controller::ingress::spec::ingress::certificates;
+use crate::model::controller::ingress::spec::{has_conditions, service_name};
+use crate::model::controller::kinds::standalone::handover::proxy_conflict;
+use crate::model::controller::policy::assignment::GroupAssignment;
+use crate::model::controller::policy::requests::{ingress_label, service_label};
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::certificate::domain_of;
+use crate::model::controller::workload::objects::ingress::IngressConfigMap;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::observed::{NameConflict, PublishInputs};
+use crate::model::controller::workload::{finalizers, key};
 
 pub(super) fn of(origin: &Origin) -> Option<Publisher> {
     let source = [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| source.kind() == origin.kind)?;
@@ -54,7 +59,7 @@ impl ClusterCache {
         let recorded = || self.indices.recorded.get(&claimant)?.first().cloned();
         let standalone = matches!(object, CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress));
         let group = match assignment.group() {
-            _ if standalone => Some(standalone::key(&claimant)),
+            _ if standalone => Some(key::key(&claimant)),
             None if assignment.is_undecided() => recorded(),
             assigned => assigned.map(str::to_owned),
         };
@@ -70,10 +75,10 @@ impl ClusterCache {
         let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
         // The proxy of an Ingress outlives the request.
         let proxied = claimant.source == PublishSource::Ingress && finalizers::has(metadata, names::FINALIZER);
-        groups.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| standalone::key(&claimant)));
+        groups.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| key::key(&claimant)));
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
         // A proxy of its own does not remove the finalizer of a group.
-        let is_orphan = finalized && groups.iter().all(|group| standalone::parse_key(group).is_some());
+        let is_orphan = finalized && groups.iter().all(|group| key::parse_key(group).is_some());
         let has_conditions = || matches!(object, CachedObject::Service(service) if has_conditions(service));
         if is_orphan || (groups.is_empty() && (faulty || has_conditions())) {
             groups.insert(String::new());
@@ -126,7 +131,7 @@ impl ClusterCache {
 
     /// The proxy that an object of a group has or gets.
     fn proxy(&self, group: &str, claimant: &Publisher) -> Option<NameConflict> {
-        let key = standalone::key(claimant);
+        let key = key::key(claimant);
         self.indices.groups.get(&key).filter(|_| key != group)?;
         let (mut replicas, _) = self.with_waiting(&key, &self.workload(&key));
         let (parent, created) = (self.standalone_parent(&key)?, self.created(claimant)?);

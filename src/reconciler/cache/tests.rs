@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::foreign::FOREIGN;
 use super::*;
-use crate::model::controller::ingress_spec::PublishSource;
+use crate::model::controller::workload::key::PublishSource;
 
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];

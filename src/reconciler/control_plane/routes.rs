@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{ControlPlanes, Denied};
-use crate::model::controller::identity::DeviceId;
-use crate::model::controller::proxygroup::{Approved, ClaimedDevice};
+use crate::model::controller::workload::actions::ClaimedDevice;
+use crate::model::controller::workload::identity::DeviceId;
+use crate::model::controller::workload::observed::Approved;
 
 /// Approved routes by Tailnet and stable device ID.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! Tailscale Services of each tailnet, from the last responses of control planes: read by passes, updated by requests.
 //!
 //! One list serves all groups of a tailnet; a pass requests nothing that is known. A service is read right before its write and again
-//! afterwards. [`crate::model::controller::ingress_spec`] decides about ownership.
+//! afterwards. [`crate::model::controller::ingress::spec`] decides about ownership.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::{ControlPlanes, Denied};
 use crate::api::vip::VipService;
 use crate::edge::control::{ControlClient, ControlError};
-use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
-use crate::model::controller::proxygroup::ServiceList;
+use crate::model::controller::workload::observed::ServiceList;
+use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 
 /// Service lists by Tailnet name.
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use tailyard::api::control::{CreatedKey, NodeAnswer, ControlRefusal, TailscaleDevice, TokenAnswer};
 use tailyard::api::vip::{VipService, VipServices};
-use tailyard::model::controller::identity::{DeviceName, KeyId};
-use tailyard::model::controller::ingress_spec::{DesiredVipService, ServiceOwner, verify_owner, release};
+use tailyard::model::controller::workload::identity::{DeviceName, KeyId};
+use tailyard::model::controller::workload::vip_service::{DesiredVipService, ServiceOwner, release, verify_owner};
 
 fuzz_target!(|data: &[u8]| {
     let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<ControlRefusal>(data));

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tailyard::api::{egress, ingress, names, state};
-use tailyard::model::controller::proxygroup::{ObservedReplica, ReplicaConfig, ReplicaState};
+use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 
 fuzz_target!(|data: &[u8]| {
     let (kind, value) = data.split_first().unwrap_or((&0, data));

@@ -9,13 +9,16 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::api::egress;
-use tailyard::model::controller::identity::DeviceId;
-use tailyard::model::controller::objects::{Kind, egress_config};
-use tailyard::model::controller::proxygroup::{
-    Class, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, PublishInputs, ReplicaState,
-    TailnetState, plan_with_memo,
-};
-use tailyard::model::controller::tenancy::DefaultTenancy;
+use tailyard::model::controller::egress::memo::Memory;
+use tailyard::model::controller::kinds::plan_with_memo;
+use tailyard::model::controller::policy::tenancy::DefaultTenancy;
+use tailyard::model::controller::workload::actions::{GroupPlan, ObjectUpdate};
+use tailyard::model::controller::workload::identity::DeviceId;
+use tailyard::model::controller::workload::objects::Kind;
+use tailyard::model::controller::workload::objects::services::egress_config;
+use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use tailyard::model::controller::workload::observed::{Class, GroupCapabilities, Observed, PublishInputs, TailnetState};
+use tailyard::model::controller::workload::settings::GroupSettings;
 
 /// A group without pending changes, with the reconciler's memory of it.
 pub struct IdleGroup {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::control;
 use super::rights::{self, Right};
 use super::{Check, is_reconciler, network, objects, page};
-use crate::model::controller::objects::image_path;
+use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::diagnostics::overview::stuck;
 
 pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::is_reconciler;
 use super::{Check, ReadResult, page};
 use crate::api::tailnet::Tailnet;
-use crate::model::controller::tailnet::{self, Credentials, TAILSCALE};
+use crate::model::controller::kinds::tailnet;
+use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
 use crate::model::diagnostics::overview::Gap;
 use crate::model::tailnet::supervise::Secret;
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::facts::ClusterFacts;
 use super::{Check, ReadResult, page};
 use crate::api::condition::PROXY_READY;
-use crate::model::controller::annotations;
+use crate::model::controller::policy::annotations;
 
 /// Maximum number of objects in a result.
 const MAX_LISTED: usize = 10;

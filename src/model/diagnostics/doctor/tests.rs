@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::cluster::{ClusterFacts, CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
 use super::*;
-use crate::model::controller::tailnet::{Credentials, TAILSCALE};
+use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
 
 fn definition(ours: bool) -> Value {
     let spec = if ours { json!({"type": {}, "tailyard": {}}) } else { json!({"type": {}}) };

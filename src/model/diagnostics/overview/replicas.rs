@@ -10,7 +10,9 @@ use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
-use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_lost, is_ready, lost_message};
+use crate::model::controller::egress::acks::{holds, is_from_pod};
+use crate::model::controller::workload::observed::replica::ReplicaState;
+use crate::model::controller::workload::readiness::{is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -8,9 +8,11 @@ use serde::Serialize;
 use super::snapshot::{ClusterView, GroupConfig, StatusPart};
 use super::{UnhealthyCondition, desired, name};
 use crate::api::names;
-use crate::model::controller::group_assignment::AssignmentRules;
-use crate::model::controller::objects::child_name;
-use crate::model::controller::proxygroup::{concerns, holds, is_from_pod, is_ready};
+use crate::model::controller::egress::acks::{holds, is_from_pod};
+use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::workload::objects::child::child_name;
+use crate::model::controller::workload::readiness::is_ready;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

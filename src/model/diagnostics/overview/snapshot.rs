@@ -9,10 +9,13 @@ use serde_json::Value;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
-use crate::model::controller::group_assignment::AssignmentRules;
-use crate::model::controller::objects::{egress_config, egress_text, image_path, pod_health_port};
-use crate::model::controller::proxygroup::{ReplicaState, concerns};
-use crate::model::controller::standalone::{directions, is_recorded};
+use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::requests::{directions, is_recorded};
+use crate::model::controller::workload::objects::services::{egress_config, egress_text};
+use crate::model::controller::workload::objects::shape::image_path;
+use crate::model::controller::workload::objects::statefulset::pod_health_port;
+use crate::model::controller::workload::observed::replica::ReplicaState;
 
 /// Default port of a replica's HTTP endpoints.
 const HEALTH: u16 = 9002;

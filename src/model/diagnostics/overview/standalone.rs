@@ -11,8 +11,8 @@ use super::UnhealthyCondition;
 use super::replicas::{last_error, phase};
 use super::snapshot::{ClusterView, StatusPart};
 use crate::api::names;
-use crate::model::controller::proxygroup::is_ready;
-use crate::model::controller::standalone::is_recorded;
+use crate::model::controller::policy::requests::is_recorded;
+use crate::model::controller::workload::readiness::is_ready;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
-use crate::model::controller::objects::Kind;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
 use crate::model::ingress::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;

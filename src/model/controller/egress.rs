@@ -1,0 +1,215 @@
+//! Egress Services of a group: child Services and the egress config.
+//!
+//! A child is the record of its ports: it is created before the config names them and deleted before the config drops them. Conditions and
+//! `externalName` of users' Services: [`super::services`].
+
+pub mod acks;
+pub mod capacity;
+pub mod claims;
+pub mod memo;
+pub mod quota;
+pub mod services;
+pub mod slices;
+pub mod validate;
+
+use crate::api::egress;
+use crate::model::controller::egress::claims::claims;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::api::condition::{EGRESS_SVC_READY, TRUE};
+use crate::api::names;
+use crate::model::base::conditions;
+use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
+use crate::model::controller::egress::claims::{ServiceClaim, ServiceRole};
+use crate::model::controller::egress::memo::{Entries, ServedService};
+use crate::model::controller::egress::services::{ServiceOutcome, ServingChild, host};
+use crate::model::controller::policy::tenancy::Tenancy;
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::match_ports::MatchPorts;
+use crate::model::controller::workload::objects::child::ChildService;
+use crate::model::controller::workload::objects::services::{egress_config, egress_config_ref, next_port};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::readiness;
+
+/// New children of one pass, unless a quarter of the group's Services is more: so that a group of any size is created by few passes.
+const MIN_NEW_CHILDREN: usize = 128;
+
+/// Plans children, config and status of all egress Services.
+pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+    let tenancy = Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces);
+    work.memory.on(shape, &tenancy);
+    let mut claims = claims(work.observed, work.memory);
+    quota::deny(&mut claims, &tenancy, &shape.owner.group);
+    let observed = work.owned(&egress_config_ref(&shape.owner));
+    let plain = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_some();
+    // Parsed only if needed.
+    let before = if claims.iter().all(plain) { Arc::default() } else { before(work, observed) };
+    let mut ports = MatchPorts::new(shape.ports(), shape.reserved(), observed.and_then(|existing| next_port(existing)));
+    // Existing Services come before new ones, and unchangeable ones before the others.
+    for first in [true, false] {
+        for claim in claims.iter_mut().filter(|claim| (claim.role != ServiceRole::Serve) == first) {
+            claim.keep(&work.observed.name, &before, &mut ports);
+        }
+    }
+    let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.group);
+    let mut outcomes = outcomes(work, &claims, |work, claim| match exceeding.get(&claim.key) {
+        Some(why) => ServiceOutcome::Refused(why.clone()),
+        None => one(work, shape, claim, &mut ports),
+    });
+    let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
+    let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
+    if !config.fits(shape.stock()) {
+        entries = Arc::new(capacity::fitting(&claims, &self::before(work, observed), &entries, shape));
+        capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
+        // Ports of rejected Services are not used: the next search starts at the same place.
+        let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
+        config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
+    }
+    if outcomes.iter().any(|outcome| matches!(outcome, ServiceOutcome::Later)) {
+        work.again(Duration::ZERO);
+    }
+    let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
+    let standing = ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
+    update_statuses(work, claims, outcomes, written, standing);
+    slices::slices(work, &shape.owner);
+}
+
+/// Plans the Services. Of many new ones the oldest come first, and only as many as are served soon.
+fn outcomes<'a>(
+    work: &mut GroupPass<'_>,
+    claims: &[ServiceClaim<'a>],
+    mut plan: impl FnMut(&mut GroupPass<'_>, &ServiceClaim<'a>) -> ServiceOutcome,
+) -> Vec<ServiceOutcome> {
+    // Ports in the config: the child was deleted by others, and replicas still serve it.
+    let is_new = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_none() && claim.reserved.is_empty();
+    let existing = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
+    let mut outcomes: Vec<_> = claims.iter().map(existing).collect();
+    let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
+    new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
+    let most = work.pass.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
+    for at in new {
+        if work.pass.apply.len() >= most {
+            break;
+        }
+        outcomes[at] = plan(work, &claims[at]);
+    }
+    outcomes
+}
+
+/// Services of the observed config.
+fn before(work: &GroupPass<'_>, observed: Option<&Arc<Value>>) -> Arc<Entries> {
+    let read = |config: &Arc<Value>| egress_config(config).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
+    observed.map(|existing| work.memory.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
+}
+
+/// Config entry of a Service, if any: the previous one if the new one is not served.
+fn named((claim, outcome): (&ServiceClaim<'_>, &ServiceOutcome), before: &Entries) -> Option<(Arc<str>, Arc<egress::EgressService>)> {
+    let entry = match (outcome, &claim.served) {
+        (ServiceOutcome::Known, Some(served)) => &served.entry,
+        (ServiceOutcome::Served(serving), _) => &serving.entry,
+        _ => claim.object.and_then(|_| before.get(&claim.name))?,
+    };
+    Some((Arc::clone(&claim.name), Arc::clone(entry)))
+}
+
+/// Updates the users' Services and remembers the results.
+fn update_statuses(
+    work: &mut GroupPass<'_>,
+    claims: Vec<ServiceClaim<'_>>,
+    outcomes: Vec<ServiceOutcome>,
+    written: bool,
+    standing: ReplicaAcks,
+) {
+    let pending = claims.iter().filter(|claim| claim.served.is_none()).count();
+    let context = services::ReportContext { written, same: work.memory.matches(&standing), standing: &standing };
+    let mut served = Vec::with_capacity(claims.len());
+    for (claim, outcome) in claims.into_iter().zip(outcomes) {
+        let acks = services::update_status(work, &claim, &outcome, &context);
+        served.extend(remembered(claim, outcome, acks));
+    }
+    work.memory.keep(served, pending, standing);
+}
+
+/// Result to remember for a served Service with an up-to-date child.
+fn remembered(claim: ServiceClaim<'_>, outcome: ServiceOutcome, acks: Option<AckSummary>) -> Option<Arc<ServedService>> {
+    match (outcome, claim.served, claim.service, claim.object) {
+        (ServiceOutcome::Known, Some(served), ..) if served.acks == acks => Some(served),
+        (ServiceOutcome::Known, Some(served), ..) => Some(Arc::new(ServedService { acks, ..(*served).clone() })),
+        (ServiceOutcome::Served(ServingChild { child, entry, settled: true }), _, Some(service), Some(object)) => {
+            let (service, object, name) = (Arc::clone(service), Arc::clone(object), claim.name);
+            (name == claims::plain(claim.key)).then(|| Arc::new(ServedService { service, object, child, entry, name, acks }))
+        }
+        _ => None,
+    }
+}
+
+/// Plans one child, or its deletion.
+fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<'_>, ports: &mut MatchPorts) -> ServiceOutcome {
+    for object in &claim.surplus {
+        work.delete(&shape.owner, object);
+    }
+    match claim.role {
+        ServiceRole::Serve if claim.served.is_some() => return ServiceOutcome::Known,
+        ServiceRole::Serve => {}
+        ServiceRole::Hold => return ServiceOutcome::Held,
+        ServiceRole::Moved if !retired(work, claim) => return ServiceOutcome::Held,
+        ServiceRole::Moved | ServiceRole::Release => {
+            release(work, &shape.owner, claim);
+            return ServiceOutcome::Released;
+        }
+    }
+    let Some((child, service)) = claims::child(work.observed, claim, ports, shape.health_port()).zip(claim.service) else {
+        let range = shape.ports();
+        return ServiceOutcome::Refused(format!(
+            "All ports of {range} are taken: widen spec.tailyard.matchPortRange of the ProxyGroup, or use another group."
+        ));
+    };
+    let settled = claim.object.is_some_and(|existing| child.holds(existing)) || work.write(&shape.owner, child.manifest());
+    let object = ObjectRef::new(Kind::Service, &child.namespace, child.name.clone());
+    if !settled && work.foreign(&shape.owner, &object) {
+        return ServiceOutcome::Refused(format!("{object} is in the way: it was not made for this Service. Delete it."));
+    }
+    let entry = Arc::new(entry(work, service, &child));
+    ServiceOutcome::Served(ServingChild { child: Arc::new(child), entry, settled })
+}
+
+/// Deletes the child of a Service that is no longer requested.
+pub(crate) fn release(work: &mut GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) {
+    if let Some(record) = &claim.record {
+        let object = ObjectRef::new(Kind::Service, &owner.namespace, record.name);
+        work.delete(owner, &object);
+    }
+}
+
+/// Whether a moved Service's `externalName` has pointed elsewhere for longer than DNS caches keep the old answer.
+fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
+    let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
+    let name = services::external_name(service);
+    let conditions_now = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let ready = conditions::get(conditions_now, EGRESS_SVC_READY).filter(|ready| ready.status == TRUE);
+    let Some(ready) = ready.filter(|_| name != host(work, record.name)) else { return false };
+    let linger = work.observed.settings.linger;
+    let since = readiness::elapsed(ready.last_transition_time.0, work.observed.now);
+    if since < linger {
+        work.again(linger.saturating_sub(since));
+    }
+    since >= linger
+}
+
+fn entry(work: &GroupPass<'_>, service: &k8s_openapi::api::core::v1::Service, child: &ChildService) -> egress::EgressService {
+    let text = |key: &str| crate::model::controller::egress::validate::annotation(service, key).unwrap_or_default().to_owned();
+    let port = |port: &crate::model::controller::workload::objects::child::ChildPort| egress::PortMap {
+        protocol: port.protocol.to_owned(),
+        match_port: port.match_port.into(),
+        target_port: port.port.into(),
+    };
+    egress::EgressService {
+        health_check_endpoint: format!("http://{}:{}/healthz", host(work, &child.name), child.health),
+        tailnet_target: egress::EgressTarget { ip: text(names::TAILNET_IP), fqdn: text(names::TAILNET_FQDN) },
+        ports: child.ports.iter().map(port).collect(),
+    }
+}

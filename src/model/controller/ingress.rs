@@ -1,0 +1,331 @@
+//! Plans what a group of type `ingress` advertises: one name in the tailnet for each Ingress or Service.
+//!
+//! Order for a new name: config entry and Tailscale Service, then advertising by the replicas. For a removed name: replicas stop
+//! advertising and confirm it, then the Tailscale Service, the config entry, the certificate and the finalizer are removed. Records are
+//! in the config and on the replicas; annotations are requests only.
+
+pub mod advertise;
+pub mod capacity;
+pub mod claims;
+pub mod config;
+pub mod device_site;
+pub mod quota;
+pub mod report;
+pub mod routes;
+pub mod service_state;
+pub mod slice_rights;
+pub mod spec;
+pub mod summary;
+pub mod supported;
+pub mod teardown;
+
+use crate::model::controller::ingress::claims::claims;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::model::controller::ingress::claims::{IngressClaim, contest, firsts, read};
+use crate::model::controller::ingress::service_state::{listed, standing};
+use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, UserCertificate, service_name};
+use crate::model::controller::policy::tenancy::Tenancy;
+use crate::model::controller::workload::actions::{Subject, device_of_replica};
+use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::certificate::{
+    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
+};
+use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
+use crate::model::ingress::cert_orders::Validity;
+
+/// Everything that a group advertises or has advertised.
+#[derive(Debug)]
+pub(crate) struct IngressPlan<'a> {
+    before: IngressConfigMap,
+    /// Objects that request a name, or did.
+    claims: Vec<IngressClaim<'a>>,
+    /// Advertised names, by Tailscale Service.
+    items: BTreeMap<String, Item>,
+    /// Names that stay unchanged, because their objects are invalid now.
+    unchanged: BTreeSet<String>,
+    /// Recorded names that are no longer requested.
+    leaving: BTreeSet<String>,
+    refused: BTreeMap<Publisher, Rejection>,
+    /// Tailscale Services of the tailnet, if known.
+    listed: Option<&'a ServiceList>,
+    /// Names in the config of any replica.
+    advertised: BTreeSet<String>,
+    tenancy: Tenancy,
+}
+
+/// One advertised name.
+#[derive(Debug)]
+pub(crate) struct Item {
+    claimant: Publisher,
+    wish: PublishSpec,
+    dns: String,
+    standing: ServiceState,
+}
+
+/// State of a name's Tailscale Service.
+#[derive(Debug)]
+pub(crate) enum ServiceState {
+    /// Not read yet: the current state stays.
+    Unknown,
+    Owned(Vec<String>),
+    Creating,
+    /// Owned by another party.
+    Conflict(OwnershipRefusal),
+    /// The control plane has no Tailscale Services: these addresses are advertised as routes.
+    ByRoute(Vec<String>),
+    /// The control plane has no Tailscale Services.
+    Unsupported,
+    /// The name is that of the device of a standalone proxy.
+    Device,
+}
+
+/// Why an object is rejected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rejection {
+    reason: &'static str,
+    message: String,
+}
+
+/// Computes the names to advertise and their state. Plans no writes yet.
+pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> IngressPlan<'a> {
+    let mut plan = IngressPlan::empty(work, shape);
+    let Some(suffix) = suffix(work) else {
+        plan.wait(work);
+        return plan;
+    };
+    let wanted = plan.claims.iter().any(|claim| claim.asks);
+    // If the config is lost, the control plane's records remain.
+    let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
+    plan.advertised = advertised_names(work);
+    let listed = if wanted || leaves { listed(work) } else { plan.listed };
+    let firsts = firsts(work.observed, &plan.claims);
+    let nodes = node_sites(work, &shape.owner);
+    let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
+    for claim in plan.claims.iter().filter(|claim| claim.asks) {
+        let name = service_name(&claim.label);
+        let spec = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
+            supported::fits(work, shape, &wish)?;
+            let joins = quota::admit(&plan.tenancy, claim, &shape.owner.group, &wish)?;
+            Ok((wish, joins))
+        });
+        let service_state = spec.and_then(|(wish, joins)| {
+            // A new leader assumes the replicas' configs are right until the control plane responds.
+            let standing = match &wish.target {
+                PublishTarget::Site(_) if nodes => ServiceState::Unsupported,
+                PublishTarget::Whole(whole) if nodes => {
+                    ServiceState::ByRoute(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
+                }
+                _ => standing(work, shape, (listed, &plan.advertised), &name, &wish, joins),
+            };
+            Ok((wish, standing))
+        });
+        match service_state {
+            Ok((wish, standing)) => {
+                let dns = format!("{}.{suffix}", wish.label);
+                plan.items.insert(name, Item { claimant: claim.claimant.clone(), wish, dns, standing });
+            }
+            Err(refused) => {
+                // The last valid config stays.
+                if refused.reason != reason::NAME_CONFLICT {
+                    plan.unchanged.extend(claim.recorded.iter().cloned());
+                }
+                plan.refused.insert(claim.claimant.clone(), refused);
+            }
+        }
+    }
+    plan.unchanged.retain(|name| !plan.items.contains_key(name));
+    let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);
+    plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
+    quota::limit(work, shape, &mut plan);
+    capacity::settle(&mut plan, !shape.stock());
+    plan
+}
+
+/// Whether the control plane has no Tailscale Services, as far as known.
+fn lacks_services(work: &GroupPass<'_>) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if !capabilities.services)
+}
+
+/// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
+pub(crate) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
+    if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
+        return !capabilities.services;
+    }
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let containers = set.and_then(|set| set.pointer("/spec/template/spec/containers")?.as_array());
+    let env = containers.into_iter().flatten().flat_map(|container| container["env"].as_array().into_iter().flatten());
+    env.into_iter().any(|variable| variable["name"] == "TAILYARD_SERVE_ON_NODE_ADDRESS" && variable["value"] == "true")
+}
+
+/// Why the domain of the tailnet is not known yet.
+fn unconfirmed(work: &GroupPass<'_>) -> String {
+    let denied = work.observed.replicas.keys().find_map(|ordinal| work.observed.denied.get(&device_of_replica(*ordinal)));
+    let joined = "It is published when the first replica of its ProxyGroup has joined the tailnet.";
+    denied.map_or_else(|| joined.to_owned(), |denial| format!("{joined} The control plane does not confirm its device: {}", denial.why))
+}
+
+/// Domain of the tailnet, from the replicas' device records.
+fn suffix(work: &GroupPass<'_>) -> Option<String> {
+    work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
+}
+
+/// Names in the config of any replica.
+fn advertised_names(work: &GroupPass<'_>) -> BTreeSet<String> {
+    let configs = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
+    configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
+}
+
+/// Every name with a record.
+fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
+    let advertised = advertised_names(work);
+    let secrets = work.observed.of(Kind::Secret).filter_map(|(_, object)| domain_of(object));
+    let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
+    let (group, cluster) = (&*work.observed.name, &work.observed.settings.cluster);
+    let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
+    before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
+}
+
+impl<'a> IngressPlan<'a> {
+    /// Requests and records, before any decision.
+    fn empty(work: &GroupPass<'a>, shape: &RenderContext<'_>) -> Self {
+        let before = work.owned(&ingress_config_ref(&shape.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
+        let claims = claims(work.observed, &before);
+        Self {
+            before,
+            claims,
+            items: BTreeMap::new(),
+            unchanged: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            listed: work.observed.publish.listed.as_deref(),
+            advertised: BTreeSet::new(),
+            tenancy: Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces),
+        }
+    }
+
+    /// Leaves everything unchanged while the tailnet's domain is unknown.
+    fn wait(&mut self, work: &GroupPass<'_>) {
+        self.unchanged = recorded(work, &self.before);
+        let message = unconfirmed(work);
+        for claim in self.claims.iter().filter(|claim| claim.asks) {
+            self.refused.insert(claim.claimant.clone(), Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone()));
+        }
+    }
+
+    /// Certificate Secrets that the replicas read and write: those with this group's labels, and those to be created. Never a Secret of
+    /// another owner, whatever its name.
+    pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
+        let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str();
+        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.parent.is_some() || of_group(object));
+        let there = work.observed.of(Kind::Secret).filter(|(_, existing)| ours(existing)).filter_map(|(_, found)| domain_of(found));
+        let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
+        there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
+    }
+
+    /// Secrets of user-provided certificates in use.
+    pub(crate) fn own_certificates(&self) -> BTreeSet<String> {
+        let new = self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
+        let hosts = new.chain(self.before.routes.values()).flat_map(|site| site.hosts.values());
+        hosts.filter(|host| !host.issue).map(|host| host.secret.clone()).collect()
+    }
+
+    /// Names whose certificates the group orders.
+    fn issued(&self) -> impl Iterator<Item = (&str, &Publisher)> {
+        let ours = |(name, item): &(&String, &Item)| match item.standing {
+            ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
+            ServiceState::Unknown => self.recorded(name),
+            ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Device => true,
+        };
+        let sites = self.items.iter().filter(|(_, item)| matches!(item.wish.target, PublishTarget::Site(_)));
+        sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
+    }
+
+    /// Whether the config has an entry for a name.
+    fn recorded(&self, name: &str) -> bool {
+        let before = &self.before;
+        before.origins.contains_key(name) || before.serve.contains_key(name) || before.mappings.contains_key(name)
+    }
+
+    /// Plans all objects and status updates.
+    pub(crate) fn carry(self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+        let owner = &shape.owner;
+        self.secrets(work, shape);
+        let gone = self.withdraw(work, shape);
+        self.approve(work, shape, &gone);
+        let mut config = config::config(&self, &gone);
+        config.orders = self.record_orders(work, &gone);
+        config.reported_events = self.report(work, shape, &gone);
+        expiries(work);
+        work.want(owner, config.manifest(owner, !shape.stock()));
+    }
+
+    /// Plans the Secrets of certificates and of the ACME account.
+    fn secrets(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+        let owner = &shape.owner;
+        match shape.account() {
+            Some(account) if account.shared => self.shared_account(work, owner),
+            Some(_) => drop(work.want(owner, account(owner))),
+            None => {}
+        }
+        for (dns, claimant) in self.issued() {
+            let existing = work.owned(&certificate_ref(owner, dns)).map(|object| &**object);
+            let secret = certificate(owner, dns, claimant, existing);
+            // It stays with its object when that moves between a group and a proxy of its own.
+            match existing.map(|existing| (whose(owner, existing), is_certificate_of(existing, claimant))) {
+                Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
+                _ => drop(work.want(owner, secret)),
+            }
+        }
+    }
+
+    fn shared_account(&self, work: &mut GroupPass<'_>, owner: &Owner) {
+        match work.owned(&accounts_ref(&owner.namespace)) {
+            None => work.pass.apply.push(accounts(&owner.namespace)),
+            Some(object) if crate::model::controller::workload::builder::going(object) && !self.items.is_empty() => {
+                let message = format!(
+                    "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Recreate it from a copy.",
+                    names::ACCOUNTS
+                );
+                work.fault(reason::PROXY_GROUP_CREATION_FAILED, message);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Whether a name has a certificate.
+    fn certified(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> bool {
+        work.owned(&certificate_ref(owner, dns)).is_some_and(|object| filled(object))
+    }
+}
+
+/// Requeues for the next certificate expiry or expiry warning.
+fn expiries(work: &mut GroupPass<'_>) {
+    let now = work.observed.now;
+    let next = |own: &UserCertificate| if let UserCertificate::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
+    let ends = work.observed.of(Kind::Secret).filter_map(|(_, object)| valid_until(object)).filter(|until| *until > now);
+    if let Some(next) = work.observed.publish.certificates.values().filter_map(next).chain(ends).min() {
+        work.again(next.duration_since(now).unsigned_abs());
+    }
+}
+
+impl Rejection {
+    fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message }
+    }
+}
+
+/// Subject of Events about an object.
+fn subject(claimant: &Publisher) -> Subject {
+    claimant.into()
+}

@@ -1,0 +1,138 @@
+//! Objects that request a name from a group, or had one, and the selection of one object for each name.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::api::routes::Origin;
+use crate::model::controller::ingress::spec::{PublishSpec, SpecContext, service_name};
+use crate::model::controller::ingress::{Rejection, spec};
+use crate::model::controller::policy::assignment::GroupAssignment;
+use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::ingress::IngressConfigMap;
+use crate::model::controller::workload::observed::Observed;
+
+/// Reason of Events about our `IngressClass`.
+pub(crate) const INVALID_CLASS: &str = "InvalidIngressClass";
+
+/// An object that requests a name, or had one.
+#[derive(Debug)]
+pub(crate) struct IngressClaim<'a> {
+    pub(crate) claimant: Publisher,
+    pub(crate) object: Parent<'a>,
+    pub(crate) assignment: GroupAssignment<'a>,
+    /// Requests a name from this group now.
+    pub(crate) asks: bool,
+    /// This group writes its status: it is assigned to no other group.
+    pub(crate) ours: bool,
+    pub(crate) label: String,
+    pub(crate) recorded: Vec<String>,
+    /// Finalizer of the object for this plan.
+    pub(crate) finalizer: &'static str,
+}
+
+impl IngressClaim<'_> {
+    /// Creation time in seconds.
+    pub(crate) fn created(&self) -> i64 {
+        created(self.object.metadata())
+    }
+}
+
+/// Record of an object in the config.
+pub(crate) fn origin(claimant: &Publisher) -> Origin {
+    Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
+}
+
+/// Creation time of an object in seconds; unknown sorts last.
+pub(crate) fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second())
+}
+
+/// All objects that are assigned to the group or have a record in it.
+pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
+    let group = &*observed.name;
+    let (rules, alone) = (&*observed.assignment, observed.is_standalone());
+    let mut claims = Vec::new();
+    let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
+    for (name, origin) in &before.origins {
+        records.entry(origin).or_default().push(name);
+    }
+    let mut add = |object: Parent<'a>, assignment: GroupAssignment<'a>, label: String| {
+        let (metadata, claimant) = (object.metadata(), object.publisher());
+        let going = metadata.deletion_timestamp.is_some();
+        let assigned = assignment.group();
+        let ours = assigned.is_none_or(|assigned| assigned == group);
+        let standalone = matches!(object, Parent::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
+        let marker = if standalone { names::FINALIZER } else { claimant.source.finalizer() };
+        let finalized = finalizers::has(metadata, marker);
+        let has_conditions = matches!(object, Parent::Service(service) if spec::has_conditions(service));
+        let origin = origin(&claimant);
+        let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
+        // The Tailscale operator keeps no record: match by name.
+        let own = service_name(&label);
+        if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
+            recorded.push(own);
+        }
+        // While undecided it stays where it is; if that is nowhere, invalid parameters are reported to it.
+        let stays = assignment.is_undecided() && !recorded.is_empty();
+        let reported = group.is_empty() && matches!(assignment, GroupAssignment::Unusable(_));
+        let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
+        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
+        if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
+            claims.push(claim);
+        }
+    };
+    for ingress in observed.publish.ingresses.values() {
+        add(Parent::Ingress(ingress), rules.ingress(ingress), ingress_label(ingress));
+    }
+    for service in observed.services.values() {
+        add(Parent::Service(service), rules.published(service), service_label(service));
+    }
+    claims
+}
+
+/// The oldest object for each label, in any group: it gets the name.
+pub(crate) fn firsts<'a>(observed: &'a Observed, claims: &'a [IngressClaim<'_>]) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
+    let mut firsts: BTreeMap<&str, (i64, &Publisher)> = BTreeMap::new();
+    for claim in claims.iter().filter(|claim| claim.asks) {
+        let others = observed.publish.rivals.get(&service_name(&claim.label)).into_iter().flatten();
+        let others = others.map(|rival| (rival.created, &rival.claimant));
+        for rank in others.chain([(claim.created(), &claim.claimant)]) {
+            let first = firsts.entry(&claim.label).or_insert(rank);
+            *first = rank.min(*first);
+        }
+    }
+    firsts
+}
+
+pub(crate) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
+    let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
+    let message =
+        format!("{first} has the name {} already: give this one another name in the tailnet, or remove one of them.", claim.label);
+    Err(Rejection::new(reason::NAME_CONFLICT, message))
+}
+
+/// Parses the request. `device`: whole name of the device that serves it, if that is its name.
+pub(crate) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str, device: Option<&str>) -> Result<PublishSpec, Rejection> {
+    let services =
+        |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
+    let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
+    let reserved = &observed.publish.reserved;
+    let context = SpecContext { suffix, device, services: &services, namespace, certificates, reserved, now: observed.now };
+    if let GroupAssignment::Unusable(why) = claim.assignment {
+        return Err(Rejection::new(INVALID_CLASS, why.to_owned()));
+    }
+    let (read, reason) = match claim.object {
+        Parent::Ingress(_) if observed.publish.class_fault.is_some() => {
+            let why = observed.publish.class_fault.clone().unwrap_or_default();
+            return Err(Rejection::new(INVALID_CLASS, why));
+        }
+        Parent::Ingress(ingress) => (spec::ingress::ingress(ingress, &context), "InvalidIngressConfiguration"),
+        Parent::Service(service) => (spec::service::service(service), reason::INGRESS_SVC_INVALID),
+    };
+    read.map_err(|wrong| Rejection::new(reason, wrong.join(" ")))
+}

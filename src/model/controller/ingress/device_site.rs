@@ -1,0 +1,90 @@
+//! Plan of the proxy of one Ingress: its name is that of the proxy's device.
+//!
+//! The control plane gives a device another name if its own is taken. So the name is read from the device, and nothing is served before it
+//! has joined. A renamed device serves its new name as soon as tailscaled reports it.
+
+use crate::model::controller::ingress::claims::read;
+use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::ingress::summary::{Certified, issued};
+use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_services};
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::workload::builder::{GroupPass, deletion};
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::certificate::domain_of;
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::TailnetState;
+
+/// Plans the names of a standalone Ingress. The error is reason and message of an Event; then everything stays as it is.
+pub(crate) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> Result<IngressPlan<'a>, (&'static str, String)> {
+    let mut plan = IngressPlan::empty(work, shape);
+    let Some(claim) = plan.claims.iter().find(|claim| Some(&claim.claimant) == shape.owner.parent.as_ref()) else { return Ok(plan) };
+    let domain = work.observed.replicas.get(&0).and_then(|replica| replica.device()?.domain.clone());
+    let standing = standing(work, &plan);
+    let device = device_name(work, &claim.label);
+    let suffix = domain.as_deref().or(requested_domain(claim)).unwrap_or_default();
+    let wish = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
+    let by_certificate = || domain.as_ref().map(|domain| format!("{}.{domain}", claim.label));
+    let dns = if matches!(standing, ServiceState::Device) { device } else { by_certificate() };
+    let claimant: Publisher = claim.claimant.clone();
+    match dns {
+        Some(dns) => {
+            former_certificates(work, shape, &dns);
+            plan.items.insert(service_name(&wish.label), Item { claimant, wish, dns, standing });
+        }
+        // The last name stays.
+        None => plan.unchanged = plan.before.names(),
+    }
+    Ok(plan)
+}
+
+/// Whether the control plane issues a certificate for the device. While unknown, the config decides.
+fn standing(work: &GroupPass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
+    let issues = match &work.observed.tailnet {
+        TailnetState::Ready { .. } => !lacks_services(work),
+        TailnetState::Asking | TailnetState::Unavailable(_) => {
+            let mut hosts = plan.before.routes.values().flat_map(|site| site.hosts.values());
+            plan.before.routes.is_empty() || hosts.any(|host| host.issue)
+        }
+    };
+    if issues { ServiceState::Device } else { ServiceState::Unsupported }
+}
+
+/// Domain in the host that an Ingress requests.
+fn requested_domain<'a>(claim: &crate::model::controller::ingress::claims::IngressClaim<'a>) -> Option<&'a str> {
+    let Parent::Ingress(ingress) = claim.object else { return None };
+    let host = ingress.spec.as_ref()?.tls.as_ref()?.first()?.hosts.as_ref()?.first()?;
+    host.split_once('.').map(|(_, domain)| domain)
+}
+
+/// Name of the device, once it has joined under this label. Its Pod reports it: only names that the control plane gives to this label in
+/// the confirmed domain are accepted.
+fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
+    let replica = work.observed.replicas.get(&0)?;
+    let (name, record) = (replica.state.as_ref()?.device_name.as_ref()?, replica.device()?);
+    let rest = name.host().strip_prefix(label)?;
+    let is_numbered = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+    let is_given = rest.is_empty() || rest.strip_prefix('-').is_some_and(is_numbered);
+    (is_given && record.domain.as_deref() == Some(name.domain())).then(|| name.as_str().to_owned())
+}
+
+/// Deletes the certificates of former names of the device.
+fn former_certificates(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, dns: &str) {
+    let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
+    let ours = secrets.filter(|(_, secret)| super::whose(&shape.owner, secret) == super::Ownership::Ours);
+    let former: Vec<_> = ours.map(|(object, secret)| deletion(object, secret)).collect();
+    work.pass.delete.extend(former);
+}
+
+/// Why the certificate of a device's name cannot be ordered.
+pub(crate) fn failing(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
+    if !matches!(item.standing, ServiceState::Device) {
+        return None;
+    }
+    let (state, reason) = issued(work, &shape.owner, &item.dns);
+    let action = match reason.as_str() {
+        "HTTPSDisabled" => "enable HTTPS certificates in the DNS page of the admin console",
+        _ => "it is tried again; the log of the proxy has the details",
+    };
+    (state == Certified::Failing).then(|| format!("The certificate for {} cannot be ordered ({reason}): {action}.", item.dns))
+}

@@ -1,0 +1,317 @@
+//! Status of advertised objects: conditions of Services, `status.loadBalancer`, Events and the finalizer.
+//!
+//! An Ingress has no conditions: its faults are Events, emitted once. Unchanged status is not written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
+use crate::api::names;
+use crate::api::routes::Listener;
+use crate::model::base::conditions;
+use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::ingress::advertise::{live, serves, unapproved};
+use crate::model::controller::ingress::claims::IngressClaim;
+use crate::model::controller::ingress::config::node_site;
+use crate::model::controller::ingress::service_state::is_device;
+use crate::model::controller::ingress::spec::{PublishTarget, service_name};
+use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
+use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, device_site as alone, routes, subject};
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::workload::actions::ObjectUpdate;
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::key::PublishSource;
+use crate::model::controller::workload::objects::compare::covers;
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::TailnetState;
+use crate::model::controller::workload::observed::replica::ObservedReplica;
+
+/// Condition of a Service: type, status, reason, message.
+type Said = (&'static str, ConditionStatus, &'static str, String);
+
+impl IngressPlan<'_> {
+    /// Updates the status of all objects; `gone` are fully withdrawn names. Returns the reported faults by object.
+    pub(crate) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
+        let mut account = SummaryBuilder::default();
+        for claim in &self.claims {
+            let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
+            match item {
+                Some(item) => self.published(work, shape, (claim, item), &mut account),
+                None if claim.ours => {
+                    // The proxy of an Ingress exists before its name.
+                    let remaining = work.observed.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
+                    let refused = self.refused.get(&claim.claimant);
+                    if claim.asks {
+                        account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
+                        self.news(work, claim, refused, &account);
+                    }
+                    unserved(work, claim, refused, remaining);
+                }
+                None => {}
+            }
+        }
+        let faults = account.faults().clone();
+        account.give(work);
+        faults
+    }
+
+    fn published(
+        &self,
+        work: &mut GroupPass<'_>,
+        shape: &RenderContext<'_>,
+        (claim, item): (&IngressClaim<'_>, &Item),
+        account: &mut SummaryBuilder,
+    ) {
+        let name = service_name(&item.wish.label);
+        // The object's own proxy gives up the name at the finalizer: not for a group without a ready replica.
+        let accepts = !is_device(work, &name) || work.observed.replicas.values().any(live);
+        let finalized = accepts || finalizers::has(claim.object.metadata(), claim.finalizer);
+        account.certificates(work, &shape.owner, item);
+        if undecided(work, shape, item) {
+            account.still(&claim.claimant, self);
+            // An unavailable control plane is not waited for.
+            if matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
+                account.unknown();
+                return update(work, claim, finalized, None, balancer(claim));
+            }
+        }
+        let serving = serving(work, shape, item, &name);
+        let fault = fault(work, shape, item, &name);
+        let remark = remark(work, shape, item, &name);
+        let status = match &item.standing {
+            // The name stays while the Pod is replaced.
+            ServiceState::Device if serving == 0 => balancer(claim),
+            _ if serving > 0 && balances(claim) => Self::status(work, shape, item),
+            _ => json!({}),
+        };
+        let status = if status == json!({}) && moves(work, claim) { balancer(claim) } else { status };
+        let mut said: Vec<Said> = Vec::new();
+        if matches!(claim.object, Parent::Service(_)) {
+            said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
+            said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
+        }
+        let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
+        account.name(&claim.claimant, shown, serving > 0);
+        self.news(work, claim, shown.map(|(_, rejection)| rejection), account);
+        update(work, claim, finalized, Some(said), status);
+    }
+
+    /// Emits an Event unless the config records it as emitted.
+    fn news(&self, work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>, account: &SummaryBuilder) {
+        let key = claim.claimant.to_string();
+        let news = account.faults().get(&key) != self.before.reported_events.get(&key);
+        if let Some(Rejection { reason, message }) = fault.filter(|_| news) {
+            work.warn(subject(&claim.claimant), reason, message.clone());
+        }
+    }
+
+    /// `status.loadBalancer` of an advertised object.
+    fn status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
+        match (&item.wish.target, &item.standing) {
+            (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
+            (PublishTarget::Site(site), _) => {
+                let certified = Self::certified(work, &shape.owner, &item.dns);
+                // Our replicas redirect only to ports with a certificate.
+                let plain = |port: &u16, listener: &Listener| match item.standing {
+                    ServiceState::Device => *listener == Listener::Http,
+                    _ => *port != 443,
+                };
+                let shown = site.listeners.iter().rev().filter(|(port, listener)| certified || plain(port, listener));
+                let ports: Vec<_> = shown.map(|(port, _)| json!({"port": port, "protocol": "TCP"})).collect();
+                if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
+            }
+            (PublishTarget::Whole(whole), ServiceState::ByRoute(own)) => {
+                // A ClusterIP is not an external address.
+                let in_cluster = |ip: &String| ip.parse().is_ok_and(|ip| whole.addresses.contains(&ip));
+                let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
+                if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
+            }
+            (PublishTarget::Whole(_), standing) => {
+                let own = if let ServiceState::Owned(own) = standing { own.as_slice() } else { &[] };
+                let v4 = own.iter().find(|ip| ip.parse::<std::net::Ipv4Addr>().is_ok());
+                let ip = v4.or(own.first());
+                let entry = ip.map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
+                json!({"ingress": [entry]})
+            }
+        }
+    }
+}
+
+const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
+     and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
+     spec.tls[].secretName, and no older Ingress names the same hosts.";
+
+const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
+     spec.tls[].secretName.";
+
+/// Whether the state of a name still depends on a control plane request.
+fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
+    match &item.standing {
+        ServiceState::Unknown => true,
+        ServiceState::ByRoute(own) => {
+            routes::denied(work, shape.replicas, own).is_none() && routes::approval_unread(work, shape.replicas, own)
+        }
+        _ => false,
+    }
+}
+
+/// Number of replicas that serve a name.
+fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
+    let node = matches!(item.standing, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
+    let serves = |replica: &ObservedReplica| match &item.standing {
+        ServiceState::ByRoute(own) => routes::reached(work, replica, own),
+        _ if node => live(replica),
+        _ => serves(replica, name),
+    };
+    work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| serves(replica)).count()
+}
+
+/// Why a valid name is not served.
+fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
+    let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
+    match &item.standing {
+        ServiceState::Unsupported if node_site(item).is_some() => None,
+        ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
+        ServiceState::Unsupported if shape.standalone() => Some(Rejection::new("NoCertificates", NO_CERTIFICATES.to_owned())),
+        ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
+        ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own),
+        _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
+    }
+}
+
+/// Message about a Service in addition to the number of replicas.
+fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> String {
+    let ServiceState::ByRoute(own) = &item.standing else { return rejected(work, name, serving) };
+    let own = own.join(" and ");
+    format!(
+        ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
+        rejected(work, name, serving)
+    )
+}
+
+/// Faults of parts of an advertised name, in one message.
+fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
+    let failing = alone::failing(work, shape, item);
+    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
+    let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
+    let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
+    (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
+}
+
+/// Why Funnel does not work for a host, from the first replica that reports an error.
+fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
+    let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
+    let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
+    let why = states.filter(|_| asks).find_map(|state| state.funnel_errors.get(name))?;
+    Some(format!("It is not reached from the internet (Funnel), as {why}."))
+}
+
+/// Suffix of a status message: the number of unapproved replicas, else why the first replica with a reason rejects the name, if none serves
+/// it.
+fn rejected(work: &GroupPass<'_>, name: &str, serving: usize) -> String {
+    let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
+    if count > 0 {
+        return format!(
+            "; {count} not approved for {name}: approve them in the admin console, or list their tag in autoApprovers.services"
+        );
+    }
+    let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());
+    let mut why = states.filter_map(|state| state.ingress.as_ref()?.rejected.get(name)).filter(|why| !why.is_empty());
+    why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
+}
+
+fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &str) -> Said {
+    let counts = format!("{serving}/{wanted} proxy backends ready and advertising{beside}");
+    match fault {
+        Some(fault) => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, fault.reason, fault.message.clone()),
+        None if serving > 0 => (INGRESS_SVC_CONFIGURED, ConditionStatus::True, reason::INGRESS_SVC_CONFIGURED, counts),
+        None => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, reason::INGRESS_SVC_NO_BACKENDS, counts),
+    }
+}
+
+/// Updates the status of an object without an advertised name; `remaining`: a part still exists.
+pub(crate) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
+    let mut said: Vec<Said> = Vec::new();
+    if let (Parent::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
+        let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
+        let (status, kind) =
+            if invalid { (ConditionStatus::False, reason::INGRESS_SVC_INVALID) } else { (ConditionStatus::Unknown, *reason) };
+        said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
+    }
+    let existing = balancer(claim);
+    // The address of the last valid config stays while it is served.
+    let balancer = if remaining || moves(work, claim) { existing } else { json!({}) };
+    update(work, claim, remaining, Some(said), balancer);
+}
+
+/// Whether the other side has a part of an object that moves between a group and a proxy of its own: its address stays meanwhile.
+fn moves(work: &GroupPass<'_>, claim: &IngressClaim<'_>) -> bool {
+    let other = if work.observed.is_standalone() { claim.claimant.source.finalizer() } else { names::FINALIZER };
+    finalizers::has(claim.object.metadata(), other)
+}
+
+/// Whether the API accepts an address in the status of such an object.
+fn balances(claim: &IngressClaim<'_>) -> bool {
+    match claim.object {
+        Parent::Ingress(_) => true,
+        Parent::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
+    }
+}
+
+/// Whether the status has the desired content; the API adds fields for a Service.
+fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
+    if source == PublishSource::Ingress {
+        return existing == wanted;
+    }
+    let count = |status: &Value| status["ingress"].as_array().map_or(0, Vec::len);
+    count(existing) == count(wanted) && covers(existing, wanted)
+}
+
+/// `status.loadBalancer` of a virtual host on the replicas' own addresses.
+fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
+    let Some(site) = node_site(item) else { return json!({}) };
+    let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
+    let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
+    let names = live.filter_map(|(_, replica)| replica.state.as_ref()?.device_name.as_ref());
+    let entries: Vec<_> = names.map(|name| json!({"hostname": name.as_str(), "ports": ports})).collect();
+    json!({"ingress": entries})
+}
+
+/// Observed `status.loadBalancer`.
+fn balancer(claim: &IngressClaim<'_>) -> Value {
+    let balancer = match claim.object {
+        Parent::Ingress(ingress) => ingress.status.as_ref().map(|status| json!(status.load_balancer)),
+        Parent::Service(service) => service.status.as_ref().map(|status| json!(status.load_balancer)),
+    };
+    balancer.filter(|balancer| !balancer.is_null()).unwrap_or_else(|| json!({}))
+}
+
+/// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
+fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
+    let (source, metadata) = (claim.claimant.source, claim.object.metadata());
+    // An object that is being deleted gets no new finalizer.
+    let finalized = finalized && (finalizers::has(metadata, claim.finalizer) || metadata.deletion_timestamp.is_none());
+    let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
+    let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);
+    let update = ObjectUpdate::new(source, metadata, claim.finalizer, finalized);
+    work.pass.update(ObjectUpdate { conditions, load_balancer, ..update });
+}
+
+/// New conditions of a Service, if changed. Conditions of ours that are not in `said` are removed.
+fn said_conditions(claim: &IngressClaim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
+    let Parent::Service(service) = claim.object else { return None };
+    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let mut changed = false;
+    for kind in [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED] {
+        if !said.iter().any(|(said, ..)| *said == kind) {
+            changed |= conditions::remove(&mut all, kind);
+        }
+    }
+    for (kind, status, reason, message) in said {
+        changed |= conditions::set(&mut all, &DesiredCondition { kind, status, reason, message, generation: 0 }, now);
+    }
+    changed.then_some(all)
+}

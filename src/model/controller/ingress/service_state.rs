@@ -1,0 +1,89 @@
+//! States of a group's Tailscale Services, from a list that is refreshed as it ages.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::api::names;
+use crate::model::controller::ingress::ServiceState;
+use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
+use crate::model::controller::kinds::standalone::handover::POLL_INTERVAL;
+use crate::model::controller::workload::actions::ControlAction;
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::readiness;
+use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, verify_owner};
+
+/// Maximum age of control plane data: another cluster may have overwritten our part of a Tailscale Service, or an approval of a route may
+/// have been withdrawn.
+pub(crate) const OLD: Duration = Duration::from_mins(5);
+
+/// State of a name's Tailscale Service; plans the requests that it depends on.
+pub(crate) fn standing(
+    work: &mut GroupPass<'_>,
+    shape: &RenderContext<'_>,
+    (listed, reported): (Option<&ServiceList>, &BTreeSet<String>),
+    name: &str,
+    wish: &PublishSpec,
+    joins: bool,
+) -> ServiceState {
+    let observed = work.observed;
+    let entry = listed.and_then(|listed| listed.services.get(name));
+    let answers = match &observed.tailnet {
+        TailnetState::Ready { capabilities, .. } if !capabilities.services => return ServiceState::Unsupported,
+        TailnetState::Ready { .. } => true,
+        TailnetState::Asking | TailnetState::Unavailable(_) => false,
+    };
+    if listed.is_none() || (entry.is_none() && !answers) {
+        return ServiceState::Unknown;
+    }
+    let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
+    let (name, group) = (name.to_owned(), shape.owner.group.clone());
+    let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
+    // Replicas' configs only had names that were ours.
+    let recorded = reported.contains(&desired.name);
+    match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {
+        OwnershipVerdict::Refused(why) => ServiceState::Conflict(why),
+        verdict => {
+            let settled = verdict == OwnershipVerdict::Settled;
+            let ours = settled || matches!(verdict, OwnershipVerdict::Write { ours: true, .. });
+            let addrs = entry.map(|current| current.addrs.clone()).unwrap_or_default();
+            // A new one may get its addresses later.
+            let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
+            if entry.is_none() && is_device(work, &desired.name) {
+                work.again(POLL_INTERVAL);
+            } else if answers && incomplete {
+                work.pass.control.push(ControlAction::PublishService { desired, recorded });
+            }
+            if ours { ServiceState::Owned(addrs) } else { ServiceState::Creating }
+        }
+    }
+}
+
+/// Whether the proxy of an object of the group has the name, until it gives it up: the control plane would reject the Tailscale Service.
+pub(crate) fn is_device(work: &GroupPass<'_>, name: &str) -> bool {
+    work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.is_device))
+}
+
+/// Whether the group may adopt a Tailscale Service without owner: set by administrators, not by tenants.
+fn adopts(work: &GroupPass<'_>, label: &str) -> bool {
+    let annotations = work.observed.group.as_ref().and_then(|group| group.metadata.annotations.as_ref());
+    annotations.and_then(|all| all.get(names::ADOPT)).is_some_and(|named| named.split(',').any(|named| named.trim() == label))
+}
+
+/// The list of Tailscale Services; plans a refresh of an old one.
+pub(crate) fn listed<'a>(work: &mut GroupPass<'a>) -> Option<&'a ServiceList> {
+    let listed = work.observed.publish.listed.as_deref();
+    let now = work.observed.now;
+    if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
+        return listed;
+    }
+    let age = listed.map(|listed| readiness::elapsed(listed.at, now));
+    if age.is_none_or(|age| age >= OLD) {
+        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
+        work.pass.control.push(ControlAction::ListServices { since });
+    } else if let Some(age) = age {
+        work.again(OLD.saturating_sub(age));
+    }
+    listed
+}

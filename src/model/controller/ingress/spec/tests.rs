@@ -1,0 +1,160 @@
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::ingress::ingress;
+use super::serve::serve;
+use super::*;
+use crate::api::routes::{BackendProtocol, Listener};
+use crate::model::controller::policy::tenancy::Patterns;
+use crate::model::ingress::cert_orders::Certificate;
+
+mod service;
+
+const SUFFIX: &str = "tail1234.ts.net";
+
+fn object(name: &str, spec: Value) -> Service {
+    serde_json::from_value(json!({"metadata": {"namespace": "u", "name": name}, "spec": spec})).expect("a Service")
+}
+
+/// Parses an Ingress with three backends.
+fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
+    let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
+    let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
+    let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
+    let external = object("external", json!({"type": "ExternalName", "externalName": "x.example", "ports": [{"port": 443}]}));
+    let all = [plain, headless, external];
+    let found = |namespace: &str, name: &str| all.iter().find(|service| namespace == "u" && service.metadata.name.as_deref() == Some(name));
+    let object = json!({"metadata": {"namespace": "u", "name": "app", "annotations": annotations}, "spec": spec});
+    let parsed = serde_json::from_value(object).expect("an Ingress");
+    let day = |day: i64| Timestamp::from_second(day * 24 * 60 * 60).expect("a time");
+    let between = |from, until, name: &str| {
+        let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
+        UserCertificate::Leaf(Leaf { certificate, names: vec![name.to_owned()] })
+    };
+    let own = [
+        ("www", between(0, 90, "www.example.com")),
+        ("other", between(0, 90, "*.other.example")),
+        ("early", between(4, 90, "www.example.com")),
+        ("ending", between(-80, 10, "www.example.com")),
+        ("ended", between(-90, 2, "www.example.com")),
+        ("broken", UserCertificate::Unusable("tls.crt or tls.key is empty".into())),
+        ("unlabelled", UserCertificate::Unlabelled),
+        ("unread", UserCertificate::Unread),
+        ("theirs", between(0, 90, "www.example.com")),
+        ("ours", between(0, 90, "www.example.com")),
+    ];
+    let certificates = &own.map(|(name, own)| (name.to_owned(), own)).into();
+    let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those)));
+    let reserved = &reserved.into();
+    ingress(&parsed, &SpecContext { suffix: SUFFIX, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
+}
+
+fn to(service: &str, port: Value) -> Value {
+    json!({"service": {"name": service, "port": port}})
+}
+
+fn site(wish: &PublishSpec) -> &Site {
+    match &wish.target {
+        PublishTarget::Site(site) => site,
+        PublishTarget::Whole(_) => panic!("not a site"),
+    }
+}
+
+#[test]
+fn ingress_becomes_a_site_and_a_serve_config() {
+    let rules = json!([{"http": {"paths": [
+        {"path": "/", "pathType": "Prefix", "backend": to("web", json!({"number": 80}))},
+        {"path": "/rpc", "pathType": "Exact", "backend": to("web", json!({"name": "rpc"}))}]}}]);
+    let spec = json!({"tls": [{"hosts": ["my-app.somewhere"]}], "rules": rules});
+    let wish = read(json!({"tailscale.com/http-redirect": "true", "tailscale.com/tags": "tag:a, tag:b"}), spec).expect("valid");
+    assert_eq!((wish.label.as_str(), wish.tags.len(), wish.notes.len()), ("my-app", 2, 0));
+    assert_eq!(wish.ports, ["tcp:443", "tcp:80"]);
+    let site = site(&wish);
+    assert_eq!(site.listeners, BTreeMap::from([(80, Listener::Redirect), (443, Listener::Https)]));
+    let routes: Vec<_> = site.routes.iter().map(|route| (route.path.as_str(), route.exact, route.backend.protocol)).collect();
+    assert_eq!(routes, [("/", false, BackendProtocol::Http), ("/rpc", true, BackendProtocol::H2c)]);
+    let dns = format!("my-app.{SUFFIX}");
+    let handlers = json!({"/": {"Proxy": "http://10.96.0.20:80/"}, "/rpc": {"Proxy": "http://10.96.0.20:50/rpc"}});
+    let redirects =
+        json!({"/": {"Redirect": "301:https://${HOST}${REQUEST_URI}"}, "/rpc": {"Redirect": "301:https://${HOST}${REQUEST_URI}"}});
+    let wanted = json!({"TCP": {"80": {"HTTP": true}, "443": {"HTTPS": true}},
+        "Web": {format!("{dns}:443"): {"Handlers": handlers}, format!("{dns}:80"): {"Handlers": redirects}}});
+    assert_eq!(json!(serve(site, &dns)), wanted);
+}
+
+#[test]
+fn hosts_with_user_certificates_are_served_beside_the_tailnet_name() {
+    let rule = |host: &str| json!({"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": to("web", json!({"name": "tls"}))}]}});
+    let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}, {"hosts": ["bare.example.com"]}]);
+    let rules = json!([rule("www.example.com"), rule("app"), rule("bare.example.com"), {"host": "app"}]);
+    let wish = read(json!({}), json!({"tls": tls, "rules": rules})).expect("valid");
+    let site = site(&wish);
+    let dns = format!("app.{SUFFIX}");
+    let hosts: Vec<_> = site.hosts.iter().map(|(name, host)| (name.as_str(), host.secret.as_str(), host.issue)).collect();
+    assert_eq!(hosts, [(dns.as_str(), dns.as_str(), true), ("www.example.com", "www", false)]);
+    let routes: Vec<_> = site.routes.iter().map(|route| (route.host.as_str(), route.backend.protocol)).collect();
+    assert_eq!(routes, [(dns.as_str(), BackendProtocol::Https), ("www.example.com", BackendProtocol::Https)]);
+    assert_eq!(wish.notes.len(), 2, "{:?}", wish.notes);
+}
+
+#[test]
+fn invalid_backend_does_not_affect_the_others() {
+    let path = |path: &str, backend: Value| json!({"path": path, "pathType": "Prefix", "backend": backend});
+    let bad = [
+        to("none", json!({"number": 80})),
+        to("web", json!({"number": 81})),
+        to("external", json!({"number": 443})),
+        json!({"resource": {"kind": "X", "name": "x"}}),
+    ];
+    let mut paths: Vec<_> = bad.iter().enumerate().map(|(at, backend)| path(&format!("/{at}"), backend.clone())).collect();
+    let wrong = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect_err("nothing is left");
+    assert!(wrong.len() == 1 && wrong[0].contains("does not exist") && wrong[0].contains("has no port"), "{wrong:?}");
+    paths.push(path("/good", to("headless", json!({"number": 80}))));
+    let wish = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect("one is good");
+    assert_eq!((wish.notes.len(), wish.label.as_str()), (4, "u-app-ingress"));
+    assert_eq!(site(&wish).routes[0].backend.address, "", "it is reached at its endpoints");
+    assert!(serve(site(&wish), "x").web["x:443"].handlers.is_empty(), "which the other operator cannot");
+}
+
+#[test]
+fn each_violation_has_a_message() {
+    let backend = to("web", json!({"number": 80}));
+    for (annotations, spec, says) in [
+        (json!({"tailscale.com/tags": "web"}), json!({"defaultBackend": backend}), "is not a tag"),
+        (json!({}), json!({"defaultBackend": backend, "tls": [{"hosts": ["A_b"]}]}), "must be a DNS label"),
+        (json!({}), json!({}), "give it a rule"),
+        (json!({}), json!({"rules": [{}]}), "give it a rule"),
+    ] {
+        let wrong = read(annotations, spec.clone()).expect_err("it is wrong");
+        assert!(wrong.len() == 1 && wrong[0].contains(says), "{spec}: {wrong:?}");
+    }
+}
+
+#[test]
+fn user_certificate_is_validated_for_its_host_alone() {
+    let backend = to("web", json!({"number": 80}));
+    let cases = [
+        ("www", "www.example.com", true, None),
+        ("other", "www.other.example", true, None),
+        ("unread", "www.example.com", true, None),
+        ("www", "a.example.com", true, Some("is for www.example.com, and not for a.example.com")),
+        ("broken", "a.example.com", true, Some("cannot be used, as tls.crt or tls.key is empty")),
+        ("unlabelled", "a.example.com", false, Some("lacks the label tailyard.io/allow-ingress-tls=true")),
+        ("theirs", "www.example.com", false, Some("annotation tailyard.io/namespaces does not name this namespace")),
+        ("ours", "www.example.com", true, None),
+        ("none", "a.example.com", false, Some("no Secret none in the namespace ts of the proxies")),
+        ("early", "www.example.com", true, Some("not valid before 1970-01-05T00:00:00Z")),
+        ("ended", "www.example.com", true, Some("in Secret ts/ended ended at 1970-01-03T00:00:00Z")),
+        ("ending", "www.example.com", true, Some("that ends at 1970-01-11T00:00:00Z. Renew it")),
+    ];
+    for (secret, host, named, says) in cases {
+        let tls = json!([{"hosts": ["app"]}, {"hosts": [host], "secretName": secret}]);
+        let wish = read(json!({}), json!({"tls": tls, "defaultBackend": backend})).expect("the rest of it is served");
+        assert_eq!((site(&wish).hosts.contains_key(host), wish.flaws.len()), (named, usize::from(says.is_some())), "{secret} {host}");
+        let (expected, other) = if secret == "ending" { (wish.warnings, wish.notes) } else { (wish.notes, wish.warnings) };
+        assert_eq!((expected.len(), other.len()), (wish.flaws.len(), 0), "{secret} {host}");
+        assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
+    }
+}

@@ -1,0 +1,234 @@
+//! Summary of a group's names and certificates, for two conditions of the group and for metrics.
+//!
+//! Counts each name and certificate once. Messages contain nothing that changes with time alone.
+
+use std::collections::BTreeMap;
+
+use crate::api::condition::{CERTIFIED, PUBLISHED};
+use crate::api::issuance::OrderNote;
+use crate::api::names;
+use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::ingress::spec::{CertificateIssue, PublishTarget};
+use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState};
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, valid_until};
+use crate::model::controller::workload::objects::{Owner, digest};
+
+/// Maximum names in a message.
+const NAMED: usize = 5;
+
+/// State of a requested name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PublishState {
+    /// Served by a replica that gets traffic.
+    Whole,
+    /// Served in part.
+    Partly,
+    /// Valid, not served yet.
+    Waiting,
+    /// Rejected.
+    Refused,
+}
+
+/// State of a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Certified {
+    Issued,
+    /// Order in progress or pending.
+    Waiting,
+    /// The latest order failed.
+    Failing,
+    /// User-provided, unusable.
+    Lacking,
+    /// User-provided, not valid now.
+    Invalid,
+    /// User-provided, expires soon.
+    Ending,
+}
+
+/// Numbers by state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IngressSummary {
+    pub published: BTreeMap<PublishState, usize>,
+    pub certified: BTreeMap<Certified, usize>,
+}
+
+impl PublishState {
+    pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
+
+    /// Label value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "advertised",
+            Self::Partly => "partial",
+            Self::Waiting => "pending",
+            Self::Refused => "rejected",
+        }
+    }
+}
+
+impl Certified {
+    pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
+
+    /// Label value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Issued => "issued",
+            Self::Waiting => "pending",
+            Self::Failing => "failing",
+            Self::Lacking => "missing",
+            Self::Invalid => "invalid",
+            Self::Ending => "expiring",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Whole,
+    Part,
+    Nothing,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SummaryBuilder {
+    names: BTreeMap<Publisher, (PublishState, &'static str)>,
+    certificates: BTreeMap<String, (Certified, String)>,
+    /// Fault messages, by object.
+    faults: BTreeMap<String, String>,
+    /// The state of an object is not known yet: the previous conditions stay.
+    unknown: bool,
+}
+
+impl SummaryBuilder {
+    /// Counts an object: its rejection with extent, and whether a replica serves it.
+    pub(crate) fn name(&mut self, claimant: &Publisher, rejection: Option<(Extent, &Rejection)>, served: bool) {
+        let state = match rejection {
+            Some((Extent::Whole, _)) => PublishState::Refused,
+            _ if !served => PublishState::Waiting,
+            Some((Extent::Part, _)) => PublishState::Partly,
+            Some((Extent::Nothing, _)) | None => PublishState::Whole,
+        };
+        self.names.insert(claimant.clone(), (state, rejection.map_or("NoReplica", |(_, reported)| reported.reason)));
+        self.faults.extend(rejection.map(|(_, outcome)| (claimant.to_string(), fingerprint(&outcome.message))));
+    }
+
+    /// Counts an object of unknown state: the previous conditions stay.
+    pub(crate) fn unknown(&mut self) {
+        self.unknown = true;
+    }
+
+    /// Keeps the previous fault of an object.
+    pub(crate) fn still(&mut self, claimant: &Publisher, plan: &IngressPlan<'_>) {
+        let key = claimant.to_string();
+        self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
+    }
+
+    pub(crate) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
+        let PublishTarget::Site(site) = &item.wish.target else { return };
+        let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));
+        for (host, how) in site.hosts.iter().filter(|(_, how)| !(how.issue && theirs)) {
+            let state = if how.issue { issued(work, owner, host) } else { (Certified::Issued, String::new()) };
+            self.certificates.insert(host.clone(), state);
+        }
+        for (host, flaw) in &item.wish.flaws {
+            let state = match flaw {
+                CertificateIssue::Lacking => Certified::Lacking,
+                CertificateIssue::Invalid => Certified::Invalid,
+                CertificateIssue::Ending => Certified::Ending,
+            };
+            self.certificates.insert(host.clone(), (state, item.claimant.to_string()));
+        }
+    }
+
+    /// Reported faults: hashes of the messages, by object.
+    pub(crate) fn faults(&self) -> &BTreeMap<String, String> {
+        &self.faults
+    }
+
+    /// Writes the group's conditions and the figures.
+    pub(crate) fn give(self, work: &mut GroupPass<'_>) {
+        let mut summary = IngressSummary::default();
+        for (state, _) in self.names.values() {
+            *summary.published.entry(*state).or_default() += 1;
+        }
+        for (state, _) in self.certificates.values() {
+            *summary.certified.entry(*state).or_default() += 1;
+        }
+        work.memory.summary = Some(summary);
+        work.keeps_conditions = self.unknown;
+        work.conditions = vec![self.published(), self.certified()];
+    }
+
+    fn published(&self) -> DesiredCondition<'static> {
+        let of = |states: &[PublishState]| -> Vec<String> {
+            let those = self.names.iter().filter(|(_, (state, _))| states.contains(state));
+            those.map(|(claimant, (_, reason))| format!("{claimant} ({reason})")).collect()
+        };
+        let all = self.names.len();
+        let (refused, waiting) = (of(&[PublishState::Refused, PublishState::Partly]), of(&[PublishState::Waiting]));
+        let (status, reason, message) = if !refused.is_empty() {
+            let why = "Their Events say why, and the conditions of Services.";
+            let message = format!("{} of {all} are not published as they ask: {}. {why}", refused.len(), list(&refused));
+            (ConditionStatus::False, "ServicesRejected", message)
+        } else if !waiting.is_empty() {
+            let message = format!("{} of {all} are not served by any replica yet: {}.", waiting.len(), list(&waiting));
+            (ConditionStatus::False, "ServicesPending", message)
+        } else {
+            (ConditionStatus::True, "ServicesAdvertised", format!("{all} of {all} are published."))
+        };
+        DesiredCondition { kind: PUBLISHED, status, reason, message, generation: 0 }
+    }
+
+    fn certified(&self) -> DesiredCondition<'static> {
+        let of = |wanted: Certified| -> Vec<String> {
+            let those = self.certificates.iter().filter(|(_, (state, _))| *state == wanted);
+            those.map(|(name, (_, why))| if why.is_empty() { name.clone() } else { format!("{name} ({why})") }).collect()
+        };
+        let all = self.certificates.len();
+        let order = [
+            (Certified::Failing, "CertificatesFailing", "cannot be ordered"),
+            (Certified::Lacking, "CertificatesMissing", "are users' own and cannot be shown"),
+            (Certified::Invalid, "CertificatesInvalid", "are not valid now"),
+            (Certified::Waiting, "CertificatesPending", "are not there yet"),
+            (Certified::Ending, "CertificatesExpiring", "are users' own and end soon"),
+        ];
+        let mut bad =
+            order.into_iter().map(|(state, reason, what)| (state, reason, what, of(state))).filter(|(.., those)| !those.is_empty());
+        let (status, reason, message) = match bad.next() {
+            Some((state, reason, what, those)) => {
+                let status = if state == Certified::Ending { ConditionStatus::True } else { ConditionStatus::False };
+                (status, reason, format!("{} of {all} certificates {what}: {}.", those.len(), list(&those)))
+            }
+            None => (ConditionStatus::True, "CertificatesIssued", format!("{all} of {all} certificates are there.")),
+        };
+        DesiredCondition { kind: CERTIFIED, status, reason, message, generation: 0 }
+    }
+}
+
+/// State of an ordered certificate, with the reason of the last failure.
+pub(crate) fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
+    let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
+    let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
+    match note.filter(|note| note.failures > 0) {
+        Some(note) => (Certified::Failing, note.reason),
+        None if valid_until(secret).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
+        None if filled(secret) => (Certified::Issued, String::new()),
+        None if work.observed.replicas.values().any(|replica| replica.state.as_ref().is_some_and(|state| state.no_https)) => {
+            (Certified::Failing, "HTTPSDisabled".to_owned())
+        }
+        None => (Certified::Waiting, String::new()),
+    }
+}
+
+/// The first entries and the number of others.
+fn list(all: &[String]) -> String {
+    let first = all[..all.len().min(NAMED)].join(", ");
+    if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
+}
+
+/// Hash of a message.
+fn fingerprint(text: &str) -> String {
+    digest(text.as_bytes())[..12].to_owned()
+}

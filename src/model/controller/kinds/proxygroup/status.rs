@@ -1,0 +1,105 @@
+//! Status of a group: devices and conditions.
+//!
+//! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
+
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, reason};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
+use crate::model::base::conditions;
+use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::workload::actions::{GroupUpdate, Subject};
+use crate::model::controller::workload::builder::{GroupFault, GroupPass};
+use crate::model::controller::workload::observed::TailnetState;
+use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::readiness;
+use crate::model::controller::workload::replicas::other_tags;
+
+/// Most severe reasons: reported before any other.
+const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
+
+pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {
+    let before = group.status.clone().unwrap_or_default();
+    let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica)).collect();
+    let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+    let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
+    let mut status = ProxyGroupStatus { devices, ..before.clone() };
+    let message = format!("{running}/{wanted} ProxyGroup pods running");
+    let reason = if running == wanted { reason::PROXY_GROUP_AVAILABLE } else { reason::PROXY_GROUP_CREATING };
+    let available = if running > 0 { ConditionStatus::True } else { ConditionStatus::False };
+    let now = work.observed.now;
+    let condition = DesiredCondition { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
+    conditions::set(&mut status.conditions, &condition, now);
+    let weight = |fault: &&GroupFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
+    let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
+        Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
+        None if running < wanted => (ConditionStatus::False, reason::PROXY_GROUP_CREATING, message),
+        None if extra > 0 => {
+            (ConditionStatus::False, reason::PROXY_GROUP_CREATING, format!("waiting for {extra} ProxyGroup pods to shut down"))
+        }
+        None => (ConditionStatus::True, reason::PROXY_GROUP_READY, message),
+    };
+    let generation = group.metadata.generation.unwrap_or(0);
+    let condition = DesiredCondition { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
+    let edited =
+        conditions::get(&before.conditions, PROXY_GROUP_READY).is_some_and(|existing| existing.observed_generation != Some(generation));
+    let changed = conditions::set(&mut status.conditions, &condition, now);
+    let others = if edited { other_tags(work, &group.spec, wanted) } else { Vec::new() };
+    if !others.is_empty() {
+        let message = format!(
+            "spec.tags concern replicas that join later. The devices of {} have other tags: change them at the control plane, or delete \
+             the devices there, and the replicas join again with the new tags",
+            others.join(", ")
+        );
+        work.warn(Subject::Group, "TagsNotApplied", message);
+    }
+    published(work, &mut status);
+    if changed && !work.faults.is_empty() {
+        work.warn(Subject::Group, reason, message);
+    }
+    if status != before {
+        work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+    }
+}
+
+/// Adds the conditions of advertised names, if the group advertises.
+fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
+    for kind in [PUBLISHED, CERTIFIED] {
+        let present = conditions::get(&status.conditions, kind).is_some();
+        match work.conditions.iter().find(|wanted| wanted.kind == kind) {
+            Some(_) if present && work.keeps_conditions => {}
+            Some(wanted) => drop(conditions::set(&mut status.conditions, wanted, work.observed.now)),
+            None => drop(conditions::remove(&mut status.conditions, kind)),
+        }
+    }
+}
+
+/// Reports faults of the control plane. Before the first response the previous condition stays.
+pub(crate) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
+    let previous = || {
+        let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        conditions::get(conditions, PROXY_GROUP_READY)
+            .filter(|ready| ready.reason == reason::PROXY_GROUP_TAILNET_UNAVAILABLE)
+            .map(|ready| ready.message.clone())
+    };
+    let why = match &work.observed.tailnet {
+        TailnetState::Ready { .. } => None,
+        TailnetState::Asking => previous(),
+        TailnetState::Unavailable(why) => Some(why.clone()),
+    };
+    if let Some(why) = why {
+        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, why);
+    }
+}
+
+/// Device of a live replica in the tailnet.
+pub(crate) fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
+    let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
+    let name = state.device_name.as_ref()?;
+    let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);
+    let alive = same && readiness::is_ready(pod);
+    let endpoints = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("StaticEndpoints")?.as_array());
+    alive.then(|| TailnetDevice {
+        hostname: name.host().to_owned(),
+        tailnet_ips: state.device_ips.clone(),
+        static_endpoints: endpoints.into_iter().flatten().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect(),
+    })
+}

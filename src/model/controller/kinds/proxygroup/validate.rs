@@ -1,0 +1,57 @@
+//! Validation of a group's spec and of users' Services; each fault is a message with an action.
+//!
+//! Only faults that the CRD schema does not reject.
+
+use ipnet::IpNet;
+
+use crate::api::proxygroup::ProxyGroup;
+use crate::model::base::net::Family;
+use crate::model::base::netmap::tailnet_range;
+use crate::model::controller::policy::annotations::dns_label;
+use crate::model::controller::workload::match_ports::MatchPortRange;
+use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
+
+/// Maximum length of a group's name: Pods have a label of the name and eleven bytes.
+const LONGEST_GROUP: usize = 52;
+/// Name reserved by the Tailscale operator.
+const RESERVED: &str = "kube-apiserver-auth-proxy";
+
+/// First fault of a group.
+pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
+    let name = &shape.owner.group;
+    if name == RESERVED {
+        return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
+    }
+    if name.len() > LONGEST_GROUP || !dns_label(name) {
+        return Some(format!("The name must be a DNS label of at most {LONGEST_GROUP} characters: give the ProxyGroup another name."));
+    }
+    if image_path(shape.image()).ends_with("k8s-proxy") {
+        return Some("The image of spec.proxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
+    }
+    let own = group.spec.tailyard.as_ref();
+    if let Some(ports) = own.and_then(|own| own.match_port_range) {
+        let range = MatchPortRange::new(ports.start.try_into().unwrap_or(0), ports.end.try_into().unwrap_or(0));
+        if range.is_none() {
+            return Some(
+                "spec.tailyard.matchPortRange must be a range of ports between 1 and 65535 whose start is not above its end.".into(),
+            );
+        }
+    }
+    if let Some(text) = own.and_then(|own| own.service_cidrs.iter().find(|text| !free_prefix(text))) {
+        return Some(format!(
+            "spec.tailyard.serviceCIDRs: {text:?} is not a prefix such as 10.9.0.0/24, or one of the tailnet's own addresses (100.64.0.0/10, \
+             fd7a:115c:a1e0::/48): use a free one."
+        ));
+    }
+    if own.and_then(|own| own.drain_timeout_seconds).is_some_and(|grace| grace < 0) {
+        return Some("spec.tailyard.drainTimeoutSeconds must not be negative.".into());
+    }
+    None
+}
+
+/// Whether a text is a prefix outside of the tailnet's ranges.
+fn free_prefix(text: &str) -> bool {
+    let own = Family::ALL.map(|family| tailnet_range(family).parse::<IpNet>());
+    let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
+    text.parse::<IpNet>().is_ok_and(|net| apart(&net))
+}

@@ -1,0 +1,249 @@
+//! Proxy of a standalone Service or Ingress: a workload of one replica, by the provisioner of groups.
+//!
+//! An invalid edit changes nothing that is served. An object that is released keeps its finalizer until Pod, device and Secrets are gone;
+//! a lost node or control plane delays that by minutes only.
+
+pub mod admission;
+pub mod handover;
+pub mod report;
+pub mod request;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::egress::services;
+use crate::model::controller::ingress::device_site;
+use crate::model::controller::kinds::standalone::admission::{Admission, admit};
+use crate::model::controller::policy::requests::{Parent, requests};
+use crate::model::controller::workload::actions::GroupPlan;
+use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
+use crate::model::controller::workload::key::parse_key;
+use crate::model::controller::workload::objects::rbac::{endpoints, rbac};
+use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
+use crate::model::controller::workload::objects::standalone_service::{headless_service, selected_app};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::observed::{Observed, TailnetState};
+use crate::model::controller::workload::provision;
+use crate::model::controller::workload::rollout::delete_stuck;
+use crate::model::controller::workload::{pace, replicas, standby};
+use crate::model::plan::world::Single;
+
+/// Order of deletion of the objects that remain when the device is deleted.
+const REMAINING: [Kind; 7] =
+    [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
+
+pub(crate) fn plan(work: &mut GroupPass<'_>) {
+    let observed = work.observed;
+    let rules = &observed.assignment;
+    let is_served = |owner: &Owner| owner.parent.as_ref().is_some_and(|parent| rules.standalone.has(&parent.namespace));
+    let Some(owner) = owner(observed).filter(is_served) else { return };
+    let parent = observed.parent();
+    match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
+        Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
+        Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(work, owner, ingress),
+        // While its class is unknown or names no usable group, it stays.
+        Some(Parent::Ingress(ingress)) if rules.ingress(ingress).is_undecided() => {}
+        _ => release(work, &owner, parent),
+    }
+}
+
+/// Reports an object that the API server has rejected, unless reported already.
+pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
+    let mut memory = Memory::default();
+    let mut work = GroupPass::new(observed, &mut memory);
+    match observed.parent() {
+        Some(Parent::Service(service)) => report::failed(&mut work, service, why),
+        Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, Some((reason::PROXY_FAILED, why.to_owned()))),
+        None => {}
+    }
+    work.pass
+}
+
+fn owner(observed: &Observed) -> Option<Owner> {
+    let (group, own) = (observed.workload.clone(), &observed.settings.namespace);
+    let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, group.clone()));
+    let uid = observed.parent().and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
+    let app = set.and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
+    Some(Owner { group, uid, namespace: own.clone(), parent: Some(parse_key(&observed.name)?), app })
+}
+
+/// Inputs of the objects of a proxy.
+fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(bool, RenderContext<'a>)> {
+    let observed = work.observed;
+    let (spec, settings) = (&observed.group.as_deref()?.spec, &*observed.settings);
+    let (mut usable, class) = provision::class(work);
+    let mut shape = RenderContext {
+        owner,
+        spec,
+        class,
+        settings,
+        replicas: 1,
+        single,
+        present: 1,
+        wireguard: None,
+        // An account for each proxy would soon exceed the limit of new accounts.
+        share_account: Some(settings.shared_account.unwrap_or(true)),
+        node_sites: false,
+        pod_sites: false,
+        standby: false,
+        own_certificates: BTreeSet::new(),
+        certificates: BTreeSet::new(),
+    };
+    shape.node_sites = shape.ingress();
+    let wants = |annotation| observed.parent().is_some_and(|parent| requests(parent.metadata(), annotation));
+    shape.pod_sites = shape.ingress() && wants(names::FORWARD_CLUSTER_TRAFFIC);
+    shape.standby = wants(names::STANDBY);
+    if shape.standby && shape.stock() {
+        shape.standby = false;
+        let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);
+        work.fault(reason::PROXY_FAILED, message);
+    }
+    if image_path(shape.image()).ends_with("k8s-proxy") {
+        work.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
+        usable = false;
+    }
+    Some((usable, shape))
+}
+
+fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
+    match admit(work, Parent::Service(service)) {
+        Admission::Granted => {}
+        Admission::Undecided => return,
+        Admission::Refused(reason, why) => return report::refused(work, service, reason, why),
+    }
+    let single = match request::read(service, &work.observed.settings) {
+        Ok(single) => single,
+        Err(wrong) => return report::invalid(work, service, &wrong),
+    };
+    if !single.is_egress() && report::restore_name(work, service) {
+        return;
+    }
+    let Some((usable, shape)) = shape(work, owner, single) else { return };
+    if usable {
+        provision(work, &shape);
+    }
+    provision::denials(work, "");
+    report::served(work, service, &shape);
+}
+
+fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
+    match admit(work, Parent::Ingress(ingress)) {
+        Admission::Granted => {}
+        Admission::Undecided => return,
+        Admission::Refused(reason, why) => return report::news(work, ingress, Some((reason, why))),
+    }
+    let Some((mut usable, mut shape)) = shape(work, owner, Single::None) else { return };
+    let read = request::ingress(ingress, &shape).and_then(|()| device_site::alone(work, &shape));
+    let plan = match read {
+        Ok(plan) => plan,
+        Err(wrong) => return report::news(work, ingress, Some(wrong)),
+    };
+    if shape.stock() {
+        let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
+                       take Tailyard's image.";
+        work.fault(reason::PROXY_FAILED, message.into());
+        usable = false;
+    }
+    shape.certificates = plan.certificates(work, &shape.owner);
+    shape.own_certificates = plan.own_certificates();
+    if usable {
+        plan.endpoints(work, &shape);
+        provision(work, &shape);
+    }
+    provision::denials(work, "");
+    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        work.fault(reason::PROXY_FAILED, why.clone());
+    }
+    plan.carry(work, &shape);
+    let fault = work.faults.first().map(|fault| (fault.reason, fault.message.clone()));
+    let moving = || handover::joining(work.observed).map(|message| (reason::PROXY_MOVING, message));
+    let news = fault.or_else(moving);
+    report::news(work, ingress, news);
+}
+
+/// Plans the objects of a proxy.
+fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+    for manifest in rbac(shape).into_iter().chain([headless_service(shape)]) {
+        work.want(&shape.owner, manifest);
+    }
+    replicas::secrets(work, shape, &BTreeMap::new(), None);
+    provision::pods(work, shape);
+    standby::standby(work, shape);
+    pace::pace(work, &shape.owner);
+    delete_stuck(work, &shape.owner);
+}
+
+/// Whether a proxy stays because its object moves to a group that does not serve it yet. The device gives up its name for the group.
+fn stays(work: &mut GroupPass<'_>, owner: &Owner, parent: Parent<'_>) -> bool {
+    let observed = work.observed;
+    let Some(group) = handover::awaited_group(observed, parent) else { return false };
+    if handover::is_withheld(observed, parent)
+        && let Some((true, shape)) = shape(work, owner.clone(), Single::None)
+    {
+        replicas::secrets(work, &shape, &BTreeMap::new(), None);
+    }
+    if let Some(message) = handover::leaving(observed, parent, group) {
+        report::moving(work, parent, Some(message));
+    }
+    work.again(handover::POLL_INTERVAL);
+    true
+}
+
+/// Deletes a proxy: its Pod, then its device, then its Secrets and the other objects, then the finalizer.
+fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) {
+    if parent.is_some_and(|parent| stays(work, owner, parent)) {
+        return;
+    }
+    let observed = work.observed;
+    let host = services::host(work, &owner.group);
+    let moves = match parent {
+        Some(Parent::Service(service)) if service.metadata.deletion_timestamp.is_none() => {
+            Some(service).filter(|service| observed.assignment.egress(service).group().is_some())
+        }
+        _ => None,
+    };
+    // The group changes the name when its replicas serve the Service.
+    if moves.is_some_and(|service| services::external_name(service) == host) {
+        return;
+    }
+    for set in standby::sets(owner) {
+        work.delete(owner, &set);
+    }
+    if !replicas::remove_replicas(work, owner, 0) {
+        if let TailnetState::Unavailable(why) = &observed.tailnet {
+            work.fault(reason::PROXY_FAILED, why.clone());
+        }
+        provision::denials(work, provision::WAITS);
+        if let Some(parent) = parent {
+            report::waiting(work, parent);
+        }
+        if !work.faults.is_empty() {
+            work.again(provision::POLL_INTERVAL);
+        }
+        return;
+    }
+    let deleted: BTreeSet<ObjectRef> = work.pass.delete.iter().map(|delete| delete.object.clone()).collect();
+    let undeleted = |object: &ObjectRef| !deleted.contains(object);
+    // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
+    let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
+    let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
+    for object in own.iter().filter(|object| !several || object.name == owner.group) {
+        if object.namespace == owner.namespace {
+            work.delete(owner, object);
+        } else if parent.is_some() {
+            // A binding in the namespace of the Ingress is deleted with it.
+            work.want(owner, endpoints(owner, &object.namespace, false));
+        }
+    }
+    let remains = observed.owned.iter().any(|(_, value)| whose(owner, value) == Ownership::Going);
+    match parent.filter(|_| !several && !remains) {
+        Some(Parent::Service(service)) => report::released(work, service, moves.is_some()),
+        Some(Parent::Ingress(ingress)) => report::withdrawn(work, ingress),
+        None => {}
+    }
+}

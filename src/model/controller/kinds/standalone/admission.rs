@@ -1,0 +1,58 @@
+//! Tenants of standalone proxies: which namespaces may have some, with which names and tags, how many, and whether with Funnel.
+//!
+//! Tenants restrict new grants only, as in a group: a proxy that exists stays as it is, and changes of its object wait until they are
+//! permitted.
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::model::controller::policy::annotations::{annotation, is_true};
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::provision::POLL_INTERVAL;
+
+/// Whether an object may have its proxy as it requests it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Granted,
+    /// The labels of its namespace are not listed yet; they enqueue the object.
+    Undecided,
+    /// Reason and message, with an action.
+    Refused(&'static str, String),
+}
+
+pub(crate) fn admit(work: &mut GroupPass<'_>, parent: Parent<'_>) -> Admission {
+    let observed = work.observed;
+    let Some(spec) = observed.group.as_deref().map(|group| &group.spec).filter(|_| !observed.settings.standalone_tenants.is_empty()) else {
+        return Admission::Granted;
+    };
+    let metadata = parent.metadata();
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    if !observed.namespaces.contains_key(namespace) {
+        return Admission::Undecided;
+    }
+    let tenancy = Tenancy::of(spec, observed.settings.tenancy, &observed.namespaces);
+    let tags: Vec<_> = spec.tags.iter().filter(|tag| !observed.settings.tags.contains(tag)).cloned().collect();
+    let label = spec.hostname_prefix.as_deref().unwrap_or_default();
+    let funnel = matches!(parent, Parent::Ingress(_)) && annotation(metadata.annotations.as_ref(), names::FUNNEL).is_some_and(is_true);
+    let scope = TenancyScope::Standalone;
+    let allowed = tenancy.allowance(namespace, scope).and_then(|quota| {
+        quota.allows(namespace, scope, label, &tags)?;
+        quota.allows_funnel(namespace, scope, funnel).map(|()| quota.max_names)
+    });
+    match allowed {
+        Err(why) => Admission::Refused(reason::NOT_ALLOWED, why),
+        Ok(most) if observed.of(Kind::StatefulSet).next().is_none() && observed.names_before >= most => {
+            // The end of another proxy of the namespace enqueues only its own object.
+            work.again(POLL_INTERVAL);
+            let why = format!(
+                "Namespace {namespace} may have {most} standalone proxies and has or requests {} before this one: remove some, or have an \
+                 administrator raise maxNames in standalone.tenants of the chart (--standalone-tenants).",
+                observed.names_before
+            );
+            Admission::Refused(reason::TOO_MANY_NAMES, why)
+        }
+        Ok(_) => Admission::Granted,
+    }
+}

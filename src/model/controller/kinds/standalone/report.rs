@@ -1,0 +1,262 @@
+//! Finalizer, condition, `externalName` and addresses of a standalone Service; Events and release of a standalone Ingress.
+//!
+//! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
+//! rules are in force and its target is known. A change of reason or message is reported once.
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use serde_json::{Value, json};
+
+use crate::api::condition::{PROXY_READY, reason};
+use crate::api::names;
+use crate::api::proxygroup::TailnetDevice;
+use crate::model::base::conditions;
+use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::egress::services::{external_name, host, is_child, own_name, restored};
+use crate::model::controller::kinds::proxygroup::status;
+use crate::model::controller::kinds::standalone::handover;
+use crate::model::controller::policy::requests::{Parent, is_balanced};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, Subject};
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::key::PublishSource;
+use crate::model::controller::workload::objects::Owner;
+use crate::model::controller::workload::objects::compare::covers;
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::observed::{Class, TailnetState};
+use crate::model::controller::workload::replicas::other_tags;
+use crate::model::controller::workload::rollout::{is_current, set_ref};
+use crate::model::plan::world::Single;
+
+/// Content of the condition.
+struct ProxyCondition {
+    status: ConditionStatus,
+    reason: &'static str,
+    message: String,
+    /// Whether a change is a warning for the Service's owner.
+    warns: bool,
+}
+
+impl ProxyCondition {
+    fn unready(reason: &'static str, message: String) -> Self {
+        Self { status: ConditionStatus::False, reason, message, warns: reason != reason::PROXY_PENDING }
+    }
+}
+
+/// Reports a Service whose objects are planned.
+pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &RenderContext<'_>) {
+    let device = device(work, &shape.owner);
+    let reached = device.as_ref().map(|(device, name)| (device, name.as_str()));
+    let host = host(work, &shape.owner.group);
+    let points = external_name(service) == host;
+    let switches = shape.single.is_egress() && !points && reached.is_some();
+    let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
+    let condition = condition(work, shape, reached.map(|(_, name)| name), &host);
+    let load_balancer = addresses(work, service, shape, reached);
+    set(work, service, condition, true, ObjectChange { external_name, load_balancer });
+}
+
+/// Reports an invalid Service. It is served as before.
+pub(crate) fn invalid(work: &mut GroupPass<'_>, service: &Service, wrong: &[String]) {
+    let message = format!("The Service is not valid: {}", wrong.join(" "));
+    let condition = ProxyCondition::unready(reason::PROXY_INVALID, message);
+    set(work, service, condition, is_finalized(service), ObjectChange::default());
+}
+
+/// Reports that tenants do not permit the proxy of a Service. One that exists stays as it is.
+pub(crate) fn refused(work: &mut GroupPass<'_>, service: &Service, reason: &'static str, why: String) {
+    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), ObjectChange::default());
+}
+
+/// Reports that the API server has rejected an object of a Service.
+pub(crate) fn failed(work: &mut GroupPass<'_>, service: &Service, why: &str) {
+    let condition = ProxyCondition::unready(reason::PROXY_FAILED, why.to_owned());
+    set(work, service, condition, is_finalized(service), ObjectChange::default());
+}
+
+/// Reports why an object is not released yet.
+pub(crate) fn waiting(work: &mut GroupPass<'_>, parent: Parent<'_>) {
+    let Some(message) = work.faults.first().map(|fault| fault.message.clone()) else { return };
+    match parent {
+        Parent::Service(service) => {
+            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), ObjectChange::default());
+        }
+        Parent::Ingress(ingress) => news(work, ingress, Some((reason::PROXY_FAILED, message))),
+    }
+}
+
+/// Emits a fault of an Ingress as an Event once: reason and message. An Ingress has no conditions.
+pub(crate) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, fault: Option<(&'static str, String)>) {
+    let publisher = Parent::Ingress(ingress).publisher();
+    let is_new = work.memory.is_new_message(&publisher, fault.as_ref().map(|(_, message)| message.as_str()));
+    if let Some((reason, message)) = fault.filter(|_| is_new) {
+        work.warn((&publisher).into(), reason, message);
+    }
+}
+
+/// Emits the message of a move to a group as an Event once.
+pub(crate) fn moving(work: &mut GroupPass<'_>, parent: Parent<'_>, message: Option<String>) {
+    let publisher = parent.publisher();
+    let is_new = work.memory.is_new_message(&publisher, message.as_deref());
+    if let Some(message) = message.filter(|_| is_new) {
+        let (subject, reason) = ((&publisher).into(), reason::PROXY_MOVING);
+        work.pass.events.push(Notice { subject, warning: false, reason, message });
+    }
+}
+
+/// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
+pub(crate) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
+    news(work, ingress, None);
+    let metadata = &ingress.metadata;
+    let addresses = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let cleared =
+        metadata.deletion_timestamp.is_none() && addresses.is_some() && work.observed.assignment.ingress(ingress).group().is_none();
+    let update = ObjectUpdate::new(PublishSource::Ingress, metadata, names::FINALIZER, false);
+    work.pass.update(ObjectUpdate { load_balancer: cleared.then(|| json!({})), ..update });
+}
+
+/// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
+pub(crate) fn released(work: &mut GroupPass<'_>, service: &Service, egress: bool) {
+    moving(work, Parent::Service(service), None);
+    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let remains = service.metadata.deletion_timestamp.is_none();
+    let changed = conditions::remove(&mut all, PROXY_READY) && remains;
+    let external_name = if remains && !egress { restored(work, service) } else { None };
+    let published = work.observed.assignment.published(service).group().is_some();
+    let cleared = remains && !published && balancer(service) != json!([]) && is_balanced(service);
+    let dead = external_name.as_ref().is_none_or(|update| update.name.is_none())
+        && is_child(work, crate::model::controller::egress::services::external_name(service));
+    if changed && dead && !egress {
+        let message = "No proxy serves this Service any more, and its spec.externalName is still the name of one: set spec.externalName, or \
+             delete the Service.";
+        work.warn(subject(service), "EgressReleased", message.into());
+    }
+    let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, egress && is_finalized(service));
+    let load_balancer = cleared.then(|| json!({}));
+    work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+}
+
+/// Restores the `externalName` of a Service that requested egress before: its proxy would forward to itself. Returns whether the Service
+/// cannot be served in this pass.
+pub(crate) fn restore_name(work: &mut GroupPass<'_>, service: &Service) -> bool {
+    if let Some(external_name) = restored(work, service) {
+        let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, is_finalized(service));
+        return work.pass.update(ObjectUpdate { external_name: Some(external_name), ..update });
+    }
+    let own = is_child(work, external_name(service));
+    if own {
+        invalid(work, service, &["spec.externalName is the name of a proxy: set it to the target's name.".to_owned()]);
+    }
+    own
+}
+
+/// Changes besides condition and finalizer.
+#[derive(Default)]
+struct ObjectChange {
+    external_name: Option<ExternalNameUpdate>,
+    load_balancer: Option<Value>,
+}
+
+fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ObjectChange) {
+    let ProxyCondition { status, reason, message, warns } = condition;
+    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let wanted = DesiredCondition { kind: PROXY_READY, status, reason, message: message.clone(), generation: 0 };
+    let changed = conditions::set(&mut all, &wanted, work.observed.now);
+    if changed && warns {
+        work.warn(subject(service), reason, message);
+    }
+    let ObjectChange { external_name, load_balancer } = change;
+    let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, finalized);
+    work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+}
+
+/// Why the target is not served, as its proxy reports.
+fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
+    let state = work.observed.replicas.get(&0)?.state.as_ref()?;
+    state.rejected_target.as_deref()
+}
+
+/// Device of a ready Pod of the current template whose target is served, with its name in the tailnet.
+fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)> {
+    let replica = work.observed.replicas.get(&0)?;
+    let pod = replica.pod.as_deref()?;
+    let object = set_ref(owner, pod);
+    let is_current = is_current(work.owned(&object)?, pod) && !work.is_planned(&object);
+    let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
+    let is_reached = is_current && rejected_target(work).is_none() && handover::joining(work.observed).is_none();
+    status::device(replica).filter(|_| is_reached).map(|device| (device, name))
+}
+
+fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
+    if let Some(fault) = work.faults.first() {
+        let pending = matches!(work.observed.class, Class::NotReady(_));
+        return ProxyCondition::unready(if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED }, fault.message.clone());
+    }
+    if let Some(name) = reached {
+        let mut message = match &shape.single {
+            Single::TailnetIp(target) => format!("The Service routes to {target} by {host}."),
+            Single::TailnetFqdn(target) => format!("The Service routes to {target} by {host}."),
+            _ => format!("The Service is reached in the tailnet as {name}."),
+        };
+        let others = !other_tags(work, shape.spec, 1).is_empty();
+        if others {
+            message.push_str(
+                " Its device has other tags than requested: change them at the control plane, or delete the device there, and the proxy \
+                 joins again with the new tags.",
+            );
+        }
+        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns: others };
+    }
+    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        return ProxyCondition::unready(reason::PROXY_FAILED, why.clone());
+    }
+    if let Some(why) = rejected_target(work) {
+        return ProxyCondition::unready(reason::PROXY_FAILED, format!("The target is not served: {why}"));
+    }
+    if let Some(message) = handover::joining(work.observed) {
+        return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, message) };
+    }
+    let replica = work.observed.replicas.get(&0);
+    let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
+        Some((true, true)) => "its Pod is not ready, or is being replaced",
+        Some((true, false)) => "its Pod has not logged in to the tailnet",
+        _ => "its Pod does not exist",
+    };
+    ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.group))
+}
+
+/// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
+fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
+    let Single::DestIp(cluster_ip) = shape.single else { return None };
+    // A group serves it until the proxy does.
+    let in_group = finalizers::has(&service.metadata, names::SERVICE_FINALIZER);
+    let is_known = in_group || work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);
+    let wanted = match reached {
+        Some((device, name)) => {
+            let same_family = |ip: &&String| ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_ipv4() == cluster_ip.is_ipv4());
+            let ips = device.tailnet_ips.iter().filter(same_family).map(|ip| json!({"ip": ip}));
+            [json!({"hostname": name})].into_iter().chain(ips).collect()
+        }
+        None if is_known => return None,
+        None => Vec::new(),
+    };
+    let existing = balancer(service);
+    let same = existing.as_array().is_some_and(|existing| existing.len() == wanted.len()) && covers(&existing, &json!(wanted));
+    (is_balanced(service) && !same).then(|| json!({"ingress": wanted}))
+}
+
+/// Observed addresses.
+fn balancer(service: &Service) -> Value {
+    let ingress = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    serde_json::to_value(ingress.map(Vec::as_slice).unwrap_or_default()).unwrap_or_default()
+}
+
+fn is_finalized(service: &Service) -> bool {
+    finalizers::has(&service.metadata, names::FINALIZER)
+}
+
+fn subject(service: &Service) -> Subject {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    Subject::Service { namespace: text(&service.metadata.namespace), name: text(&service.metadata.name) }
+}

@@ -1,0 +1,186 @@
+//! The API server: applies the plan of a pass, and collects garbage.
+
+use super::*;
+use crate::model::controller::ingress::spec::service_name;
+
+impl World {
+    /// Runs one pass over a group and applies its plan.
+    pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
+        let observed = self.observe(name);
+        let made = plan_with_memo(&observed, self.memory.passes.entry(name.to_owned()).or_default());
+        self.memory.replacements.record(name, made.replaces);
+        let fresh = pass(&observed);
+        let quiet = |plan: &GroupPlan| GroupPlan { events: Vec::new(), ..plan.clone() };
+        assert_eq!(quiet(&made), quiet(&fresh), "a memory saves time and changes nothing");
+        assert!(made.events.iter().all(|event| fresh.events.contains(event)), "each Event is emitted once");
+        self.act(name, &made);
+        made
+    }
+
+    pub(in super::super) fn act(&mut self, name: &str, made: &GroupPlan) {
+        if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
+            && let Some(group) = self.groups.get_mut(name)
+        {
+            self.writes += 1;
+            group.metadata.finalizers = Some(finalizers);
+        }
+        self.events.extend(made.events.iter().map(|event| event.reason));
+        for manifest in &made.apply {
+            self.apply(manifest);
+        }
+        for write in &made.slices {
+            self.write_slice(write);
+        }
+        for update in &made.services {
+            self.update(name, update);
+        }
+        self.delete(&made.delete);
+        for action in made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
+            let action = &action;
+            match action {
+                ControlAction::MintKey { draft, replaces, .. } => {
+                    if let Some(device) = replaces {
+                        self.delete_device(device);
+                    }
+                    self.minted += 1;
+                    let key = format!("tskey-{}", self.minted);
+                    let id = KeyId::parse(&format!("k{}", self.minted)).expect("an ID");
+                    self.keys.insert(id.clone());
+                    self.apply(&draft.with_key(&id, &key));
+                }
+                ControlAction::ListServices { .. } => self.hosted.list(self.time()),
+                ControlAction::PublishService { desired: vip, recorded } => {
+                    let is_device = |device: &Device| service_name(&device.hostname) == vip.name;
+                    assert!(!self.devices.values().any(is_device), "the control plane rejects {}: it is the name of a device", vip.name);
+                    self.hosted.publish(vip, &self.settings.cluster, *recorded);
+                }
+                ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
+                ControlAction::RecordDevice { .. } => self.record_device(action),
+                ControlAction::ApproveRoutes { device, add, remove, .. } => {
+                    assert_eq!(device.expected.check(&self.devices[&device.id]), Ok(()), "routes of a foreign device");
+                    self.hosted.approve(&device.id, add, remove, self.time());
+                }
+                ControlAction::DeleteDevice { device, then, .. } => {
+                    self.delete_device(device);
+                    self.delete(then);
+                }
+                ControlAction::RevokeKey { id, then, .. } => {
+                    self.keys.remove(id);
+                    self.delete(then);
+                }
+            }
+        }
+        if let Some(status) = made.group.as_ref().and_then(|update| update.status.clone())
+            && let Some(group) = self.groups.get_mut(name)
+        {
+            self.writes += 1;
+            group.status = Some(status);
+        }
+        self.collect();
+    }
+
+    /// Records a device as the reconciler does, if it matches and the recorded one is gone or the same.
+    fn record_device(&mut self, action: &ControlAction) {
+        let ControlAction::RecordDevice { device, domain, recorded, draft, .. } = action else { return };
+        let replaceable = recorded.as_ref().is_none_or(|recorded| *recorded == device.id || !self.devices.contains_key(recorded));
+        let found = self.devices.get(&device.id).filter(|found| replaceable && device.expected.check(found).is_ok());
+        if let Some(Device { tags, domain: reported, .. }) = found.cloned() {
+            let domain = reported.or_else(|| domain.clone());
+            self.apply(&draft.with_device(DeviceRecord { id: device.id.clone(), domain, tags }));
+        }
+    }
+
+    /// Deletes a device as the reconciler does, if it matches.
+    fn delete_device(&mut self, device: &ClaimedDevice) {
+        if self.devices.get(&device.id).is_none_or(|found| device.expected.check(found).is_ok()) {
+            self.devices.remove(&device.id);
+            self.hosted.approved.remove(&device.id);
+        }
+    }
+
+    pub(super) fn apply(&mut self, manifest: &Manifest) {
+        self.writes += 1;
+        let mut value = manifest.value.clone();
+        let stored = self.objects.get(&manifest.object).cloned();
+        let uid = stored.as_ref().map_or_else(|| json!(self.id()), |stored| stored["metadata"]["uid"].clone());
+        value["metadata"]["uid"] = uid;
+        let now = json!(self.time().to_string());
+        value["metadata"]["creationTimestamp"] = stored.as_ref().map_or(now, |stored| stored["metadata"]["creationTimestamp"].clone());
+        if value["spec"]["selector"].is_object() && !self.families.is_empty() {
+            value["spec"]["ipFamilies"] = json!(self.families);
+        }
+        if let Some(data) = stored.as_ref().map(|stored| stored["data"].clone()).filter(|_| value["data"].is_null()) {
+            value["data"] = data;
+        }
+        self.objects.insert(manifest.object.clone(), Arc::new(value));
+    }
+
+    pub(super) fn delete(&mut self, deletes: &[Delete]) {
+        for delete in deletes {
+            self.writes += 1;
+            let stored = self.objects.remove(&delete.object);
+            assert!(stored.is_some_and(|stored| stored["metadata"]["uid"].as_str() == delete.uid.as_deref()), "{delete:?}");
+        }
+    }
+
+    pub(super) fn update(&mut self, group: &str, update: &ObjectUpdate) {
+        if let Some(ExternalNameUpdate { name: Some(host), .. }) = &update.external_name
+            && host.starts_with("ts-")
+        {
+            self.acknowledged(group, host);
+        }
+        let key = (update.namespace.clone(), update.name.clone());
+        if update.source == PublishSource::Ingress {
+            let Some(ingress) = self.ingresses.get_mut(&key) else { return };
+            if let Some(finalizers) = &update.finalizers {
+                self.writes += 1;
+                ingress.metadata.finalizers = Some(finalizers.clone());
+            }
+            if let Some(balancer) = &update.load_balancer {
+                self.writes += 1;
+                ingress.status = serde_json::from_value(json!({"loadBalancer": balancer})).expect("a status");
+            }
+            return;
+        }
+        let Some(service) = self.services.get_mut(&key) else { return };
+        if let Some(finalizers) = &update.finalizers {
+            self.writes += 1;
+            service.metadata.finalizers = Some(finalizers.clone());
+        }
+        if let Some(ExternalNameUpdate { name, former }) = &update.external_name {
+            // One request with the finalizer.
+            self.writes += u64::from(update.finalizers.is_none());
+            if let Some(name) = name {
+                service.spec.as_mut().expect("a spec").external_name = Some(name.clone());
+            }
+            let annotations = service.metadata.annotations.get_or_insert_default();
+            match former {
+                Some(former) => drop(annotations.insert(names::FORMER_EXTERNAL_NAME.to_owned(), former.clone())),
+                None => drop(annotations.remove(names::FORMER_EXTERNAL_NAME)),
+            }
+        }
+        if let Some(conditions) = &update.conditions {
+            self.writes += 1;
+            service.status.get_or_insert_default().conditions = Some(conditions.clone());
+        }
+        if let Some(balancer) = &update.load_balancer {
+            self.writes += 1;
+            service.status.get_or_insert_default().load_balancer = serde_json::from_value(balancer.clone()).expect("a status");
+        }
+    }
+
+    /// Removes objects that are being deleted without finalizers, and their dependents.
+    pub(in super::super) fn collect(&mut self) {
+        let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
+        self.services.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        self.ingresses.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        self.groups.retain(|_, stored| stored.metadata.deletion_timestamp.is_none() || !empty(&stored.metadata.finalizers));
+        let services = self.objects.iter().filter(|(object, _)| object.kind == Kind::Service);
+        let services = services.filter_map(|(_, stored)| stored["metadata"]["uid"].as_str().map(str::to_owned));
+        let ingresses = self.ingresses.values().filter_map(|stored| stored.metadata.uid.clone());
+        let groups = self.groups.values().filter_map(|stored| stored.metadata.uid.clone());
+        let uids: BTreeSet<_> = groups.chain(services).chain(ingresses).collect();
+        let owner = |stored: &Value| stored["metadata"]["ownerReferences"][0]["uid"].as_str().map(str::to_owned);
+        self.objects.retain(|_, stored| owner(stored).is_none_or(|uid| uids.contains(&uid)));
+    }
+}

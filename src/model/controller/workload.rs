@@ -1,0 +1,22 @@
+//! The provisioner: objects, replicas, devices and auth keys of a workload, whatever its kind.
+
+pub mod actions;
+pub mod auth_keys;
+pub mod builder;
+pub mod control_plane;
+pub mod finalizers;
+pub mod identity;
+pub mod key;
+pub mod match_ports;
+pub mod naming;
+pub mod objects;
+pub mod observed;
+pub mod pace;
+pub mod provision;
+pub mod readiness;
+pub mod replicas;
+pub mod rollout;
+pub mod settings;
+pub mod standby;
+pub mod static_endpoints;
+pub mod vip_service;

@@ -1,0 +1,235 @@
+//! Result of a pass: actions in safe order.
+//!
+//! Objects are created before references to them, and dereferenced before they are deleted. So a writer applies, in this order:
+//! `group.finalizer`, `services` (finalizers added without a name), `apply` (as listed), `slices`, `services` (names and
+//! conditions), `delete` (as listed),
+//! `control`, `services` and `group` (finalizers removed), `group.status`, `events`. It stops at the first failure and the pass is
+//! retried; a rejected Service, or child of one, stops nothing else.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use crate::api::proxygroup::ProxyGroupStatus;
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::secrets::ReplicaSecret;
+use crate::model::controller::workload::objects::slice::SliceWrite;
+use crate::model::controller::workload::objects::{Manifest, ObjectRef};
+use crate::model::controller::workload::vip_service::DesiredVipService;
+
+/// All changes of a pass.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GroupPlan {
+    /// Objects to apply, in order. Empty if nothing changed.
+    pub apply: Vec<Manifest>,
+    /// Slices to write, after their children. A failed write is left to Kubernetes' controller.
+    pub slices: Vec<SliceWrite>,
+    /// Objects to delete, in order.
+    pub delete: Vec<Delete>,
+    /// Control plane requests, in order.
+    pub control: Vec<ControlAction>,
+    /// Finalizers and status of the group, if changed.
+    pub group: Option<GroupUpdate>,
+    /// Changes of users' Services and Ingresses.
+    pub services: Vec<ObjectUpdate>,
+    /// Events. Each comes with a change, so that a lasting state is reported once.
+    pub events: Vec<Notice>,
+    /// Requeue after this time; `None`: on the next change only.
+    pub again: Option<Duration>,
+    /// Whether the Pod of a standalone proxy is being replaced.
+    pub replaces: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delete {
+    pub object: ObjectRef,
+    pub uid: Option<String>,
+}
+
+/// A control plane request. An unknown device or key counts as deleted.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ControlAction {
+    /// Create a single-use, preauthorized, tagged key for a device that is not ephemeral. It is written at once with
+    /// [`ConfigDraft::with_key`]; if that write fails, the key is revoked.
+    MintKey {
+        ordinal: u32,
+        tags: Vec<String>,
+        draft: Box<ConfigDraft>,
+        /// The replica requested another key: counts against the group's rate.
+        reissue: bool,
+        /// Device that the new one replaces: deleted first, within the same rate.
+        replaces: Option<ClaimedDevice>,
+    },
+    /// Read and verify the device that a replica claims, then record it with [`ConfigDraft::with_device`].
+    RecordDevice {
+        ordinal: u32,
+        device: ClaimedDevice,
+        /// Domain that the replica claims, for control planes that report none.
+        domain: Option<String>,
+        /// Current record: replaced only if its device is deleted or is the claimed one.
+        recorded: Option<DeviceId>,
+        draft: Box<ConfigDraft>,
+    },
+    /// List all Tailscale Services of the tailnet, unless listed since this time.
+    ListServices { since: Timestamp },
+    /// Read, verify, write and read back a Tailscale Service. `recorded`: this cluster has advertised it.
+    PublishService { desired: DesiredVipService, recorded: bool },
+    /// Release a Tailscale Service.
+    ReleaseService { name: String },
+    /// Approve (`add`) and withdraw (`remove`) prefixes as routes of a device; routes that others approved stay.
+    ApproveRoutes { ordinal: u32, device: ClaimedDevice, add: BTreeSet<String>, remove: BTreeSet<String> },
+    /// Delete a device, `then` its records.
+    DeleteDevice { ordinal: u32, device: ClaimedDevice, then: Vec<Delete> },
+    /// Revoke an unused key that was created for this replica, `then` delete its records.
+    RevokeKey { ordinal: u32, id: KeyId, then: Vec<Delete> },
+}
+
+/// A device that is changed only if the control plane describes it as expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedDevice {
+    pub id: DeviceId,
+    /// Required properties.
+    pub expected: ExpectedDevice,
+}
+
+/// A replica's config Secret without its auth key or device record.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfigDraft {
+    pub(crate) inputs: ReplicaSecret,
+    pub(crate) adopt: bool,
+}
+
+/// Change of the group object.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GroupUpdate {
+    /// Complete list of finalizers, if changed.
+    pub finalizers: Option<Vec<String>>,
+    /// Complete status, if changed.
+    pub status: Option<ProxyGroupStatus>,
+}
+
+/// Change of a user's Service or Ingress.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObjectUpdate {
+    pub source: PublishSource,
+    pub namespace: String,
+    pub name: String,
+    pub uid: Option<String>,
+    /// Precondition; a conflict retries the pass.
+    pub resource_version: Option<String>,
+    /// Complete list of finalizers, if changed. One request writes it and `external_name`.
+    pub finalizers: Option<Vec<String>>,
+    /// Whether that adds one of ours: before objects are created. One is removed after they are deleted.
+    pub adds_finalizer: bool,
+    /// `spec.externalName` with its record, if changed.
+    pub external_name: Option<ExternalNameUpdate>,
+    /// Complete list of conditions, including those of others, if changed.
+    pub conditions: Option<Vec<Condition>>,
+    /// `status.loadBalancer`, if changed.
+    pub load_balancer: Option<Value>,
+}
+
+/// `spec.externalName` of an egress Service, and the annotation with its former value. Both are written in one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalNameUpdate {
+    /// `None`: unchanged.
+    pub name: Option<String>,
+    /// Value of the annotation; `None`: removed.
+    pub former: Option<String>,
+}
+
+impl ObjectUpdate {
+    /// Update of an observed object that sets or removes a finalizer as `wanted` and changes nothing else.
+    pub(crate) fn new(source: PublishSource, metadata: &ObjectMeta, finalizer: &str, wanted: bool) -> Self {
+        Self {
+            source,
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone(),
+            resource_version: metadata.resource_version.clone(),
+            finalizers: finalizers::change(metadata, finalizer, wanted),
+            adds_finalizer: wanted,
+            external_name: None,
+            conditions: None,
+            load_balancer: None,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.finalizers.is_none() && self.external_name.is_none() && self.conditions.is_none() && self.load_balancer.is_none()
+    }
+}
+
+impl GroupPlan {
+    /// Plans the update of a user's object, unless it is empty. Returns whether it was planned.
+    pub(crate) fn update(&mut self, update: ObjectUpdate) -> bool {
+        let changes = !update.is_empty();
+        self.services.extend(changes.then_some(update));
+        changes
+    }
+}
+
+/// Object of an Event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    Group,
+    Service { namespace: String, name: String },
+    Ingress { namespace: String, name: String },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub subject: Subject,
+    pub warning: bool,
+    /// Reason, from a closed set.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl ControlAction {
+    /// Description, unique among the actions of the group.
+    pub fn what(&self) -> String {
+        match self {
+            Self::MintKey { ordinal, .. } => format!("an auth key for replica {ordinal}"),
+            Self::ListServices { .. } => "the list of Tailscale Services".to_owned(),
+            Self::PublishService { desired, .. } => format!("Tailscale Service {}", desired.name),
+            Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
+            Self::RecordDevice { ordinal, .. } => device_of_replica(*ordinal),
+            Self::ApproveRoutes { device, .. } => format!("the routes of device {}", device.id),
+            Self::DeleteDevice { device, .. } => format!("device {}", device.id),
+            Self::RevokeKey { id, .. } => format!("auth key {id}"),
+        }
+    }
+}
+
+/// [`ControlAction::what`] of a replica's device record.
+pub(crate) fn device_of_replica(ordinal: u32) -> String {
+    format!("the device of replica {ordinal}")
+}
+
+impl ConfigDraft {
+    /// The Secret with an auth key.
+    pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
+        self.inputs.manifest(Some((key, Some(id))), self.adopt)
+    }
+
+    /// The Secret with a device record and without auth key.
+    pub fn with_device(&self, device: DeviceRecord) -> Manifest {
+        ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
+    }
+}
+
+impl From<&Publisher> for Subject {
+    fn from(claimant: &Publisher) -> Self {
+        let Publisher { source, namespace, name } = claimant.clone();
+        match source {
+            PublishSource::Ingress => Self::Ingress { namespace, name },
+            PublishSource::Service => Self::Service { namespace, name },
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Builders of the Kubernetes objects of a `ProxyGroup`, and the check whether an object already has its desired content.
+//!
+//! Pure: the same group, class and settings yield the same bytes. A [`Manifest`] is what is compared and applied; which objects a group
+//! has is decided in [`crate::model::controller::kinds`].
+
+pub mod adopt;
+pub mod certificate;
+pub mod child;
+pub mod compare;
+pub mod disruption;
+pub mod env;
+pub mod ingress;
+pub mod metrics;
+pub mod nodeport;
+pub mod overlay;
+pub mod rbac;
+pub mod secrets;
+pub mod services;
+pub mod shape;
+pub mod slice;
+pub mod standalone_service;
+pub mod statefulset;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::api::names;
+use crate::model::base::hash::sha256;
+use crate::model::controller::workload::key;
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::compare::covers;
+
+/// The proxy's container.
+const PROXY: &str = "tailscale";
+/// Label of the Pods of a standalone proxy: the UID of its Service or Ingress.
+const APP: &str = "app";
+/// The init container that enables IP forwarding.
+const SYSCTLER: &str = "sysctler";
+
+/// The field manager under which the reconciler applies.
+pub const FIELD_MANAGER: &str = "tailyard";
+/// Annotation with the hash of the last applied [`Manifest`]. It distinguishes a field that we no longer set from one that another
+/// writer set.
+pub const APPLIED: &str = "tailyard.io/last-applied-hash";
+/// Annotation of the egress config: the port from which the next search starts.
+pub const NEXT_PORT: &str = "tailyard.io/next-port";
+
+/// Kinds that the reconciler writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    ServiceAccount,
+    Role,
+    RoleBinding,
+    Secret,
+    ConfigMap,
+    Service,
+    EndpointSlice,
+    PodDisruptionBudget,
+    StatefulSet,
+    ServiceMonitor,
+}
+
+/// Reference to an object in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Desired content of one object, for a forced server-side apply as [`FIELD_MANAGER`].
+///
+/// A server may normalize an applied object. So an object that still has the `resourceVersion` of the apply is not applied again for the
+/// same manifest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    pub object: ObjectRef,
+    /// The whole object, with `apiVersion`, `kind` and the annotation [`APPLIED`].
+    pub value: Value,
+    /// The object exists and was never applied by us (the Tailscale operator created it). Before the apply its `managedFields` are
+    /// rewritten with [`adopted`], so that the apply removes fields that we do not set.
+    pub adopt: bool,
+    /// Apply without force: rejected where another manager has set a field to another value.
+    pub yields: bool,
+}
+
+/// The workload that owns the objects: a group, or the proxy of a standalone Service or Ingress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Name of the workload: the group's.
+    pub group: String,
+    /// UID of the parent.
+    pub uid: String,
+    pub namespace: String,
+    /// The standalone Service or Ingress; `None` for a group.
+    pub parent: Option<Publisher>,
+    /// Label of the Pods of a standalone proxy: the UID of the parent for which its `StatefulSet` was created.
+    pub app: String,
+}
+
+impl Owner {
+    /// Labels of the workload's objects.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = vec![(names::MANAGED, "true")];
+        match &self.parent {
+            None => labels.extend([(names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, self.group.as_str())]),
+            Some(Publisher { source, namespace, name }) => {
+                let kind = match source {
+                    PublishSource::Service => names::PARENT_SERVICE,
+                    PublishSource::Ingress => names::PARENT_INGRESS,
+                };
+                labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, name.as_str()), (names::PARENT_NAMESPACE, namespace.as_str())]);
+            }
+        }
+        labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Labels that select its Pods.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        if self.parent.is_none() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
+    }
+
+    pub fn pod_labels(&self) -> BTreeMap<String, String> {
+        self.labels().into_iter().chain(self.selector()).collect()
+    }
+
+    /// Labels of a Secret of a standalone proxy besides the state Secret: the Tailscale operator takes every Secret with the labels of the
+    /// parent for a state Secret.
+    pub fn secret_labels(&self, secret_type: &str) -> BTreeMap<String, String> {
+        let parent = self.parent.iter().flat_map(|Publisher { source, namespace, name }| {
+            let key = match source {
+                PublishSource::Service => names::CONFIG_PARENT,
+                PublishSource::Ingress => names::CONFIG_PARENT_INGRESS,
+            };
+            [(key, name.as_str()), (names::CONFIG_PARENT_NAMESPACE, namespace)]
+        });
+        let labels = [(names::MANAGED, "true"), (names::SECRET_TYPE, secret_type)].into_iter().chain(parent);
+        labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Metadata of one of the workload's objects. Those of a standalone proxy have no owner reference: the parent is in another namespace.
+    pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
+        let mut labels = self.labels();
+        if self.parent.is_some() {
+            let (name, namespace) = (Some(name), Some(self.namespace.clone()));
+            return ObjectMeta { name, namespace, labels: Some(labels), ..ObjectMeta::default() };
+        }
+        labels.extend(secret_type.map(|secret| (names::SECRET_TYPE.to_owned(), secret.to_owned())));
+        let owner = OwnerReference {
+            api_version: "tailscale.com/v1alpha1".to_owned(),
+            kind: "ProxyGroup".to_owned(),
+            name: self.group.clone(),
+            uid: self.uid.clone(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        };
+        let (name, namespace, labels) = (Some(name), Some(self.namespace.clone()), Some(labels));
+        ObjectMeta { name, namespace, labels, owner_references: Some(vec![owner]), ..ObjectMeta::default() }
+    }
+}
+
+impl Manifest {
+    pub fn of(kind: Kind, object: &impl Serialize) -> Self {
+        Self::of_value(kind, serde_json::to_value(object).unwrap_or_default())
+    }
+
+    /// Manifest of an object given as JSON.
+    pub fn of_value(kind: Kind, value: Value) -> Self {
+        let hash = digest(value.to_string().as_bytes());
+        Self::with_hash(kind, value, hash)
+    }
+
+    /// Manifest with a hash of the builder's inputs, for builders that compare before they build.
+    pub(crate) fn with_hash(kind: Kind, mut value: Value, hash: String) -> Self {
+        let text = |value: &Value, key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let object = ObjectRef { kind, namespace: text(&value, "namespace"), name: text(&value, "name") };
+        value["metadata"]["annotations"][APPLIED] = hash.into();
+        Self { object, value, adopt: false, yields: false }
+    }
+
+    /// Whether the object already has the desired content.
+    pub fn holds(&self, observed: &Value) -> bool {
+        applied(observed) == applied(&self.value) && covers(observed, &self.value)
+    }
+}
+
+/// Hash of the manifest last applied to an object, if any.
+pub fn applied(object: &Value) -> Option<&str> {
+    object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
+}
+
+/// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics. Objects of a standalone
+/// Service or Ingress have its key in place of a group.
+pub fn group_of(labels: &BTreeMap<String, String>) -> Option<String> {
+    let label = |key: &str| labels.get(key).map(String::as_str);
+    let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(names::PROXY_TYPE)) {
+        (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
+        (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
+        (Some(names::PARENT_INGRESS), _, _) if label(names::PROXY_GROUP).is_some() => label(names::PROXY_GROUP),
+        (_, _, Some(names::PARENT_GROUP)) => label(names::PROXY_PARENT),
+        _ => return key::key_of(label),
+    };
+    group.map(str::to_owned)
+}
+
+/// Half of a SHA-256, in hex.
+pub fn digest(bytes: &[u8]) -> String {
+    let mut hash = sha256(bytes);
+    hash.truncate(32);
+    hash
+}
+
+impl Kind {
+    /// All kinds, in the order of creation.
+    pub const ALL: [Self; 10] = [
+        Self::ServiceAccount,
+        Self::Role,
+        Self::RoleBinding,
+        Self::Secret,
+        Self::ConfigMap,
+        Self::Service,
+        Self::EndpointSlice,
+        Self::PodDisruptionBudget,
+        Self::StatefulSet,
+        Self::ServiceMonitor,
+    ];
+
+    pub fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The group and version, as in `apiVersion`.
+    pub fn api_version(self) -> &'static str {
+        self.row().1
+    }
+
+    /// The name in URLs.
+    pub fn plural(self) -> &'static str {
+        self.row().2
+    }
+
+    fn row(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::ServiceAccount => ("ServiceAccount", "v1", "serviceaccounts"),
+            Self::Role => ("Role", "rbac.authorization.k8s.io/v1", "roles"),
+            Self::RoleBinding => ("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+            Self::Secret => ("Secret", "v1", "secrets"),
+            Self::ConfigMap => ("ConfigMap", "v1", "configmaps"),
+            Self::Service => ("Service", "v1", "services"),
+            Self::EndpointSlice => ("EndpointSlice", "discovery.k8s.io/v1", "endpointslices"),
+            Self::PodDisruptionBudget => ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+            Self::StatefulSet => ("StatefulSet", "apps/v1", "statefulsets"),
+            Self::ServiceMonitor => ("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors"),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ObjectRef {
+    pub fn new(kind: Kind, namespace: &str, name: impl Into<String>) -> Self {
+        Self { kind, namespace: namespace.to_owned(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}

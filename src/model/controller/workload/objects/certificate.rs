@@ -1,0 +1,98 @@
+//! The Secret of a certificate: created empty, filled by a replica, then never overwritten.
+//!
+//! Its name is the DNS name; its labels let our replicas and those of the Tailscale operator find it. It has no owner reference: orders
+//! per name and week are limited, so a certificate outlives objects that can be recreated.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use crate::api::names;
+use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::metrics::label_value;
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
+
+/// The type of the Secret.
+const TLS: &str = "kubernetes.io/tls";
+const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
+
+/// The Secret of a name's certificate; `existing` is the current one.
+pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<&Value>) -> Manifest {
+    let labels = [
+        (names::MANAGED, "true".to_owned()),
+        (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
+        (names::PARENT, label_value(&claimant.name)),
+        (names::PARENT_NAMESPACE, claimant.namespace.clone()),
+        (names::PROXY_GROUP, owner.group.clone()),
+        (names::SECRET_TYPE, names::CERTS.to_owned()),
+        (names::DOMAIN, label_value(dns)),
+    ];
+    let labels = match &owner.parent {
+        None => labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        Some(_) => owner.secret_labels(names::CERTS).into_iter().chain([(names::DOMAIN.to_owned(), label_value(dns))]).collect(),
+    };
+    let mut metadata =
+        ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
+    let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());
+    // If a replica fills it meanwhile, the write is rejected with a conflict and retried.
+    metadata.resource_version = existing.and_then(|found| found["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+    let empty = || FIELDS.map(|field| (field.to_owned(), ByteString(Vec::new()))).into();
+    let data = (!existing.is_some_and(filled)).then(empty);
+    let secret = Secret { metadata, type_: Some(TLS.to_owned()), data, ..Secret::default() };
+    let value = serde_json::to_value(&secret).unwrap_or_default();
+    Manifest { yields: !existing.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
+}
+
+pub fn filled(secret: &Value) -> bool {
+    FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
+}
+
+/// Key that replaces a certificate in the cache: its expiry, RFC 3339.
+pub const VALID_UNTIL: &str = "validUntil";
+
+/// Expiry of the certificate in a Secret, if known.
+pub fn valid_until(secret: &Value) -> Option<Timestamp> {
+    secret[VALID_UNTIL].as_str()?.parse().ok()
+}
+
+/// DNS name of a certificate's Secret; `None` for other Secrets.
+pub fn domain_of(secret: &Value) -> Option<&str> {
+    let is = secret["metadata"]["labels"].get(names::SECRET_TYPE)? == names::CERTS;
+    secret["metadata"]["name"].as_str().filter(|_| is)
+}
+
+/// Whether a certificate's Secret was created for this Ingress, by a group or by a proxy of its own.
+pub fn is_certificate_of(secret: &Value, Publisher { namespace, name, .. }: &Publisher) -> bool {
+    let has = |label: &str, value: &str| secret["metadata"]["labels"][label] == value;
+    let by_group = has(names::PARENT_TYPE, names::PARENT_INGRESS) && has(names::PARENT, &label_value(name));
+    let by_proxy = has(names::CONFIG_PARENT_INGRESS, name) && has(names::CONFIG_PARENT_NAMESPACE, namespace);
+    domain_of(secret).is_some() && ((by_group && has(names::PARENT_NAMESPACE, namespace)) || by_proxy)
+}
+
+pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, dns)
+}
+
+/// Secret with a group's ACME account keys: written by its replicas, deleted with the group.
+pub fn account(owner: &Owner) -> Manifest {
+    let metadata = owner.metadata(names::account(&owner.group), None);
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+/// Secret with shared ACME account keys: written by the replicas, protected by a finalizer.
+pub fn accounts(namespace: &str) -> Manifest {
+    let metadata = ObjectMeta {
+        name: Some(names::ACCOUNTS.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: Some([(names::MANAGED.to_owned(), "true".to_owned())].into()),
+        finalizers: Some(vec![names::ACCOUNTS_FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
+    };
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+pub fn accounts_ref(namespace: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, namespace, names::ACCOUNTS)
+}

@@ -1,0 +1,118 @@
+//! Environment of a replica: the Tailscale operator's variables, and a few of ours that its image ignores.
+//!
+//! A variable of the class replaces ours: a list with duplicate names cannot be applied.
+
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+
+use crate::api;
+use crate::model::controller::workload::objects::shape::{DEBUG, HEALTH, RenderContext};
+use crate::model::flows::drain::Budget;
+
+/// Environment of the proxy's container; `configs` and `services` are the paths of the configs.
+pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Vec<EnvVar> {
+    let mut env = vec![
+        value("TS_USERSPACE", "false"),
+        field("POD_IP", "status.podIP"),
+        field("POD_NAME", "metadata.name"),
+        field("POD_UID", "metadata.uid"),
+        field("POD_IPS", "status.podIPs"),
+        value("TS_KUBE_SECRET", "$(POD_NAME)"),
+        value("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "false"),
+        value("TS_STATE", "kube:$(POD_NAME)"),
+        value("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &format!("{configs}/$(POD_NAME)")),
+    ];
+    env.extend(shape.wireguard.map(|port| value("PORT", &port.to_string())));
+    env.extend(firewall(shape).map(|mode| value("TS_DEBUG_FIREWALL_MODE", mode)));
+    env.extend(match shape.single.value() {
+        Some(target) => single(shape, &target),
+        None if shape.ingress() => ingress(shape, services),
+        None => egress(services),
+    });
+    env.push(value("TS_ENABLE_HEALTH_CHECK", "true"));
+    if !shape.stock() {
+        if shape.has_config_map() {
+            let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
+            env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
+        }
+        env.push(value("TAILYARD_CONFIG_FROM_API", "true"));
+        env.push(field("NODE_IP", "status.hostIP"));
+        env.extend(shape.ingress().then(|| field("NODE_NAME", "spec.nodeName")));
+        env.extend(shape.node_sites.then(|| value("TAILYARD_SERVE_ON_NODE_ADDRESS", "true")));
+        env.extend(shape.pod_sites.then(|| value("TAILYARD_SERVE_ON_POD_ADDRESS", "true")));
+        env.extend(shape.active_lease().map(|lease| value("TAILYARD_ACTIVE_LEASE", &lease)));
+        let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
+        env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
+    }
+    let class = shape.container().map(|container| container.env.as_slice()).unwrap_or_default();
+    for variable in class {
+        set(&mut env, value(&variable.name, variable.value.as_deref().unwrap_or_default()));
+    }
+    if shape.metrics() {
+        set(&mut env, value("TS_ENABLE_METRICS", "true"));
+        if shape.health_address().is_none() {
+            set(&mut env, value("TS_LOCAL_ADDR_PORT", &format!("$(POD_IP):{HEALTH}")));
+        }
+    }
+    if shape.debug() {
+        set(&mut env, value("TS_DEBUG_ADDR_PORT", &format!("$(POD_IP):{DEBUG}")));
+        set(&mut env, value("TS_TAILSCALED_EXTRA_ARGS", "--debug=$(TS_DEBUG_ADDR_PORT)"));
+    }
+    env
+}
+
+fn single(shape: &RenderContext<'_>, target: &str) -> Vec<EnvVar> {
+    let app = if shape.single.is_egress() { "k8s-operator-egress-proxy" } else { "k8s-operator-ingress-proxy" };
+    let target = shape.single.variable().map(|variable| value(variable, target));
+    target.into_iter().chain([value("TS_INTERNAL_APP", app)]).collect()
+}
+
+fn egress(services: &str) -> Vec<EnvVar> {
+    vec![value("TS_EGRESS_PROXIES_CONFIG_PATH", services), value("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress")]
+}
+
+fn ingress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
+    let app = if shape.standalone() { "k8s-operator-ingress-resource" } else { "k8s-operator-proxygroup-ingress" };
+    let mut env = vec![value("TS_INTERNAL_APP", app)];
+    if !shape.userspace() {
+        env.push(value("TS_INGRESS_PROXIES_CONFIG_PATH", &format!("{services}/{}", api::ingress::KEY)));
+    }
+    env.extend([value("TS_SERVE_CONFIG", &format!("{services}/{}", api::serve::KEY)), value("TS_EXPERIMENTAL_CERT_SHARE", "true")]);
+    env.extend(shape.acme_directory().map(|url| value("TS_DEBUG_ACME_DIRECTORY_URL", url)));
+    match shape.account() {
+        Some(account) => {
+            env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", &account.secret));
+            env.push(value("TS_ACME_ACCOUNT_FIELD", &account.field));
+        }
+        // A replica with an ACME account of its own cannot name the certificate that a new one replaces.
+        None => env.push(value("TS_DEBUG_ACME_FORCE_RENEWAL", "true")),
+    }
+    env
+}
+
+/// Firewall mode in the image's notation. The Tailscale operator's proxy uses iptables unless detection is set, exits there at a target
+/// with an IPv6 address, and has a single iptables mode.
+fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
+    match shape.firewall() {
+        None if shape.stock() => Some("auto"),
+        Some("iptables-nft" | "iptables-legacy") if shape.stock() => Some("iptables"),
+        mode => mode,
+    }
+}
+
+/// Replaces the variable of this name, or appends it.
+pub(crate) fn set(env: &mut Vec<EnvVar>, variable: EnvVar) {
+    match env.iter_mut().find(|other| other.name == variable.name) {
+        Some(existing) => *existing = variable,
+        None => env.push(variable),
+    }
+}
+
+pub(crate) fn value(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None }
+}
+
+pub(crate) fn field(name: &str, path: &str) -> EnvVar {
+    let field = ObjectFieldSelector { field_path: path.to_owned(), api_version: Some("v1".to_owned()) };
+    let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value: None, value_from: Some(source) }
+}

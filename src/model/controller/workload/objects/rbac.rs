@@ -1,0 +1,106 @@
+//! `ServiceAccount` and rights of a workload's Pods: write their state and certificates, read their config, emit Events.
+//!
+//! Every rule has `resourceNames`; no Pod of ours may list the Secrets of the namespace. A terminating replica keeps its rights until it
+//! is gone.
+
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+use crate::api::names;
+use crate::model::controller::workload::key::PublishSource;
+use crate::model::controller::workload::naming::standby_name;
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, Manifest, Owner};
+
+/// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
+pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
+    let owner = &shape.owner;
+    let metadata = || owner.metadata(owner.group.clone(), None);
+    let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
+    let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
+    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.group), subjects: Some(vec![subject(owner)]) };
+    [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
+}
+
+/// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the
+/// reconciler needs no right to delete bindings of others.
+pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
+    let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
+    metadata.namespace = Some(namespace.to_owned());
+    // Backends of an Ingress are in its namespace: the binding is deleted with it.
+    metadata.owner_references = metadata.owner_references.or_else(|| Some(vec![parent(owner)?]));
+    let subjects = reads.then(|| vec![subject(owner)]);
+    Manifest::of(Kind::RoleBinding, &RoleBinding { metadata, role_ref: role_ref("ClusterRole", names::ENDPOINTS), subjects })
+}
+
+/// Reference to the Ingress of a standalone proxy.
+fn parent(owner: &Owner) -> Option<OwnerReference> {
+    let (api_version, kind) = ("networking.k8s.io/v1".to_owned(), PublishSource::Ingress.kind().to_owned());
+    let name = owner.parent.as_ref()?.name.clone();
+    Some(OwnerReference { api_version, kind, name, uid: owner.uid.clone(), ..OwnerReference::default() })
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: kind.to_owned(), name: name.to_owned() }
+}
+
+/// `ServiceAccount` of the group's Pods.
+fn subject(owner: &Owner) -> Subject {
+    Subject { kind: "ServiceAccount".to_owned(), name: owner.group.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
+}
+
+fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
+    let group = &shape.owner.group;
+    let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let rule = |resource: &str, verbs: &[&str], names: Vec<String>| PolicyRule {
+        api_groups: Some(list(&[""])),
+        resources: Some(list(&[resource])),
+        verbs: list(verbs),
+        resource_names: (!names.is_empty()).then_some(names),
+        ..PolicyRule::default()
+    };
+    let ordinals = 0..shape.present.max(shape.replicas);
+    let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
+    let standby = shape.standby.then(|| names::replica(&standby_name(group), 0));
+    let pods = states.clone().chain(standby).collect();
+    let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
+    let account = shape.account().map(|account| account.secret);
+    let written: Vec<String> = states.chain(account).chain(shape.certificates.iter().cloned()).collect();
+    let own_certificates = shape.own_certificates.iter().filter(|_| shape.ingress() && !shape.stock()).cloned();
+    let read: Vec<String> = configs.chain(own_certificates).collect();
+    // resourceNames restrict list and watch to a field selector by name; requests without one are rejected.
+    let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
+    let mut rules = Vec::new();
+    if !written.is_empty() {
+        rules.push(rule("secrets", &[reads, &["patch", "update"]].concat(), written));
+    }
+    if !read.is_empty() {
+        rules.push(rule("secrets", reads, read));
+    }
+    if shape.ingress() && shape.stock() {
+        // The Tailscale operator's image finds certificates by labels, which RBAC cannot express.
+        rules.push(rule("secrets", &["list", "watch"], Vec::new()));
+    }
+    // Elections of the cert leader and of the active Pod.
+    let issuer = (shape.ingress() && !shape.stock()).then(|| names::issuer(group));
+    let leases: Vec<_> = issuer.into_iter().chain(shape.active_lease()).collect();
+    if !leases.is_empty() {
+        let lease = |verbs: &[&str], names: Vec<String>| PolicyRule {
+            api_groups: Some(list(&["coordination.k8s.io"])),
+            ..rule("leases", verbs, names)
+        };
+        rules.push(lease(&["get", "patch", "update"], leases));
+        rules.push(lease(&["create"], Vec::new()));
+    }
+    if !shape.stock() && shape.has_config_map() {
+        rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
+    }
+    rules.push(if shape.stock() {
+        rule("events", &["create", "get", "patch"], Vec::new())
+    } else {
+        // The grace period with which a Pod was deleted.
+        rule("pods", &["get"], pods)
+    });
+    rules
+}

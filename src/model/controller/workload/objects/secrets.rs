@@ -1,0 +1,57 @@
+//! Config Secret and state Secret of a replica.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::{Map, Value};
+
+use crate::api::names;
+use crate::model::controller::workload::identity::{DeviceRecord, KeyId};
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
+
+/// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::kinds`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReplicaSecret {
+    pub owner: Owner,
+    pub ordinal: u32,
+    /// Config without an auth key: a JSON object in tailscaled's format `alpha0`.
+    pub document: Map<String, Value>,
+    /// The replica's device, once verified with the control plane.
+    pub device: Option<DeviceRecord>,
+}
+
+impl ReplicaSecret {
+    /// The Secret, with an auth key and the key's ID if we created it.
+    pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
+        let mut document = self.document.clone();
+        let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
+        if self.owner.parent.is_some() {
+            metadata.labels = Some(self.owner.secret_labels("config"));
+        }
+        if let Some((key, id)) = key {
+            document.insert("AuthKey".into(), key.into());
+            let id = id.map(|id| (names::AUTH_KEY_ID.to_owned(), id.to_string()));
+            metadata.annotations.get_or_insert_default().extend(id);
+        }
+        if let Some(device) = &self.device {
+            let record = serde_json::to_string(device).unwrap_or_default();
+            metadata.annotations.get_or_insert_default().insert(names::DEVICE.to_owned(), record);
+        }
+        let text = serde_json::to_vec(&document).unwrap_or_default();
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into();
+        Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
+    }
+}
+
+/// A replica's state Secret: empty; the replica fills it.
+pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
+    let metadata = owner.metadata(names::replica(&owner.group, ordinal), Some("state"));
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+pub fn config_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.group, ordinal))
+}
+
+pub fn state_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.group, ordinal))
+}

@@ -1,0 +1,234 @@
+//! Inputs of a group's object builders, and values that several builders derive from them.
+//!
+//! Interprets spec, class and settings in one place, so that two builders cannot disagree. Reads no observed objects.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::api::names;
+use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
+use crate::api::proxygroup::{Firewall, ProxyGroupSpec, ProxyGroupType, Tailyard};
+use crate::model::base::go_values::boolean;
+use crate::model::controller::workload::match_ports::MatchPortRange;
+use crate::model::controller::workload::objects::Owner;
+use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::plan::world::Single;
+
+/// Port of a replica's health checks, metrics and preStop hook.
+pub(crate) const HEALTH: u16 = 9002;
+/// Port of a replica's debug server, if its class enables one.
+pub(crate) const DEBUG: u16 = 9001;
+/// Port of a replica's admin server.
+pub(crate) const ADMIN: u16 = 9003;
+/// Termination time beyond the drain timeout: to become unready, reset remaining flows and leave the tailnet.
+const BEYOND_GRACE: Duration = Duration::from_secs(10);
+/// Maximum drain timeout of a Pod with a standby: with the time beside flows the drain ends just within one disco mute, so that peers take
+/// the other Pod's endpoint soon.
+const STANDBY_DRAIN: Duration = Duration::from_secs(2);
+/// Let's Encrypt's staging environment.
+const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
+/// Maximum drain timeout in seconds: a day.
+const LONGEST_GRACE: i64 = 86_400;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountLocation {
+    pub secret: String,
+    pub field: String,
+    pub shared: bool,
+}
+
+/// Inputs for the objects of a group.
+#[derive(Debug, Clone)]
+pub struct RenderContext<'a> {
+    pub owner: Owner,
+    pub spec: &'a ProxyGroupSpec,
+    pub class: Option<&'a ProxyClassSpec>,
+    pub settings: &'a GroupSettings,
+    /// Desired replicas.
+    pub replicas: u32,
+    /// Mode of a Service's standalone proxy; else none.
+    pub single: Single,
+    /// Maximum of existing and desired replicas: terminating ones still need their rights.
+    pub present: u32,
+    /// Port of tailscaled, if peers reach it at a node port.
+    pub wireguard: Option<u16>,
+    /// The group's own choice whether its replicas share the ACME account of their tailnet.
+    pub share_account: Option<bool>,
+    /// Virtual hosts are served on the replicas' own addresses: of a standalone proxy, or where the control plane has no Tailscale Services.
+    pub node_sites: bool,
+    /// Whether the proxy of an Ingress also serves the cluster, on the Pod's addresses.
+    pub pod_sites: bool,
+    /// User-provided certificates that the Pods read.
+    pub own_certificates: BTreeSet<String>,
+    /// Whether a second Pod waits to take over.
+    pub standby: bool,
+    /// Certificate Secrets that the Pods read and write.
+    pub certificates: BTreeSet<String>,
+}
+
+impl RenderContext<'_> {
+    pub fn pod(&self) -> Option<&ClassPod> {
+        self.class?.stateful_set.as_ref()?.pod.as_ref()
+    }
+
+    /// The class's settings of the proxy's container.
+    pub fn container(&self) -> Option<&ClassContainer> {
+        self.pod()?.tailscale_container.as_ref()
+    }
+
+    /// Image of the proxy's container.
+    pub fn image(&self) -> &str {
+        let own = self.container().and_then(|container| container.image.as_deref());
+        own.filter(|image| !image.is_empty()).unwrap_or(&self.settings.image)
+    }
+
+    /// Whether the image is the Tailscale operator's, which needs its config mounted and has no `/readyz`.
+    pub fn stock(&self) -> bool {
+        image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
+    }
+
+    /// Whether it serves virtual hosts: a group of type `ingress`, or the proxy of an Ingress.
+    pub fn ingress(&self) -> bool {
+        self.spec.type_ == ProxyGroupType::Ingress
+    }
+
+    /// Whether the workload is the proxy of a standalone Service or Ingress.
+    pub fn standalone(&self) -> bool {
+        self.owner.parent.is_some()
+    }
+
+    /// Lease of the Pod that has the identity of a proxy with a standby.
+    pub fn active_lease(&self) -> Option<String> {
+        self.standby.then(|| names::replica(&self.owner.group, 0))
+    }
+
+    /// Whether the replicas read a `ConfigMap`.
+    pub fn has_config_map(&self) -> bool {
+        self.ingress() || !self.standalone()
+    }
+
+    /// Name of the `ConfigMap` of a group's services.
+    pub fn config_map(&self) -> String {
+        if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
+    }
+
+    /// Whether the replicas have no TUN device and forward nothing: set by the class, for our image only.
+    pub fn userspace(&self) -> bool {
+        let says = |class: &ClassContainer| {
+            let variable = class.env.iter().rfind(|variable| variable.name == "TS_USERSPACE");
+            variable.and_then(|variable| boolean(variable.value.as_deref()?)) == Some(true)
+        };
+        !self.stock() && self.container().is_some_and(says)
+    }
+
+    /// Location of the ACME account; `None` where each replica has its own.
+    pub fn account(&self) -> Option<AccountLocation> {
+        let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
+        let secret = match (shared, self.stock() || self.standalone()) {
+            (true, _) => names::ACCOUNTS.to_owned(),
+            (false, false) => names::account(&self.owner.group),
+            (false, true) => return None,
+        };
+        let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");
+        self.ingress().then(|| AccountLocation { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
+    }
+
+    /// ACME directory URL, if it differs from the replicas' default.
+    pub fn acme_directory(&self) -> Option<&str> {
+        let staging = self.class.is_some_and(|class| class.use_lets_encrypt_staging_environment);
+        if staging { Some(STAGING) } else { self.settings.acme_directory.as_deref() }
+    }
+
+    /// `spec.tailyard`.
+    pub fn own(&self) -> Option<&Tailyard> {
+        self.spec.tailyard.as_ref()
+    }
+
+    /// Time for which a draining replica forwards existing flows.
+    pub fn drain_timeout(&self) -> Duration {
+        let own = self.own().and_then(|own| own.drain_timeout_seconds).and_then(|grace| grace.clamp(0, LONGEST_GRACE).try_into().ok());
+        let timeout = own.map_or(self.settings.drain_timeout, Duration::from_secs);
+        // Its flows cannot continue in the second Pod, and new ones wait for that.
+        if self.standby { timeout.min(STANDBY_DRAIN) } else { timeout }
+    }
+
+    /// `terminationGracePeriodSeconds`.
+    pub fn termination_grace(&self) -> i64 {
+        (self.drain_timeout() + BEYOND_GRACE).as_secs().try_into().unwrap_or(i64::MAX)
+    }
+
+    pub fn ports(&self) -> MatchPortRange {
+        let own = self.own().and_then(|own| own.match_port_range);
+        let own = own.and_then(|ports| MatchPortRange::new(ports.start.try_into().ok()?, ports.end.try_into().ok()?));
+        own.unwrap_or(self.settings.ports)
+    }
+
+    /// Prefixes for addresses of Tailscale Services. Invalid ones are ignored.
+    pub fn service_cidrs(&self) -> Vec<IpNet> {
+        self.own().map(|own| own.service_cidrs.as_slice()).unwrap_or_default().iter().filter_map(|text| text.parse().ok()).collect()
+    }
+
+    /// Ports of the Pod that are never match ports.
+    pub fn reserved(&self) -> Vec<u16> {
+        [HEALTH, DEBUG, ADMIN, self.health_port()].into_iter().chain(self.wireguard).collect()
+    }
+
+    /// Firewall mode, if set.
+    pub fn firewall(&self) -> Option<&str> {
+        match self.own().and_then(|own| own.firewall_mode.as_ref()) {
+            None => self.settings.firewall.as_deref(),
+            Some(Firewall::Auto) => Some("auto"),
+            Some(Firewall::Nftables) => Some("nftables"),
+            Some(Firewall::Iptables) => Some("iptables"),
+            Some(Firewall::IptablesNft) => Some("iptables-nft"),
+            Some(Firewall::IptablesLegacy) => Some("iptables-legacy"),
+            Some(Firewall::Other(text)) => Some(text),
+        }
+    }
+
+    /// Whether the class enables metrics.
+    pub fn metrics(&self) -> bool {
+        self.class.and_then(|class| class.metrics.as_ref()).is_some_and(|metrics| metrics.enable)
+    }
+
+    /// Whether tailscaled serves its debug pages.
+    pub fn debug(&self) -> bool {
+        self.container().and_then(|container| container.debug.as_ref()).is_some_and(|debug| debug.enable)
+    }
+
+    /// Address of the health server, if the class sets it.
+    pub fn health_address(&self) -> Option<&str> {
+        let env = self.container().map(|container| container.env.as_slice()).unwrap_or_default();
+        env.iter().rev().find(|variable| variable.name == "TS_LOCAL_ADDR_PORT")?.value.as_deref()
+    }
+
+    pub fn health_port(&self) -> u16 {
+        self.health_address().and_then(|address| address.rsplit_once(':')?.1.parse().ok()).unwrap_or(HEALTH)
+    }
+}
+
+/// An image without its tag and digest.
+pub fn image_path(image: &str) -> &str {
+    let image = image.split('@').next().unwrap_or_default();
+    match image.rsplit_once(':') {
+        Some((path, tag)) if !tag.contains('/') => path,
+        _ => image,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stock_image_is_recognized_by_its_path() {
+        for image in ["tailscale/tailscale", "tailscale/tailscale:v1", "r:5000/tailscale@sha256:ab", "r:5000/a/tailscale:v1@sha256:ab"] {
+            assert!(image_path(image).ends_with("/tailscale"), "{image}");
+        }
+        for image in ["tailyard/tailyard:tailscale", "tailscale/k8s-proxy", "r/mytailscale"] {
+            assert!(!image_path(image).ends_with("/tailscale"), "{image}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Inputs of a pass: a snapshot of the cache for one group.
+//!
+//! Nothing is fetched for a pass. The cache must contain the writes of earlier passes over the same group, else a key or a port is
+//! allocated twice.
+
+pub mod replica;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::vip::VipService;
+use crate::model::controller::ingress::spec::UserCertificate;
+use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::policy::tenancy::{Labels, Patterns};
+use crate::model::controller::workload::identity::DeviceId;
+use crate::model::controller::workload::key;
+use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::settings::GroupSettings;
+
+#[derive(Debug, Clone)]
+pub struct Observed {
+    /// Name of the group, or key of the standalone Service or Ingress: the work queue's key.
+    pub name: String,
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one.
+    pub workload: String,
+    /// Current time, for conditions and deadlines.
+    pub now: Timestamp,
+    pub settings: Arc<GroupSettings>,
+    /// Groups of objects without annotation.
+    pub assignment: Arc<AssignmentRules>,
+    /// The group object, if it exists; of a standalone Service or Ingress [`requests::as_group`].
+    pub group: Option<Arc<ProxyGroup>>,
+    /// Its `ProxyClass`: the named one, else the default.
+    pub class: Class,
+    /// Its control plane.
+    pub tailnet: TailnetState,
+    /// Replicas by ordinal: every ordinal with a Pod, state Secret or config Secret.
+    pub replicas: BTreeMap<u32, ObservedReplica>,
+    /// Objects in the proxies' namespace with labels of this group or of its egress children, or with the name of an object that we
+    /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. Of EndpointSlices only those that the
+    /// Tailscale operator wrote.
+    pub owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// EndpointSlices of Kubernetes' controller, by child.
+    pub slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
+    /// Users' Services by namespace and name: those that are assigned to this group or recorded in it, and those with a child in `owned`;
+    /// including Services being deleted.
+    pub services: OrdMap<(String, String), Arc<Service>>,
+    /// Nodes, if the class has static endpoints; else empty.
+    pub nodes: Vec<Arc<Node>>,
+    /// Labels of all namespaces, if the group has tenants; else empty. Of a standalone object at most its own namespace.
+    pub namespaces: OrdMap<String, Arc<Labels>>,
+    /// Standalone objects of its namespace that have a proxy, or requested one earlier; counted for an object
+    /// without proxy, if there are tenants of standalone proxies.
+    pub names_before: usize,
+    /// Node ports of other groups, and those that the API server has rejected.
+    pub node_ports: BTreeSet<u16>,
+    /// Requests for advertised names.
+    pub publish: PublishInputs,
+    /// Pod of a standalone proxy that waits to take over; the active one is in `replicas`.
+    pub waiting: Option<Arc<Pod>>,
+    /// Other standalone proxies that are being replaced.
+    pub replacements: usize,
+    /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
+    pub denied: BTreeMap<String, ControlPlaneError>,
+}
+
+/// Requests for advertised names of a group, with related state.
+#[derive(Debug, Clone, Default)]
+pub struct PublishInputs {
+    /// Fault of the `IngressClass`: then Ingresses stay unchanged.
+    pub class_fault: Option<String>,
+    /// Ingresses that are assigned to the group or have a service in its config.
+    pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
+    /// Existing Secrets in the proxies' namespace that these Ingresses name as certificates.
+    pub certificates: BTreeMap<String, UserCertificate>,
+    /// Namespaces that may use a Secret, for those that are restricted.
+    pub reserved: BTreeMap<String, Patterns>,
+    pub backends: BTreeMap<(String, String), Arc<Service>>,
+    /// Requesting Services with a ready endpoint.
+    pub backed: BTreeSet<(String, String)>,
+    /// Requests of other groups of the tailnet for names of this group, and proxies of their own that its objects have or get.
+    pub rivals: BTreeMap<String, Vec<NameConflict>>,
+    /// Tailscale Services of the tailnet; `None` before the first list.
+    pub listed: Option<Arc<ServiceList>>,
+    /// Approved routes by device, where read.
+    pub approved: BTreeMap<DeviceId, Approved>,
+}
+
+/// Approved routes of a device at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Approved {
+    pub at: Timestamp,
+    pub routes: BTreeSet<String>,
+}
+
+/// A request of another group of the same tailnet for a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameConflict {
+    pub claimant: Publisher,
+    /// Of a proxy of its own the key of the claimant.
+    pub group: String,
+    /// Creation time in seconds.
+    pub created: i64,
+    /// Whether a replica of that group advertises the name, or whether the claimant moves to a proxy of its own that is ready.
+    pub serving: bool,
+    /// Whether it is the name of the device of that proxy.
+    pub is_device: bool,
+}
+
+/// Tailscale Services of a tailnet at a time.
+#[derive(Debug, Clone, Default)]
+pub struct ServiceList {
+    pub at: Timestamp,
+    pub services: OrdMap<String, VipService>,
+}
+
+/// A lasting denial by the control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControlPlaneError {
+    /// Start of uninterrupted denials.
+    pub since: Timestamp,
+    /// Reason, equal each time.
+    pub why: String,
+}
+
+#[derive(Debug, Clone)]
+pub enum Class {
+    None,
+    Ready(Arc<ProxyClass>),
+    Missing(String),
+    /// The class of this name is invalid or not validated yet.
+    NotReady(String),
+}
+
+/// Control plane of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TailnetState {
+    /// Usable; `server_url` is the login server of proxies.
+    Ready { server_url: String, capabilities: GroupCapabilities },
+    /// Not checked yet: previous conditions stay.
+    Asking,
+    /// Unavailable, with reason and action.
+    Unavailable(String),
+}
+
+/// Capabilities of a control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupCapabilities {
+    /// Creates auth keys.
+    pub keys: bool,
+    pub devices: bool,
+    pub services: bool,
+}
+
+impl NameConflict {
+    /// Whether it is the proxy that an object of the group has or gets.
+    pub fn is_proxy(&self) -> bool {
+        key::parse_key(&self.group).is_some()
+    }
+}
+
+impl Observed {
+    /// Whether this is a Service or Ingress with a proxy of its own.
+    pub fn is_standalone(&self) -> bool {
+        key::parse_key(&self.name).is_some()
+    }
+
+    /// The Service or Ingress of a proxy of its own.
+    pub(crate) fn parent(&self) -> Option<Parent<'_>> {
+        let Publisher { source, namespace, name } = key::parse_key(&self.name)?;
+        let id = (namespace, name);
+        match source {
+            PublishSource::Service => self.services.get(&id).map(|service| Parent::Service(service)),
+            PublishSource::Ingress => self.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
+        }
+    }
+
+    pub(crate) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {
+        self.owned.range(ObjectRef::new(kind, "", "")..).take_while(move |(object, _)| object.kind == kind)
+    }
+}

@@ -1,0 +1,56 @@
+//! Readiness of Pods, from their conditions.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::api::condition::{TRUE, reason};
+
+/// Maximum wait for a Pod that is unready or missing. It gets no traffic meanwhile, and becomes ready only with the complete config.
+pub(crate) const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Whether a Pod has been unready for longer than it is awaited.
+pub(crate) fn long_unready(pod: &Pod, now: Timestamp) -> bool {
+    unready_since(pod).is_some_and(|since| elapsed(since, now) >= TIMEOUT)
+}
+
+/// Whether a Pod gets traffic, and since when not.
+pub(crate) fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
+    let Some(pod) = pod else { return (false, None) };
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
+    let since = ready.and_then(|ready| ready.last_transition_time.as_ref()).or(pod.metadata.creation_timestamp.as_ref());
+    let is = ready.is_some_and(|ready| ready.status == TRUE) && pod.metadata.deletion_timestamp.is_none();
+    (is, since.map(|since| since.0))
+}
+
+/// Since when a Pod gets no traffic; `None` if it does, or if that is unknown.
+pub(crate) fn unready_since(pod: &Pod) -> Option<Timestamp> {
+    let (ready, since) = readiness(Some(pod));
+    since.filter(|_| !ready)
+}
+
+/// Whether a Pod gets traffic.
+pub fn is_ready(pod: &Pod) -> bool {
+    readiness(Some(pod)).0
+}
+
+/// Whether failover has made a replica's Pod unready, because it does not answer health probes.
+pub fn is_lost(pod: &Pod) -> bool {
+    lost(pod).is_some()
+}
+
+/// Message of a lost replica's Pod: since when it does not answer.
+pub fn lost_message(pod: &Pod) -> Option<String> {
+    lost(pod)?.message.clone()
+}
+
+fn lost(pod: &Pod) -> Option<&PodCondition> {
+    let ready = pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == "Ready")?;
+    (ready.status != TRUE && ready.reason.as_deref() == Some(reason::UNREACHABLE)).then_some(ready)
+}
+
+pub(crate) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::from_secs(u64::try_from(now.as_second().saturating_sub(since.as_second())).unwrap_or_default())
+}

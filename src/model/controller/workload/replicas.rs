@@ -1,0 +1,282 @@
+//! Secrets and auth keys of replicas, and their removal from the tailnet.
+//!
+//! A surplus replica drains first: nothing of it changes while its Pod exists or could return. Then its device is deleted, then its
+//! Secrets, which are the record of the device.
+
+use crate::model::controller::workload::observed::GroupCapabilities;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Map, Value, json};
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::api::proxygroup::ProxyGroupSpec;
+use crate::model::controller::ingress::IngressPlan;
+use crate::model::controller::kinds::standalone::handover;
+use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, Subject};
+use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
+use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion, whose};
+use crate::model::controller::workload::identity::{DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::objects::nodeport::node_port_ref;
+use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner, applied};
+use crate::model::controller::workload::observed::TailnetState;
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
+use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::settings::GroupSettings;
+
+/// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
+const ABANDONED: Duration = Duration::from_mins(2);
+
+#[derive(Debug)]
+struct ReplicaInputs<'a> {
+    hostname: String,
+    endpoints: Option<&'a Vec<String>>,
+    /// Names and routes to advertise, if the reconciler decides them.
+    advertised: Option<[BTreeSet<String>; 2]>,
+}
+
+/// Plans the Secrets of every desired replica. `endpoints`: static endpoints by ordinal. `plan`: what an ingress group advertises.
+pub(crate) fn secrets(
+    work: &mut GroupPass<'_>,
+    shape: &RenderContext<'_>,
+    endpoints: &BTreeMap<u32, Vec<String>>,
+    plan: Option<&IngressPlan<'_>>,
+) {
+    let none = ObservedReplica::default();
+    for ordinal in 0..shape.replicas {
+        work.want(&shape.owner, state(&shape.owner, ordinal));
+        // The replica owns its fields: they are never adopted.
+        if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
+            last.adopt = false;
+        }
+        let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
+        let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
+        let mut hostname = hostname(&shape.owner, shape.spec, ordinal);
+        if shape.standalone() {
+            hostname = handover::device_label(work.observed, &hostname);
+        }
+        config(work, shape, ordinal, replica, ReplicaInputs { hostname, endpoints: endpoints.get(&ordinal), advertised });
+    }
+}
+
+fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: ReplicaInputs<'_>) {
+    let config = replica.config.as_deref();
+    let Some(document) = document(&work.observed.tailnet, shape, config, inputs) else { return };
+    let recorded = replica.device();
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
+    let state = replica.state.as_deref();
+    let key = config.and_then(ReplicaConfig::auth_key);
+    let due = shape.stock() || replica.pod.is_some();
+    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: replica.has_device(), due };
+    let id = config.and_then(|existing| existing.key_id.as_ref());
+    let decision = decide(&login);
+    if let KeyDecision::Keep | KeyDecision::Drop = decision {
+        let reused_key = key.filter(|_| decision == KeyDecision::Keep);
+        work.want(&shape.owner, secret.manifest(reused_key.map(|key| (key, id)), false));
+        return record(work, shape, ordinal, replica, secret);
+    }
+    let reissue = decision == KeyDecision::Reissue;
+    if !can(work, |capabilities| capabilities.keys) {
+        // Without a key the replica waits; with the failed one it gets at least the rest of its config.
+        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
+            let secret = config_ref(&shape.owner, ordinal);
+            work.fault(reason::PROXY_GROUP_CREATING, format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
+        }
+        return;
+    }
+    let devices = can(work, |capabilities| capabilities.devices);
+    let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
+    let tags = tags(&work.observed.settings, shape.spec).to_vec();
+    // A replica that had a device can request keys by writing its state Secret: count them.
+    let reissue = reissue || recorded.is_some();
+    let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
+    work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+}
+
+fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
+    let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
+    let adopt = observed.is_some_and(|object| applied(object).is_none());
+    Box::new(ConfigDraft { inputs, adopt })
+}
+
+/// Tags of a group's devices.
+fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
+    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
+}
+
+/// Replicas whose recorded devices have other tags than the group: tags come with the auth key only.
+pub(crate) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
+    let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
+    let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
+    let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
+    others.map(|(ordinal, _)| names::replica(&work.observed.workload, *ordinal)).collect()
+}
+
+/// Plans the record of a claimed device, unless recorded already.
+fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
+    let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
+    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
+    let domain = state.device_name.as_ref().map(|name| name.domain().to_owned());
+    let same_domain = |record: &DeviceRecord| domain.is_none() || record.domain == domain;
+    if replica.device().is_some_and(|record| record.id == id && same_domain(record)) {
+        return;
+    }
+    let recorded = replica.device().map(|record| record.id.clone());
+    let expected = expected_device(work, &shape.owner, ordinal, replica);
+    let draft = draft(work, shape, secret);
+    work.pass.control.push(ControlAction::RecordDevice { ordinal, device: ClaimedDevice { id, expected }, domain, recorded, draft });
+}
+
+/// Device of a replica: the recorded one, else the claimed one. It is verified with the control plane before any change.
+pub(crate) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
+    let recorded = replica.device().map(|record| record.id.clone());
+    let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
+    Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
+}
+
+/// Required properties of a replica's device: host name of its config or group, and a tag of the group or of the record.
+fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
+    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+    let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
+    let hostnames = written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect();
+    let tags = spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default();
+    let recorded = replica.device().map(|record| record.tags.as_slice()).unwrap_or_default();
+    ExpectedDevice { hostnames, tags: tags.iter().chain(recorded).cloned().collect() }
+}
+
+/// Host name of a replica.
+fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
+    if let (Some(_), Some(name)) = (&owner.parent, &spec.hostname_prefix) {
+        return name.clone();
+    }
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
+    format!("{prefix}-{ordinal}")
+}
+
+fn can(work: &GroupPass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
+}
+
+/// A replica's config without its key; `None` if unknown now: the existing one stays.
+fn document(
+    tailnet: &TailnetState,
+    shape: &RenderContext<'_>,
+    existing: Option<&ReplicaConfig>,
+    ReplicaInputs { hostname, endpoints, advertised }: ReplicaInputs<'_>,
+) -> Option<Map<String, Value>> {
+    let found = existing.and_then(|entry| entry.document.as_ref());
+    let server = match tailnet {
+        TailnetState::Ready { server_url, .. } => server_url.as_str(),
+        TailnetState::Asking | TailnetState::Unavailable(_) => found?.get("ServerURL")?.as_str()?,
+    };
+    let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
+    let fixed = json!({
+        "Version": "alpha0",
+        "Locked": false,
+        "ServerURL": server,
+        "Hostname": hostname,
+        "acceptDNS": false,
+        "acceptRoutes": accept_routes,
+    });
+    let Value::Object(mut document) = fixed else { return None };
+    document.extend(shape.standalone().then(|| ("NoStatefulFiltering".into(), true.into())));
+    // Another writer sets these fields of an egress group: copy them.
+    let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
+    let (services, routes) = match advertised {
+        None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
+        Some([names, routes]) => {
+            // tailscaled keeps its routes if the field is absent.
+            let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
+            ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
+        }
+    };
+    document.extend(services.map(|services| ("AdvertiseServices".into(), services)));
+    document.extend(routes.map(|routes| ("AdvertiseRoutes".into(), routes)));
+    document.extend(endpoints.filter(|list| !list.is_empty()).map(|list| ("StaticEndpoints".into(), json!(list))));
+    Some(document)
+}
+
+/// Removes replicas from ordinal `from` on. Returns whether all are gone.
+pub(crate) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
+    let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
+    let mut all_gone = true;
+    for (ordinal, replica) in work.observed.replicas.range(from..) {
+        if runs(work, replica) || u64::from(*ordinal) < lowered {
+            all_gone = false;
+        } else {
+            all_gone &= remove_replica(work, owner, *ordinal, replica);
+        }
+    }
+    all_gone
+}
+
+/// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
+/// cannot serve any more. Its Service must not wait for it.
+fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
+    let (standalone, now) = (work.observed.is_standalone(), work.observed.now);
+    let wait = |pod: &Pod| {
+        let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
+        Some(ABANDONED.saturating_sub(elapsed(end.0, now)))
+    };
+    let pods = replica.pod.iter().chain(&work.observed.waiting);
+    match pods.map(|pod| wait(pod)).try_fold(Duration::ZERO, |longest, wait| Some(longest.max(wait?))) {
+        None => true,
+        Some(wait) => {
+            if !wait.is_zero() {
+                work.again(wait);
+            }
+            !wait.is_zero()
+        }
+    }
+}
+
+/// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
+fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
+    let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
+    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| whose(owner, existing) == Ownership::Ours);
+    let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
+    work.delete(owner, &node_port_ref(owner, ordinal));
+    let device = claimed_device(work, owner, ordinal, replica);
+    let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
+    let (does, what) = match (&device, &key) {
+        (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),
+        (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
+        (None, None) => {
+            work.pass.delete.extend(then);
+            return true;
+        }
+    };
+    let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
+    if let Some(denial) = denial.filter(|_| does) {
+        left_behind(work, (owner, ordinal), &what, &denial.why, then);
+        return true;
+    }
+    if does {
+        let revoked = if device.is_some() { Vec::new() } else { then.clone() };
+        work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
+        work.pass.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
+        return false;
+    }
+    match &work.observed.tailnet {
+        TailnetState::Asking => return false,
+        TailnetState::Unavailable(_) if !work.waited() => return false,
+        TailnetState::Unavailable(_) | TailnetState::Ready { .. } => {}
+    }
+    left_behind(work, (owner, ordinal), &what, "it cannot be asked", then);
+    true
+}
+
+/// Deletes the record of something that stays at the control plane, and reports it.
+fn left_behind(work: &mut GroupPass<'_>, (owner, ordinal): (&Owner, u32), what: &str, why: &str, record: Vec<Delete>) {
+    let replica = names::replica(&owner.group, ordinal);
+    let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
+    work.warn(Subject::Group, reason::DEVICE_ORPHANED, message);
+    work.pass.delete.extend(record);
+}

@@ -1,0 +1,193 @@
+//! Ownership of Tailscale Services that several clusters may share.
+//!
+//! The control plane replaces a service as a whole, without preconditions. So each write is a read-modify-write that changes our part
+//! only, is read back, and is checked again some minutes later.
+
+use std::collections::BTreeSet;
+
+use crate::api::vip::{OwnerRef, Owners, VipService};
+use crate::api::{names, vip};
+
+/// Identity of this cluster among the owners.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServiceOwner {
+    /// Unique ID of this cluster.
+    pub id: String,
+    /// Previous IDs: references with these are ours and are rewritten.
+    pub former: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredVipService {
+    /// Name with the prefix `svc:`.
+    pub name: String,
+    pub group: String,
+    pub tags: Vec<String>,
+    pub ports: Vec<String>,
+    /// May join a name of another cluster: set by administrators, not by tenants.
+    pub share: bool,
+    /// May adopt a Tailscale Service without owner.
+    pub adopt: bool,
+}
+
+/// Decision about a write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OwnershipVerdict {
+    /// It is ours and as desired.
+    Settled,
+    /// `ours`: it was ours before, so that it is served meanwhile.
+    Write { service: Box<VipService>, ours: bool },
+    /// It is not ours to write.
+    Refused(OwnershipRefusal),
+}
+
+/// Why a Tailscale Service is not ours to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnershipRefusal {
+    /// Without a known owner: created by hand.
+    Foreign,
+    Alone,
+    /// Owned by another cluster, and sharing is not permitted.
+    Twin,
+}
+
+/// How to release a Tailscale Service.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Release {
+    Nothing,
+    /// No other owner.
+    Delete,
+    /// Has other owners, or was adopted and is given back.
+    Write(Box<VipService>),
+}
+
+impl ServiceOwner {
+    fn is(&self, reference: &OwnerRef) -> bool {
+        reference.operator_id == self.id || self.former.contains(&reference.operator_id)
+    }
+}
+
+impl OwnershipRefusal {
+    /// Message with an action.
+    pub fn message(self, name: &str) -> String {
+        match self {
+            Self::Foreign => format!(
+                "Tailscale Service {name} exists and was not made by a cluster: remove it, take another name, or have an administrator name it in the annotation {} of the ProxyGroup.",
+                names::ADOPT
+            ),
+            Self::Alone => format!("Tailscale Service {name} belongs to one ProxyGroup of another cluster alone: take another name."),
+            Self::Twin => format!(
+                "Another cluster has Tailscale Service {name}: take another name, or have an administrator add it to sharedNames in spec.tailyard.tenants of the ProxyGroup."
+            ),
+        }
+    }
+}
+
+/// Decides by the service as read. `recorded`: this cluster has advertised it, so that it stays ours even if its owners got lost.
+pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
+    let own =
+        OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), desired.group.clone().into())].into_iter().collect() };
+    let Some(found) = found else {
+        let fresh = VipService {
+            name: desired.name.clone(),
+            comment: vip::COMMENT.to_owned(),
+            ports: desired.ports.clone(),
+            tags: desired.tags.clone(),
+            ..VipService::default()
+        };
+        return OwnershipVerdict::Write { service: Box::new(owned(fresh, &[own])), ours: false };
+    };
+    let (refs, unreadable) = match references(found) {
+        Some(refs) => (refs, false),
+        None => (Vec::new(), found.annotations.contains_key(vip::OWNERS)),
+    };
+    let ours = refs.iter().any(|reference| owner.is(reference));
+    let others: Vec<OwnerRef> = refs.iter().filter(|reference| !owner.is(reference)).cloned().collect();
+    if refs.is_empty() && (unreadable || !(desired.adopt || recorded)) {
+        return OwnershipVerdict::Refused(OwnershipRefusal::Foreign);
+    }
+    if refs.first().is_some_and(|first| first.rest.contains_key("resource")) {
+        return OwnershipVerdict::Refused(OwnershipRefusal::Alone);
+    }
+    if !ours && !others.is_empty() && !desired.share {
+        return OwnershipVerdict::Refused(OwnershipRefusal::Twin);
+    }
+    let mut wanted = found.clone();
+    let shared = !others.is_empty();
+    wanted.ports = ports(&found.ports, &desired.ports, shared);
+    // The first of several clusters sets the tags: otherwise two would overwrite each other forever.
+    if !shared || found.tags.is_empty() {
+        wanted.tags = merged(&found.tags, &desired.tags);
+    }
+    if refs.is_empty() && !recorded {
+        wanted.annotations.insert(names::ADOPTED.to_owned(), "true".to_owned());
+    }
+    let named = refs.contains(&own);
+    let old = refs.iter().any(|reference| owner.former.contains(&reference.operator_id) && reference.operator_id != owner.id);
+    if !named || old {
+        wanted = owned(wanted, &[others.as_slice(), &[own]].concat());
+    }
+    if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
+}
+
+pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
+    let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
+    let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));
+    match (ours.is_empty(), others.is_empty()) {
+        (true, _) => Release::Nothing,
+        (false, true) if found.annotations.contains_key(names::ADOPTED) => {
+            let mut given_back = found.clone();
+            given_back.annotations.remove(names::ADOPTED);
+            given_back.annotations.remove(vip::OWNERS);
+            Release::Write(Box::new(given_back))
+        }
+        (false, true) => Release::Delete,
+        (false, false) => Release::Write(Box::new(owned(found.clone(), &others))),
+    }
+}
+
+/// Services of a group of this cluster, by the owners that the control plane has stored.
+pub fn of_group<'a>(
+    services: impl IntoIterator<Item = &'a VipService>,
+    owner: &ServiceOwner,
+    group: &str,
+) -> impl Iterator<Item = &'a str> {
+    let mine = move |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|value| value == group);
+    let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|existing| mine(&existing)));
+    published.map(|service| &*service.name)
+}
+
+/// Number of other clusters that own a service.
+pub fn others(found: &VipService, owner: &ServiceOwner) -> usize {
+    references(found).into_iter().flatten().filter(|reference| !owner.is(reference)).count()
+}
+
+/// Owners of a service; `None` if unreadable.
+fn references(found: &VipService) -> Option<Vec<OwnerRef>> {
+    let text = found.annotations.get(vip::OWNERS)?;
+    serde_json::from_str::<Owners>(text).ok().map(|owners| owners.owner_refs)
+}
+
+fn owned(mut service: VipService, refs: &[OwnerRef]) -> VipService {
+    let text = serde_json::to_string(&Owners { owner_refs: refs.to_vec() }).unwrap_or_default();
+    service.annotations.insert(vip::OWNERS.to_owned(), text);
+    service
+}
+
+/// `wanted`, unless `found` has the same elements: then `found`, in its order.
+fn merged(found: &[String], wanted: &[String]) -> Vec<String> {
+    let set = |list: &[String]| list.iter().cloned().collect::<BTreeSet<_>>();
+    if set(found) == set(wanted) { found.to_vec() } else { wanted.to_vec() }
+}
+
+/// Ports of a shared service are never removed: another cluster may serve them.
+fn ports(found: &[String], wanted: &[String], shared: bool) -> Vec<String> {
+    if !shared {
+        return merged(found, wanted);
+    }
+    let more = wanted.iter().filter(|port| !found.contains(port)).cloned();
+    found.iter().cloned().chain(more).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! Ownership of Tailscale Services.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::*;
+use crate::api::vip::{OWNERS, VipService};
+
+fn desired() -> DesiredVipService {
+    let (tags, ports) = (vec!["tag:k8s".into()], vec!["tcp:443".into()]);
+    DesiredVipService { name: "svc:a".into(), group: "g".into(), tags, ports, share: true, adopt: false }
+}
+
+fn me() -> ServiceOwner {
+    ServiceOwner { id: "me".into(), former: vec!["old".into()] }
+}
+
+fn existing(owners: &str) -> VipService {
+    let annotations = [(OWNERS.to_owned(), owners.to_owned())].into();
+    let DesiredVipService { name, tags, ports, .. } = desired();
+    VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
+}
+
+/// Owner annotation with these IDs; ours has our group.
+fn refs(ids: &[&str]) -> String {
+    let reference = |id: &&str| if *id == "me" { json!({"operatorID": id, "tailyardGroup": "g"}) } else { json!({"operatorID": id}) };
+    json!({"ownerRefs": ids.iter().map(reference).collect::<Vec<_>>()}).to_string()
+}
+
+fn written(verdict: OwnershipVerdict) -> VipService {
+    match verdict {
+        OwnershipVerdict::Write { service, .. } => *service,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn clusters_create_join_and_leave_a_tailscale_service() {
+    let made = written(verify_owner(None, &desired(), &me(), false));
+    assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
+    assert_eq!(verify_owner(Some(&existing(&refs(&["me"]))), &desired(), &me(), false), OwnershipVerdict::Settled);
+    let joined = written(verify_owner(Some(&existing(&refs(&["them"]))), &desired(), &me(), false));
+    assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
+    let taken = written(verify_owner(Some(&existing(&refs(&["old"]))), &desired(), &me(), false));
+    assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
+
+    let moved = DesiredVipService { group: "h".into(), ..desired() };
+    let service = written(verify_owner(Some(&existing(&refs(&["them", "me"]))), &moved, &me(), false));
+    let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
+
+    assert_eq!(release(None, &me()), Release::Nothing);
+    assert_eq!(release(Some(&existing(&refs(&["them"]))), &me()), Release::Nothing);
+    assert_eq!(release(Some(&existing(&refs(&["me"]))), &me()), Release::Delete);
+    let Release::Write(remaining) = release(Some(&joined), &me()) else { panic!("they have it still") };
+    assert_eq!(*remaining, existing(&refs(&["them"])));
+}
+
+#[test]
+fn foreign_tailscale_service_is_refused_unless_adopted() {
+    let foreign = VipService { annotations: BTreeMap::new(), ..existing("") };
+    let adopting = DesiredVipService { adopt: true, ..desired() };
+    assert_eq!(verify_owner(Some(&foreign), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    assert_eq!(verify_owner(Some(&existing("not JSON")), &adopting, &me(), true), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    let adopted = written(verify_owner(Some(&foreign), &adopting, &me(), false));
+    assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
+    assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
+    let again = verify_owner(Some(&adopted), &adopting, &me(), true);
+    assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
+    assert_eq!(written(verify_owner(Some(&foreign), &desired(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
+    let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
+    assert_eq!(verify_owner(Some(&existing(alone)), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
+    let (twin, unshared) = (existing(&refs(&["them"])), DesiredVipService { share: false, ..desired() });
+    assert_eq!(verify_owner(Some(&twin), &unshared, &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Twin));
+    assert!(matches!(verify_owner(Some(&twin), &desired(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
+}
+
+#[test]
+fn clusters_with_different_ports_and_tags_converge() {
+    let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..desired() };
+    let them = ServiceOwner { id: "them".into(), ..ServiceOwner::default() };
+    let mut service = written(verify_owner(None, &desired(), &me(), false));
+    for _ in 0..3 {
+        for (desired, owner) in [(&other, &them), (&desired(), &me())] {
+            if let OwnershipVerdict::Write { service: written, .. } = verify_owner(Some(&service), desired, owner, true) {
+                service = *written;
+            }
+        }
+    }
+    assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), desired().tags.as_slice()));
+    for (desired, owner) in [(&other, &them), (&desired(), &me())] {
+        assert_eq!(verify_owner(Some(&service), desired, owner, true), OwnershipVerdict::Settled);
+    }
+}
