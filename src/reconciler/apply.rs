@@ -3,6 +3,7 @@
 //! Stops at the first failed step: the pass is retried with the state at that time. A rejected Service does not affect others, and an
 //! unavailable control plane only what depends on it.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,12 +20,11 @@ use super::cache::{Id, WatchRole, parent};
 use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
 use crate::api::condition::{PROXY_GROUP_READY, reason};
-use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
+use crate::api::names::{ENDPOINTS, FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::kinds::standalone::rejected;
-use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice, Subject};
-use crate::model::controller::workload::key::parse_key;
+use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice};
 use crate::model::controller::workload::objects::nodeport::held_ports;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied};
 use crate::model::controller::workload::observed::Observed;
@@ -124,7 +124,7 @@ impl Applier {
         }
         let (versions, setbacks) = (Versions::default(), PartialErrors::default());
         self.services(&pass.services, &versions, When::Before, &setbacks).await?;
-        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Incomplete {
+        if self.apply(&observed.key, pass.apply, &setbacks).await? == ApplyResult::Incomplete {
             return Ok(ApplyResult::Incomplete);
         }
         let more_slices = self.slices(pass.slices).await?;
@@ -148,7 +148,7 @@ impl Applier {
 
     /// Reports an API rejection in the condition of the group or standalone Service, or to the standalone Ingress, unless reported already.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
-        if observed.is_standalone() {
+        if observed.key.is_standalone() {
             let GroupPlan { services, events, .. } = rejected(observed, why);
             self.services(&services, &Versions::default(), When::Between, &PartialErrors::default()).await?;
             self.write_events(observed, events).await;
@@ -164,13 +164,13 @@ impl Applier {
             return Ok(());
         }
         self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
-        self.write_events(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
+        self.write_events(observed, vec![Notice { subject: observed.key.clone(), warning: true, reason, message }]).await;
         Ok(())
     }
 
     /// Writes an Event about an object. A failure is logged.
-    pub async fn notice(&self, about: &ObjectReference, notice: &Notice) {
-        if let Err(error) = self.events.write_event(about, notice.warning, notice.reason, &notice.message).await {
+    pub async fn notice(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) {
+        if let Err(error) = self.events.write_event(about, warning, reason, message).await {
             tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
         }
     }
@@ -178,12 +178,12 @@ impl Applier {
     async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<(), KubeError> {
         let Some(group) = &observed.group else { return Ok(()) };
         let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
-        self.group(&observed.name, ObjectPart::Object, json!({ "metadata": metadata })).await
+        self.group(observed.key.name(), ObjectPart::Object, json!({ "metadata": metadata })).await
     }
 
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
-        match self.group(&observed.name, ObjectPart::Status, json!({ "status": whole(status) })).await {
+        match self.group(observed.key.name(), ObjectPart::Status, json!({ "status": whole(status) })).await {
             // Removing its finalizer completed its deletion.
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done,
@@ -196,13 +196,15 @@ impl Applier {
         Ok(())
     }
 
-    async fn apply(&self, group: &str, manifests: Vec<Manifest>, setbacks: &PartialErrors) -> Result<ApplyResult, KubeError> {
+    async fn apply(&self, key: &WorkloadKey, manifests: Vec<Manifest>, setbacks: &PartialErrors) -> Result<ApplyResult, KubeError> {
         let surprised = AtomicBool::new(false);
         let one = async |manifest: Manifest| {
             let parent = parent(manifest.object.kind, &manifest.value).map(service);
             // Without it replicas use ClusterIPs.
-            let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
-            let done = self.apply_one(group, manifest).await;
+            let apart = parent.or_else(|| {
+                (manifest.object.kind == Kind::RoleBinding && manifest.object.name.starts_with(ENDPOINTS)).then(|| key.clone())
+            });
+            let done = self.apply_one(key, manifest).await;
             surprised.fetch_or(matches!(done, Ok(ApplyResult::Incomplete)), Ordering::Relaxed);
             match apart {
                 Some(subject) => setbacks.aside(subject, done.map(drop)),
@@ -215,7 +217,7 @@ impl Applier {
         Ok(if surprised.into_inner() { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
-    async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<ApplyResult, KubeError> {
+    async fn apply_one(&self, key: &WorkloadKey, manifest: Manifest) -> Result<ApplyResult, KubeError> {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
         let stored = self.stores.cache().version(object);
@@ -237,7 +239,7 @@ impl Applier {
             // An existing object without our labels is in no watch.
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && stored.is_none() => {
                 let Some(found) = self.writes.look(&object).await? else { return Err(error) };
-                self.stores.cache().found(group, object, found, Instant::now());
+                self.stores.cache().found(key, object, found, Instant::now());
                 return Ok(ApplyResult::Incomplete);
             }
             done => done?,
@@ -274,23 +276,21 @@ impl Applier {
 
     async fn write_events(&self, observed: &Observed, notices: Vec<Notice>) {
         let one = async |notice: Notice| {
-            let parent = parse_key(&observed.name).map(|parent| Subject::from(&parent));
-            let subject = parent.filter(|_| notice.subject == Subject::Group).unwrap_or_else(|| notice.subject.clone());
-            let about = match &subject {
-                Subject::Group => {
+            let about = match &notice.subject {
+                WorkloadKey::ProxyGroup(name) => {
                     let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
-                    Resource::PROXY_GROUP.reference("", &observed.name, uid)
+                    Resource::PROXY_GROUP.reference("", name, uid)
                 }
-                Subject::Ingress { namespace, name } => {
+                WorkloadKey::Ingress(namespace, name) => {
                     let ingress = observed.publish.ingresses.get(&(namespace.clone(), name.clone()));
                     Resource::INGRESS.reference(namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
                 }
-                Subject::Service { namespace, name } => {
+                WorkloadKey::Service(namespace, name) => {
                     let service = observed.services.get(&(namespace.clone(), name.clone()));
                     Resource::SERVICE.reference(namespace, name, service.and_then(|service| service.metadata.uid.clone()))
                 }
             };
-            self.notice(&about, &notice).await;
+            self.notice(&about, notice.warning, notice.reason, &notice.message).await;
         };
         iter(notices).for_each_concurrent(AT_ONCE, one).await;
     }
@@ -332,8 +332,8 @@ fn runs<T, K: PartialEq>(all: Vec<T>, kind: impl Fn(&T) -> K) -> Vec<Vec<T>> {
     runs
 }
 
-fn service((namespace, name): Id) -> Subject {
-    Subject::Service { namespace, name }
+fn service((namespace, name): Id) -> WorkloadKey {
+    WorkloadKey::Service(namespace, name)
 }
 
 #[cfg(test)]

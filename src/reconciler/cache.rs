@@ -17,8 +17,7 @@ use tokio::time::Instant;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
-use crate::model::controller::workload::key;
-use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 
@@ -42,8 +41,8 @@ pub type Id = (String, String);
 /// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` with all its objects, whether or not it exists; or, by [`key::key`], a standalone proxy.
-    Group(String),
+    /// A workload with all its objects, whether or not the object that requests it exists.
+    Workload(WorkloadKey),
     Class(String),
     Tailnet(String),
     /// Control plane of groups without Tailnet.
@@ -56,7 +55,7 @@ impl WorkKey {
     /// Kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Group(name) => key::parse_key(name).map_or("ProxyGroup", |parent| parent.source.kind()),
+            Self::Workload(key) => key.kind(),
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
             Self::DefaultControlPlane => "ControlPlane",
@@ -64,12 +63,14 @@ impl WorkKey {
         }
     }
 
-    /// Name; empty if it has none.
-    pub fn name(&self) -> &str {
+    /// Name, with the namespace of a namespaced object; empty if it has none.
+    pub fn name(&self) -> String {
         match self {
-            Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
-            Self::DefaultControlPlane => "",
-            Self::Annotations(publisher) => &publisher.name,
+            Self::Workload(key) if key.namespace().is_empty() => key.name().to_owned(),
+            Self::Workload(key) => format!("{}/{}", key.namespace(), key.name()),
+            Self::Class(name) | Self::Tailnet(name) => name.clone(),
+            Self::DefaultControlPlane => String::new(),
+            Self::Annotations(publisher) => publisher.name.clone(),
         }
     }
 }
@@ -109,7 +110,7 @@ pub struct ClusterCache {
     /// Parsed user certificates by Secret name, with the Secret's version.
     certificates: BTreeMap<String, (u64, UserCertificate)>,
     /// Foreign objects that have the name of an object of a group.
-    foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
+    foreign: BTreeMap<WorkloadKey, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
     /// Users' objects with unknown annotations.
@@ -183,7 +184,7 @@ impl ClusterCache {
         let mut object = CachedObject::read(role, &id, value);
         let annotated = self.follow_annotations(role, &id, Some(&object));
         if let CachedObject::Service(service) = &object
-            && self.groups_of(&id, &object).is_empty()
+            && self.keys_of(&id, &object).is_empty()
             && !self.assignment.depends_on_namespace(service)
         {
             object = CachedObject::backend(service);
@@ -234,7 +235,7 @@ impl ClusterCache {
     /// Whether the child of a desired EndpointSlice has one of the same IP family.
     pub fn has_slice_like(&self, desired: &Value) -> bool {
         let Some(desired) = ChildSlice::read(desired) else { return false };
-        let slices = self.indices.groups.get(&*desired.group).and_then(|group| group.slices.get(&desired.child));
+        let slices = self.indices.workloads.get(&WorkloadKey::of_group(&desired.group)).and_then(|group| group.slices.get(&desired.child));
         slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 

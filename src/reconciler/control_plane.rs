@@ -3,6 +3,7 @@
 //! A client lives as long as its credentials, so its rate limit, pauses requested by the server, and its token are kept between passes.
 //! Passes decide which keys and devices are created or deleted, never this module.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -42,9 +43,7 @@ pub enum Denied {
     #[error("the replica claims device {0}, which the control plane does not know")]
     UnknownDevice(DeviceId),
     /// The group's replicas request new keys faster than they can have failed; the next request is permitted after `wait`.
-    #[error(
-        "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
-    )]
+    #[error("{group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)")]
     TooOften { group: String, wait: Duration },
 }
 
@@ -96,9 +95,9 @@ struct GroupControlPlane {
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
-    reissues: Mutex<HashMap<String, Bucket>>,
+    reissues: Mutex<HashMap<WorkloadKey, Bucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
-    denials: Mutex<HashMap<String, BTreeMap<String, ControlPlaneError>>>,
+    denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
     listed: services::Lists,
     routes: routes::ApprovedRoutes,
@@ -184,36 +183,36 @@ impl ControlPlanes {
         self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
     }
 
-    pub fn denials(&self, group: &str) -> BTreeMap<String, ControlPlaneError> {
-        self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
+    pub fn denials(&self, key: &WorkloadKey) -> BTreeMap<String, ControlPlaneError> {
+        self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned().unwrap_or_default()
     }
 
     /// Records the requests of a pass, each with its denial, if any. Drops other denials of the group.
-    pub fn answered(&self, group: &str, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
+    pub fn answered(&self, key: &WorkloadKey, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
         let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = all.remove(group).unwrap_or_default();
+        let before = all.remove(key).unwrap_or_default();
         let since = |what: &str| before.get(what).map_or(now, |denial| denial.since);
         let denied =
             answers.into_iter().filter_map(|(what, why)| Some((what.clone(), ControlPlaneError { since: since(&what), why: why? })));
         let denied: BTreeMap<_, _> = denied.collect();
         if !denied.is_empty() {
-            all.insert(group.to_owned(), denied);
+            all.insert(key.clone(), denied);
         }
     }
 
-    /// Creates an auth key, after deleting the device that it replaces. With `limit` (a group and its number of replicas) the request
+    /// Creates an auth key, after deleting the device that it replaces. With `limit` (a workload and its number of replicas) the request
     /// counts against the group's rate limit.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
         tags: &[String],
         note: &str,
-        limit: Option<(&str, u32)>,
+        limit: Option<(&WorkloadKey, u32)>,
         replaces: Option<&ClaimedDevice>,
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
-        if let Some((group, replicas)) = limit {
-            self.reissue(group, replicas)?;
+        if let Some((key, replicas)) = limit {
+            self.reissue(key, replicas)?;
         }
         if let Some(device) = replaces
             && let Err(error) = self.delete_device(tailnet, device).await
@@ -262,16 +261,16 @@ impl ControlPlanes {
         }
     }
 
-    fn reissue(&self, group: &str, replicas: u32) -> Result<(), Denied> {
+    fn reissue(&self, key: &WorkloadKey, replicas: u32) -> Result<(), Denied> {
         let now = Instant::now() - *self.begin.get_or_init(Instant::now);
         let mut buckets = self.reissues.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = buckets.entry(group.to_owned()).or_insert_with(|| Bucket::new(replicas.max(1), 1.0 / REISSUE.as_secs_f64()));
+        let bucket = buckets.entry(key.clone()).or_insert_with(|| Bucket::new(replicas.max(1), 1.0 / REISSUE.as_secs_f64()));
         let wait = bucket.take(now);
         if wait.is_zero() {
             return Ok(());
         }
         bucket.give_back();
-        Err(Denied::TooOften { group: group.to_owned(), wait })
+        Err(Denied::TooOften { group: key.to_string(), wait })
     }
 
     fn set(&self, tailnet: Option<&str>, plane: GroupControlPlane) -> bool {
@@ -304,15 +303,19 @@ mod tests {
     fn denial_counts_from_its_first_time_until_success() {
         let controls = ControlPlanes::new(true);
         let outcome = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
-        controls.answered("g", outcome(Some("no")), at(1));
-        controls.answered("g", outcome(Some("still no")), at(9));
-        let denials = controls.denials("g");
+        controls.answered(&WorkloadKey::of_group("g"), outcome(Some("no")), at(1));
+        controls.answered(&WorkloadKey::of_group("g"), outcome(Some("still no")), at(9));
+        let denials = controls.denials(&WorkloadKey::of_group("g"));
         assert_eq!(denials["device n1"], ControlPlaneError { since: at(1), why: "still no".into() });
-        assert!(controls.denials("h").is_empty());
-        controls.answered("g", BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
-        assert_eq!(controls.denials("g").into_keys().collect::<Vec<_>>(), ["device n2"], "n1 is not wanted any more");
-        controls.answered("g", BTreeMap::from([("device n2".to_owned(), None)]), at(11));
-        assert!(controls.denials("g").is_empty());
+        assert!(controls.denials(&WorkloadKey::of_group("h")).is_empty());
+        controls.answered(&WorkloadKey::of_group("g"), BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
+        assert_eq!(
+            controls.denials(&WorkloadKey::of_group("g")).into_keys().collect::<Vec<_>>(),
+            ["device n2"],
+            "n1 is not wanted any more"
+        );
+        controls.answered(&WorkloadKey::of_group("g"), BTreeMap::from([("device n2".to_owned(), None)]), at(11));
+        assert!(controls.denials(&WorkloadKey::of_group("g")).is_empty());
     }
 
     #[test]

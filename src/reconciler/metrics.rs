@@ -1,5 +1,6 @@
 //! Metrics of the reconciler: events are counted, state is sampled at each scrape.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub struct Metrics {
     planes: Sampled<1>,
     names: Sampled<2>,
     certificates: Sampled<2>,
-    /// Publication summary of each group, from its newest pass.
+    /// Publication summary of each workload, from its newest pass.
     published: Mutex<BTreeMap<String, IngressSummary>>,
 }
 
@@ -148,11 +149,11 @@ impl Metrics {
     }
 
     /// Sets the publication summary of a group; `None` if it publishes nothing.
-    pub fn publishes(&self, group: &str, summary: Option<&IngressSummary>) {
+    pub fn publishes(&self, key: &WorkloadKey, summary: Option<&IngressSummary>) {
         let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         match summary {
-            Some(summary) => drop(all.insert(group.to_owned(), summary.clone())),
-            None => drop(all.remove(group)),
+            Some(summary) => drop(all.insert(label(key), summary.clone())),
+            None => drop(all.remove(&label(key))),
         }
     }
 
@@ -204,6 +205,11 @@ impl Metrics {
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
+}
+
+/// Value of the label `proxygroup`: a group's name, or kind, namespace and name of another workload.
+fn label(key: &WorkloadKey) -> String {
+    key.group().map_or_else(|| format!("{}/{}/{}", key.kind().to_lowercase(), key.namespace(), key.name()), str::to_owned)
 }
 
 fn size(count: usize) -> f64 {

@@ -10,7 +10,6 @@ use super::cache::WatchRole;
 use super::worker::Worker;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::kinds::proxyclass::validate;
-use crate::model::controller::workload::actions::{Notice, Subject};
 use crate::model::controller::workload::finalizers::Validation;
 use crate::model::controller::workload::objects::Kind;
 use crate::runtime::queue::WorkOutcome;
@@ -45,8 +44,7 @@ pub(super) async fn apply<Status: Serialize>(
         write(worker, of, name, ObjectPart::Object, &patch).await?;
     }
     for (reason, message) in validation.warnings {
-        let notice = Notice { subject: Subject::Group, warning: true, reason, message };
-        worker.actor.notice(&of.0.reference("", name, metadata.uid.clone()), &notice).await;
+        worker.actor.notice(&of.0.reference("", name, metadata.uid.clone()), true, reason, &message).await;
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ fn forget(worker: &Worker, name: &str) {
 /// Enqueues the groups of a Tailnet, or of the default control plane.
 pub(super) fn wake(worker: &Worker, tailnet: Option<&str>) {
     let users = worker.stores.cache().users_of_tailnet(tailnet);
-    for group in users {
-        worker.stores.queue().add(WorkKey::Group(group));
+    for key in users {
+        worker.stores.queue().add(WorkKey::Workload(key));
     }
 }

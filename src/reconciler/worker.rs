@@ -21,8 +21,8 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds as proxygroup;
-use crate::model::controller::workload::actions::{GroupPlan, Notice};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::actions::GroupPlan;
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::{Kind, digest};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pace::Replacements;
@@ -50,7 +50,7 @@ pub struct Worker {
     pub unserved: Mutex<BTreeSet<String>>,
     pub settings: Arc<GroupSettings>,
     /// State kept between the passes over a group.
-    pub memories: Mutex<HashMap<String, Memory>>,
+    pub memories: Mutex<HashMap<WorkloadKey, Memory>>,
     /// Standalone proxies that are being replaced.
     pub replacements: Mutex<Replacements>,
     pub metrics: Arc<Metrics>,
@@ -67,7 +67,7 @@ impl Worker {
         }
         let begin = Instant::now();
         let done = match &key {
-            WorkKey::Group(name) => self.group(name).await,
+            WorkKey::Workload(key) => self.workload(key).await,
             WorkKey::Class(name) => proxyclass::reconcile(self, name).await,
             WorkKey::Tailnet(name) => tailnets::reconcile(self, name).await,
             WorkKey::DefaultControlPlane => Ok(default_control_plane::reconcile(self).await),
@@ -101,8 +101,8 @@ impl Worker {
 
     /// Reads user certificates of a group that have changed since the last read. A failed read is repeated in a later pass and blocks
     /// nothing.
-    async fn read_certificates(&self, group: &str) {
-        let unread = self.stores.cache().unread_certificates(group);
+    async fn read_certificates(&self, key: &WorkloadKey) {
+        let unread = self.stores.cache().unread_certificates(key);
         for name in unread {
             match self.cluster.look(Resource::SECRET, Some(&self.settings.namespace), &name).await {
                 Ok(Some(secret)) => self.stores.cache().read_certificate(&secret),
@@ -126,14 +126,14 @@ impl Worker {
     }
 
     /// Plans a pass. No other worker has this group meanwhile.
-    fn pass(&self, name: &str, observed: &Observed) -> GroupPlan {
+    fn pass(&self, key: &WorkloadKey, observed: &Observed) -> GroupPlan {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut memory = memories().remove(name).unwrap_or_default();
+        let mut memory = memories().remove(key).unwrap_or_default();
         let pass = proxygroup::plan_with_memo(observed, &mut memory);
-        self.replacements().record(name, pass.replaces);
-        self.metrics.publishes(name, memory.summary());
+        self.replacements().record(key, pass.replaces);
+        self.metrics.publishes(key, memory.summary());
         if !memory.is_empty() {
-            memories().insert(name.to_owned(), memory);
+            memories().insert(key.clone(), memory);
         }
         pass
     }
@@ -148,21 +148,20 @@ impl Worker {
         if let Some((uid, message)) = report {
             let Publisher { source, namespace, name } = publisher;
             let resource = if *source == PublishSource::Service { Resource::SERVICE } else { Resource::INGRESS };
-            let notice = Notice { subject: publisher.into(), warning: true, reason: reason::UNKNOWN_ANNOTATION, message };
-            self.actor.notice(&resource.reference(namespace, name, uid), &notice).await;
+            self.actor.notice(&resource.reference(namespace, name, uid), true, reason::UNKNOWN_ANNOTATION, &message).await;
         }
         WorkOutcome::Done
     }
 
-    async fn group(&self, name: &str) -> Result<WorkOutcome, ActError> {
+    async fn workload(&self, key: &WorkloadKey) -> Result<WorkOutcome, ActError> {
         let cluster = self.owner().await?;
-        self.read_certificates(name).await;
+        self.read_certificates(key).await;
         let begin = Instant::now();
         let (mut observed, contested) = {
             let mut cache = self.stores.cache();
-            let contested = cache.forget_foreign(name, Instant::now());
-            let group = cache.group(name);
-            self.log_unserved(name, group.as_deref());
+            let contested = cache.forget_foreign(key, Instant::now());
+            let group = key.group().and_then(|name| cache.group(name));
+            self.log_unserved(key.group_name(), group.as_deref());
             if group.as_ref().is_some_and(|group| cache.awaits_nodes(group)) {
                 // The list of nodes enqueues the group again.
                 return Ok(WorkOutcome::Done);
@@ -171,17 +170,17 @@ impl Worker {
             let there = tailnet.is_some_and(|tailnet| cache.tailnet(tailnet).is_some());
             let plane = ControlPlaneView {
                 tailnet: self.controls.state(tailnet, there),
-                denied: self.controls.denials(name),
+                denied: self.controls.denials(key),
                 listed: self.controls.listed(tailnet),
                 approved: self.controls.approved(tailnet),
             };
             let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
-            (cache.observe(name, settings, plane, Timestamp::now()), contested)
+            (cache.observe(key, settings, plane, Timestamp::now()), contested)
         };
-        observed.replacements = self.replacements().besides(name);
-        let pass = self.pass(name, &observed);
-        self.stores.paced(WorkKey::Group(name.to_owned()), begin.elapsed());
+        observed.replacements = self.replacements().besides(key);
+        let pass = self.pass(key, &observed);
+        self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
         let again = pass.again;
         match self.actor.apply_plan(&observed, pass).await {
             Ok(ApplyResult::Done) => {}

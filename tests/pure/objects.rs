@@ -17,6 +17,7 @@ use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use tailyard::model::controller::policy::requests::{Parent, as_group};
 use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord};
+use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::naming::new_name;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, GroupCapabilities, Observed, PublishInputs, ServiceList, TailnetState};
@@ -39,7 +40,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         Arc::new(serde_json::from_value(json!({"metadata": {"name": name, "labels": {"edge": "yes"}}, "status": status})).expect("a Node"))
     };
     Observed {
-        name: "pg".into(),
+        key: WorkloadKey::of_group("pg"),
         workload: "pg".into(),
         now: Timestamp::from_second(1_800_000_000).expect("a time"),
         settings: Arc::new(GroupSettings {
@@ -242,7 +243,7 @@ fn standalone() -> [(&'static str, Observed); 6] {
             json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
         let service: Service = serde_json::from_value(service).expect("a Service");
         observed.group = Some(Arc::new(as_group(Parent::Service(&service), &[])));
-        (observed.name, observed.workload) = ("default/web".into(), new_name("web", "1234-UID"));
+        (observed.key, observed.workload) = (WorkloadKey::Service("default".into(), "web".into()), new_name("web", "1234-UID"));
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
         observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
         (name, observed)
@@ -259,7 +260,7 @@ fn standalone_ingress() -> (&'static str, Observed) {
         "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
     let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");
     observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress), &[])));
-    (observed.name, observed.workload) = ("ingress/default/app".into(), new_name("app", "1234-UID"));
+    (observed.key, observed.workload) = (WorkloadKey::Ingress("default".into(), "app".into()), new_name("app", "1234-UID"));
     observed.services = OrdMap::new();
     let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
     let web = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": {"clusterIP": "10.96.0.20", "ports": ports}});

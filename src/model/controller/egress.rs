@@ -43,7 +43,7 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     let tenancy = Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces);
     work.memory.on(shape, &tenancy);
     let mut claims = claims(work.observed, work.memory);
-    quota::deny(&mut claims, &tenancy, &shape.owner.group);
+    quota::deny(&mut claims, &tenancy, &shape.owner.name);
     let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_some();
     // Parsed only if needed.
@@ -52,10 +52,10 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     // Existing Services come before new ones, and unchangeable ones before the others.
     for first in [true, false] {
         for claim in claims.iter_mut().filter(|claim| (claim.role != ServiceRole::Serve) == first) {
-            claim.keep(&work.observed.name, &before, &mut ports);
+            claim.keep(work.observed.key.group_name(), &before, &mut ports);
         }
     }
-    let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.group);
+    let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.name);
     let mut outcomes = outcomes(work, &claims, |work, claim| match exceeding.get(&claim.key) {
         Some(why) => ServiceOutcome::Refused(why.clone()),
         None => one(work, shape, claim, &mut ports),

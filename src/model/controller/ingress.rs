@@ -20,6 +20,7 @@ pub mod supported;
 pub mod teardown;
 
 use crate::model::controller::ingress::claims::claims;
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -31,7 +32,7 @@ use crate::model::controller::ingress::claims::{IngressClaim, contest, firsts, r
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, UserCertificate, service_name};
 use crate::model::controller::policy::tenancy::Tenancy;
-use crate::model::controller::workload::actions::{Subject, device_of_replica};
+use crate::model::controller::workload::actions::device_of_replica;
 use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
 use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::certificate::{
@@ -116,7 +117,7 @@ pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
         let name = service_name(&claim.label);
         let spec = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
             supported::fits(work, shape, &wish)?;
-            let joins = quota::admit(&plan.tenancy, claim, &shape.owner.group, &wish)?;
+            let joins = quota::admit(&plan.tenancy, claim, &shape.owner.name, &wish)?;
             Ok((wish, joins))
         });
         let service_state = spec.and_then(|(wish, joins)| {
@@ -162,7 +163,7 @@ pub(crate) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
     if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
         return !capabilities.services;
     }
-    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let containers = set.and_then(|set| set.pointer("/spec/template/spec/containers")?.as_array());
     let env = containers.into_iter().flatten().flat_map(|container| container["env"].as_array().into_iter().flatten());
     env.into_iter().any(|variable| variable["name"] == "TAILYARD_SERVE_ON_NODE_ADDRESS" && variable["value"] == "true")
@@ -191,7 +192,7 @@ fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String>
     let advertised = advertised_names(work);
     let secrets = work.observed.of(Kind::Secret).filter_map(|(_, object)| domain_of(object));
     let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
-    let (group, cluster) = (&*work.observed.name, &work.observed.settings.cluster);
+    let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
     let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
     before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
 }
@@ -226,8 +227,8 @@ impl<'a> IngressPlan<'a> {
     /// Certificate Secrets that the replicas read and write: those with this group's labels, and those to be created. Never a Secret of
     /// another owner, whatever its name.
     pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
-        let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str();
-        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.parent.is_some() || of_group(object));
+        let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.name.as_str();
+        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.key.is_standalone() || of_group(object));
         let there = work.observed.of(Kind::Secret).filter(|(_, existing)| ours(existing)).filter_map(|(_, found)| domain_of(found));
         let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
         there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
@@ -326,6 +327,6 @@ impl Rejection {
 }
 
 /// Subject of Events about an object.
-fn subject(claimant: &Publisher) -> Subject {
+fn subject(claimant: &Publisher) -> WorkloadKey {
     claimant.into()
 }

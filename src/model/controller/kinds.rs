@@ -19,7 +19,7 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::builder::GroupPass;
-use crate::model::controller::workload::key::{PublishSource, Publisher, key};
+use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::observed::Observed;
 
 /// Plans the changes for a group.
@@ -31,7 +31,7 @@ pub fn pass(observed: &Observed) -> GroupPlan {
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     let mut work = GroupPass::new(observed, memory);
     match observed.group.as_deref() {
-        _ if observed.is_standalone() => standalone::plan(&mut work),
+        _ if observed.key.is_standalone() => standalone::plan(&mut work),
         None => provision::orphans(&mut work),
         Some(group) if !observed.settings.types.contains(&group.spec.type_) => unmanaged::elsewhere(&mut work, group),
         Some(group) if group.metadata.deletion_timestamp.is_some() => provision::end(&mut work, group),
@@ -42,16 +42,15 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
 
 /// The groups that a user's Service affects, besides those with a child of it: the assigned one, the one in its conditions, and its own key
 /// if it has a standalone proxy. The empty name means a Service that must be released and has neither.
-pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<String> {
+pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<WorkloadKey> {
     let assigned = rules.egress(service).group();
-    let mut groups: BTreeSet<String> = assigned.into_iter().chain(services::recorded(service)).map(str::to_owned).collect();
+    let mut groups: BTreeSet<_> = assigned.into_iter().chain(services::recorded(service)).map(WorkloadKey::of_group).collect();
     if groups.is_empty() && claims::recorded(service) {
-        groups.insert(String::new());
+        groups.insert(WorkloadKey::of_group(""));
     }
     let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
     if rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service)) {
-        let (namespace, name) = (namespace.to_owned(), name.unwrap_or_default().to_owned());
-        groups.insert(key(&Publisher { source: PublishSource::Service, namespace, name }));
+        groups.insert(WorkloadKey::of_object(PublishSource::Service, namespace, name.unwrap_or_default()));
     }
     groups
 }

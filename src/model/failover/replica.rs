@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::model::controller::workload::key::parse_key;
-use crate::model::controller::workload::objects::group_of;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
+use crate::model::controller::workload::objects::workload_of;
 use crate::model::controller::workload::readiness::{is_lost, is_ready};
 use crate::model::plan::targets::TargetPolicy;
 
@@ -56,7 +55,7 @@ impl ReplicaPod {
             uid: metadata.uid.clone()?,
             name: metadata.name.clone()?,
             // A standalone proxy has no survivor.
-            group: group_of(metadata.labels.as_ref()?).filter(|group| parse_key(group).is_none())?,
+            group: workload_of(metadata.labels.as_ref()?)?.group()?.to_owned(),
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,

@@ -9,7 +9,7 @@ use super::{Applier, ApplyResult};
 use crate::api::condition::reason;
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
-use crate::model::controller::workload::actions::{ControlAction, Delete, Notice, Subject};
+use crate::model::controller::workload::actions::{ControlAction, Delete, Notice};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
 use crate::reconciler::control_plane::Denied;
@@ -53,12 +53,12 @@ impl Applier {
             match done {
                 Ok(changed) => news |= changed,
                 Err(error) => {
-                    tracing::warn!(reason = error.reason(), group = observed.name, "{error}");
+                    tracing::warn!(reason = error.reason(), workload = %observed.key, "{error}");
                     denied = Some(error);
                 }
             }
         }
-        self.controls.answered(&observed.name, answers, observed.now);
+        self.controls.answered(&observed.key, answers, observed.now);
         Ok((denied, news))
     }
 
@@ -76,7 +76,7 @@ impl Applier {
             }
             ControlAction::RecordDevice { device, domain, recorded, draft, .. } => {
                 match self.controls.check_device(tailnet, device, domain, recorded.as_ref()).await {
-                    Ok(record) => self.apply_one(&observed.name, draft.with_device(record)).await.map(|_acted| Ok(false)),
+                    Ok(record) => self.apply_one(&observed.key, draft.with_device(record)).await.map(|_acted| Ok(false)),
                     Err(error) => Ok(Err(error)),
                 }
             }
@@ -87,7 +87,7 @@ impl Applier {
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let note = format!("tailyard {}-{ordinal}", observed.workload);
-                let limit = reissue.then_some((observed.name.as_str(), replicas));
+                let limit = reissue.then_some((&observed.key, replicas));
                 match self.controls.mint_key(tailnet, &tags, &note, limit, replaces.as_ref()).await {
                     Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),
                     Err(error) => Ok(Err(error)),
@@ -98,7 +98,7 @@ impl Applier {
 
     /// Writes a new auth key to its replica's config Secret.
     async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
-        let written = self.apply_one(&observed.name, secret).await;
+        let written = self.apply_one(&observed.key, secret).await;
         if !matches!(written, Ok(ApplyResult::Done)) {
             // Revoke a key that no replica will get.
             if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
@@ -112,8 +112,8 @@ impl Applier {
     async fn left_alone(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
         let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
         let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
-        tracing::warn!(group = observed.name, "{message}");
-        let notice = Notice { subject: Subject::Group, warning: true, reason: reason::DEVICE_ORPHANED, message };
+        tracing::warn!(workload = %observed.key, "{message}");
+        let notice = Notice { subject: observed.key.clone(), warning: true, reason: reason::DEVICE_ORPHANED, message };
         self.write_events(observed, vec![notice]).await;
         Ok(())
     }

@@ -10,8 +10,8 @@ use super::setbacks::PartialErrors;
 use super::{Applier, at_once};
 use crate::api::names;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
-use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate, Subject};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
+use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::reconciler::cache::WatchRole;
 
 /// Point of a pass.
@@ -38,8 +38,7 @@ impl Applier {
         setbacks: &PartialErrors,
     ) -> Result<(), KubeError> {
         let one = async |update: &ObjectUpdate| {
-            let (source, namespace, name) = (update.source, update.namespace.clone(), update.name.clone());
-            let subject = Subject::from(&Publisher { source, namespace, name });
+            let subject = WorkloadKey::of_object(update.source, &update.namespace, &update.name);
             setbacks.aside(subject, self.service(update, versions, when).await)
         };
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await

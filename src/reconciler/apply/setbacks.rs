@@ -4,20 +4,21 @@
 //! affect other Services: the error is set aside and reported on the Service, and the complete pass is retried at the end. An error that
 //! would affect every call is never set aside.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::sync::{Mutex, PoisonError};
 
 use super::ActError;
 use crate::api::condition::reason;
 use crate::edge::kube::{ApiRefusal, KubeError};
-use crate::model::controller::workload::actions::{Notice, Subject};
+use crate::model::controller::workload::actions::Notice;
 
 /// Errors that were set aside.
 #[derive(Debug, Default)]
-pub(super) struct PartialErrors(Mutex<Vec<(Subject, KubeError)>>);
+pub(super) struct PartialErrors(Mutex<Vec<(WorkloadKey, KubeError)>>);
 
 impl PartialErrors {
     /// Sets aside an error that concerns only this Service; returns any other outcome.
-    pub(super) fn aside(&self, subject: Subject, done: Result<(), KubeError>) -> Result<(), KubeError> {
+    pub(super) fn aside(&self, subject: WorkloadKey, done: Result<(), KubeError>) -> Result<(), KubeError> {
         match done {
             Err(error) if error.refused() => {
                 self.0.lock().unwrap_or_else(PoisonError::into_inner).push((subject, error));
@@ -31,7 +32,7 @@ impl PartialErrors {
     pub(super) fn end(self) -> (Vec<Notice>, Result<(), ActError>) {
         let setbacks = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(ApiRefusal::Conflict));
-        let notice = |(subject, error): &(Subject, KubeError)| {
+        let notice = |(subject, error): &(WorkloadKey, KubeError)| {
             let (subject, message) = (subject.clone(), error.to_string());
             Notice { subject, warning: true, reason: reason::CONFIGURATION_FAILED, message }
         };
@@ -51,8 +52,8 @@ mod tests {
         Err(KubeError::Call { call, fault })
     }
 
-    fn subject() -> Subject {
-        Subject::Service { namespace: "u".into(), name: "s".into() }
+    fn subject() -> WorkloadKey {
+        WorkloadKey::Service("u".into(), "s".into())
     }
 
     #[test]

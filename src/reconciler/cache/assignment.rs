@@ -29,7 +29,7 @@ impl ClusterCache {
         if rules == *self.assignment {
             return BTreeSet::new();
         }
-        let before: Vec<_> = affected.iter().map(|(_, id, object)| self.groups_of(id, object)).collect();
+        let before: Vec<_> = affected.iter().map(|(_, id, object)| self.keys_of(id, object)).collect();
         let mut keys: BTreeSet<_> = affected.iter().flat_map(|(role, id, object)| self.keys(*role, id, object)).collect();
         for (role, id, object) in &affected {
             self.index(*role, id, object, false);
@@ -39,7 +39,7 @@ impl ClusterCache {
             self.index(*role, id, object, true);
         }
         for ((role, id, object), before) in affected.iter().zip(before) {
-            for group in before.union(&self.groups_of(id, object)) {
+            for group in before.union(&self.keys_of(id, object)) {
                 self.file(group, *role, id);
             }
             keys.extend(self.keys(*role, id, object));

@@ -3,6 +3,7 @@
 //! Watches deliver only the metadata of these Secrets. If a Secret may be used, its DNS names are read once per version; its key is not
 //! stored.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use crate::model::ingress::certificate::Pair;
 
 impl ClusterCache {
     /// Existing Secrets that a group's Ingresses name.
-    pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, UserCertificate> {
-        let validated = self.named_secrets(group).map(|(name, metadata, version)| {
+    pub(super) fn own_certificates(&self, key: &WorkloadKey) -> BTreeMap<String, UserCertificate> {
+        let validated = self.named_secrets(key).map(|(name, metadata, version)| {
             let labelled =
                 metadata.labels.as_ref().is_some_and(|labels| labels.get(names::OWN_CERTIFICATE).is_some_and(|may| may == "true"));
             let read = self.certificates.get(name).filter(|(of, _)| *of >= version).map(|(_, own)| own.clone());
@@ -32,8 +33,8 @@ impl ClusterCache {
     }
 
     /// Of these, the Secrets that are reserved for some namespaces, with these namespaces.
-    pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
-        let reserved = self.named_secrets(group).filter_map(|(name, metadata, _)| {
+    pub(super) fn reserved_certificates(&self, key: &WorkloadKey) -> BTreeMap<String, Patterns> {
+        let reserved = self.named_secrets(key).filter_map(|(name, metadata, _)| {
             let namespaces = metadata.annotations.as_ref()?.get(names::CERTIFICATE_NAMESPACES)?;
             Some((name.clone(), Patterns::parse(namespaces)))
         });
@@ -41,8 +42,8 @@ impl ClusterCache {
     }
 
     /// Of these, the Secrets that must be read.
-    pub fn unread_certificates(&self, group: &str) -> Vec<String> {
-        self.own_certificates(group).into_iter().filter(|(_, own)| *own == UserCertificate::Unread).map(|(name, _)| name).collect()
+    pub fn unread_certificates(&self, key: &WorkloadKey) -> Vec<String> {
+        self.own_certificates(key).into_iter().filter(|(_, own)| *own == UserCertificate::Unread).map(|(name, _)| name).collect()
     }
 
     pub fn read_certificate(&mut self, secret: &Value) {
@@ -50,8 +51,8 @@ impl ClusterCache {
     }
 
     /// Existing Secrets that a group's Ingresses name, with metadata and version. All are in the namespace of the proxies.
-    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &ObjectMeta, u64)> {
-        let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| members.ingresses.values());
+    fn named_secrets(&self, key: &WorkloadKey) -> impl Iterator<Item = (&String, &ObjectMeta, u64)> {
+        let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| members.ingresses.values());
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
         let secrets = self.stores.get(&WatchRole::Credentials).into_iter().flat_map(|store| &store.objects);
         secrets.filter(move |((_, name), _)| named.contains(name.as_str())).filter_map(|((_, name), stored)| match &stored.object {

@@ -2,6 +2,7 @@
 //!
 //! Learnt from failed writes and forgotten after a while: the conflicting object may be deleted without notice.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,18 +21,18 @@ const TRIES: usize = 32;
 
 impl ClusterCache {
     /// Records an existing object, in no watch, that has the name of an object of a group.
-    pub fn found(&mut self, group: &str, object: ObjectRef, value: Value, now: Instant) {
-        self.foreign.entry(group.to_owned()).or_default().insert(object, (Arc::new(value), now));
+    pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, value: Value, now: Instant) {
+        self.foreign.entry(key.clone()).or_default().insert(object, (Arc::new(value), now));
     }
 
     /// Forgets expired conflicts of a group; returns whether any remain.
-    pub fn forget_foreign(&mut self, group: &str, now: Instant) -> bool {
-        let Some(objects) = self.foreign.get_mut(group) else { return false };
+    pub fn forget_foreign(&mut self, key: &WorkloadKey, now: Instant) -> bool {
+        let Some(objects) = self.foreign.get_mut(key) else { return false };
         objects.retain(|_, (_, since)| now - *since < FOREIGN);
         if objects.is_empty() {
-            self.foreign.remove(group);
+            self.foreign.remove(key);
         }
-        self.foreign.contains_key(group)
+        self.foreign.contains_key(key)
     }
 
     /// Records a rejected node port: it is allocated to an unknown Service or outside of the cluster's range. Returns whether to try

@@ -17,31 +17,30 @@ use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::tenancy::Labels;
-use crate::model::controller::workload::key;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, group_of};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 
 #[derive(Debug, Default)]
 pub(super) struct Indices {
-    pub(super) groups: BTreeMap<String, GroupObjects>,
+    pub(super) workloads: BTreeMap<WorkloadKey, WorkloadObjects>,
     /// Groups with children of a user's Service, with their number.
-    pub(super) children: BTreeMap<Id, BTreeMap<String, usize>>,
+    pub(super) children: BTreeMap<Id, BTreeMap<WorkloadKey, usize>>,
     /// Publishers that request a label, of whichever group.
     pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
     /// Ingresses that name a Service as backend.
     pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
     /// Groups whose config has an entry for an object.
-    pub(super) recorded: BTreeMap<Publisher, BTreeSet<String>>,
+    pub(super) recorded: BTreeMap<Publisher, BTreeSet<WorkloadKey>>,
     /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct GroupObjects {
+pub(super) struct WorkloadObjects {
     /// Objects that are labelled or owned as the group's, except EndpointSlices of Kubernetes' controller.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
     /// These slices, by child.
@@ -56,7 +55,7 @@ pub(super) struct GroupObjects {
     pub(super) replicas: BTreeMap<String, ObservedReplica>,
 }
 
-impl GroupObjects {
+impl WorkloadObjects {
     fn is_empty(&self) -> bool {
         self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
     }
@@ -110,14 +109,14 @@ impl GroupObjects {
 impl ClusterCache {
     /// Updates the indices after a change of an object; its store is up to date already.
     pub(super) fn follow(&mut self, role: WatchRole, id: &Id, old: Option<&CachedObject>, new: Option<&CachedObject>) {
-        let users: BTreeSet<String> = old.into_iter().chain(new).flat_map(|object| self.groups_of(id, object)).collect();
+        let users: BTreeSet<WorkloadKey> = old.into_iter().chain(new).flat_map(|object| self.keys_of(id, object)).collect();
         for (object, came) in [(old, false), (new, true)] {
             if let Some(object) = object {
                 self.index(role, id, object, came);
             }
         }
-        for group in users {
-            self.file(&group, role, id);
+        for key in users {
+            self.file(&key, role, id);
         }
         if role == WatchRole::Credentials && new.is_none() {
             self.certificates.remove(&id.1);
@@ -125,8 +124,8 @@ impl ClusterCache {
     }
 
     pub(super) fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
-        for group in owners(object) {
-            self.change(&group, |members| members.follow(role, id, object, came));
+        for key in owners(object) {
+            self.change(&key, |members| members.follow(role, id, object, came));
         }
         if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
@@ -153,14 +152,14 @@ impl ClusterCache {
     fn index_child(&mut self, child: &Value, came: bool) {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
         let Some(parent) = parent(Kind::Service, child) else { return };
-        let own = || Publisher { source: PublishSource::Service, namespace: parent.0.clone(), name: parent.1.clone() };
-        let group = &group.map_or_else(|| key::key(&own()), str::to_owned);
+        let own = || WorkloadKey::of_object(PublishSource::Service, &parent.0, &parent.1);
+        let key = &group.map_or_else(own, WorkloadKey::of_group);
         let groups = self.indices.children.entry(parent.clone()).or_default();
-        count(groups, group, came);
+        count(groups, key, came);
         if groups.is_empty() {
             self.indices.children.remove(&parent);
         }
-        self.file(group, WatchRole::Service, &parent);
+        self.file(key, WatchRole::Service, &parent);
     }
 
     /// Updates the index of the entries in a group's config.
@@ -168,16 +167,16 @@ impl ClusterCache {
         let group = config["metadata"]["labels"][names::PARENT].as_str();
         let Some(group) = group.filter(|group| names::ingress_config(group) == id.1) else { return };
         for claimant in IngressConfigMap::origins(config).values().filter_map(publishers::of) {
-            put(&mut self.indices.recorded, claimant.clone(), group.to_owned(), came);
-            self.file(group, publishers::role(claimant.source), &(claimant.namespace, claimant.name));
+            put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
+            self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
         }
     }
 
     /// Adds a user's object to a group if it concerns the group, else removes it.
-    pub(super) fn file(&mut self, group: &str, role: WatchRole, id: &Id) {
+    pub(super) fn file(&mut self, key: &WorkloadKey, role: WatchRole, id: &Id) {
         let object = self.one(role, id).cloned();
-        let object = object.filter(|object| self.groups_of(id, object).contains(group));
-        self.change(group, |members| match (role, object) {
+        let object = object.filter(|object| self.keys_of(id, object).contains(key));
+        self.change(key, |members| match (role, object) {
             (_, Some(CachedObject::Service(service))) => drop(members.services.insert(id.clone(), service)),
             (_, Some(CachedObject::Ingress(ingress))) => drop(members.ingresses.insert(id.clone(), ingress)),
             (WatchRole::Ingress, _) => drop(members.ingresses.remove(id)),
@@ -185,16 +184,16 @@ impl ClusterCache {
         });
     }
 
-    fn change(&mut self, group: &str, change: impl FnOnce(&mut GroupObjects)) {
-        let members = self.indices.groups.entry(group.to_owned()).or_default();
+    fn change(&mut self, key: &WorkloadKey, change: impl FnOnce(&mut WorkloadObjects)) {
+        let members = self.indices.workloads.entry(key.clone()).or_default();
         change(members);
         if members.is_empty() {
-            self.indices.groups.remove(group);
+            self.indices.workloads.remove(key);
         }
     }
 
-    /// Groups that see a user's object: those that it is or was assigned to, and those that have a child of it.
-    pub(super) fn groups_of(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
+    /// Workloads that see a user's object: those that it is or was assigned to, and those that have a child of it.
+    pub(super) fn keys_of(&self, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let mut groups = self.publishers(id, object);
         if let CachedObject::Service(service) = object {
             groups.extend(concerns(service, &self.assignment));
@@ -204,22 +203,22 @@ impl ClusterCache {
     }
 }
 
-/// Groups that own an object, by its labels and owner references.
-pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
+/// Workloads that own an object, by its labels and owner references.
+pub(super) fn owners(object: &CachedObject) -> BTreeSet<WorkloadKey> {
     if let CachedObject::Pod(pod) = object {
-        return pod.metadata.labels.as_ref().and_then(group_of).into_iter().collect();
+        return pod.metadata.labels.as_ref().and_then(workload_of).into_iter().collect();
     }
     if let CachedObject::ChildSlice(slice) = object {
-        return [slice.group.to_string()].into();
+        return [WorkloadKey::of_group(&slice.group)].into();
     }
     let Some(metadata) = object.owned().map(|value| &value["metadata"]) else { return BTreeSet::new() };
-    let label = |key: &str| metadata["labels"].get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
-    let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE).as_deref() == Some(names::PARENT_GROUP));
+    let label = |key: &str| metadata["labels"].get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE) == Some(names::PARENT_GROUP));
     let owner = metadata["ownerReferences"].as_array().into_iter().flatten();
-    let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
-    let scraped = label(names::PROXY_PARENT).filter(|_| label(names::PROXY_TYPE).as_deref() == Some(names::PARENT_GROUP));
-    let service = key::key_of(|key| metadata["labels"].get(key).and_then(Value::as_str));
-    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).chain(service).collect()
+    let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str());
+    let scraped = label(names::PROXY_PARENT).filter(|_| label(names::PROXY_TYPE) == Some(names::PARENT_GROUP));
+    let groups = own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).map(WorkloadKey::of_group);
+    groups.chain(WorkloadKey::of_object_labels(label)).collect()
 }
 
 /// User's Service of a child, or of the proxy's headless Service.

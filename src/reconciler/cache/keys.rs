@@ -1,8 +1,9 @@
 //! Work keys of a changed object.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::index::{GroupObjects, owners};
+use super::index::{WorkloadObjects, owners};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
@@ -15,11 +16,11 @@ impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
         let name = &id.1;
         let mut keys = BTreeSet::new();
-        let groups: BTreeSet<String> = match object {
+        let workloads: BTreeSet<WorkloadKey> = match object {
             CachedObject::Group(group) => {
                 keys.extend(self.class_of(group).map(|name| WorkKey::Class(name.to_owned())));
                 keys.extend(group.spec.tailnet.clone().map(WorkKey::Tailnet));
-                [name.clone()].into()
+                [WorkloadKey::of_group(name)].into()
             }
             CachedObject::Class(_) => {
                 keys.insert(WorkKey::Class(name.clone()));
@@ -57,19 +58,19 @@ impl ClusterCache {
             }
             // A child's slices follow its Pods, whose changes are enough, unless slices of the Tailscale operator wait for them.
             CachedObject::ChildSlice(_) => {
-                let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
+                let minded = |key: &WorkloadKey| self.indices.workloads.get(key).is_some_and(WorkloadObjects::is_manual);
                 owners(object).into_iter().filter(minded).collect()
             }
             CachedObject::State(..) => self.with_moves(owners(object)),
             _ => owners(object),
         };
         let published = self.publishing_groups(role, id, object);
-        keys.extend(groups.into_iter().chain(published).map(WorkKey::Group));
+        keys.extend(workloads.into_iter().chain(published).map(WorkKey::Workload));
         keys
     }
 
     /// Adds the groups that objects of standalone proxies move to or from.
-    fn with_moves(&self, mut keys: BTreeSet<String>) -> BTreeSet<String> {
+    fn with_moves(&self, mut keys: BTreeSet<WorkloadKey>) -> BTreeSet<WorkloadKey> {
         let parents: Vec<_> = keys.iter().filter_map(|key| self.standalone_parent(key)).map(Parent::publisher).collect();
         let groups = parents.iter().filter_map(|publisher| self.claimant(publisher)).flat_map(|(id, object)| self.publishers(&id, object));
         keys.extend(groups.collect::<Vec<_>>());
@@ -77,10 +78,10 @@ impl ClusterCache {
     }
 
     /// Groups that a change concerns because of published names.
-    fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<String> {
+    fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let mut groups = self.publishers(id, object);
         if let Some(PublishRequest { wants: true, label, .. }) = self.publish_request(id, object) {
-            groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.group_of(other)));
+            groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.key_of(other)));
         }
         if role == WatchRole::Service {
             let users = self.indices.backend_users.get(id).into_iter().flatten();
@@ -89,12 +90,12 @@ impl ClusterCache {
         groups
     }
 
-    pub(super) fn groups_that(&self, is: impl Fn(&ProxyGroup) -> bool) -> BTreeSet<String> {
-        self.groups().filter(|(_, group)| is(group)).map(|(name, _)| name.clone()).collect()
+    pub(super) fn groups_that(&self, is: impl Fn(&ProxyGroup) -> bool) -> BTreeSet<WorkloadKey> {
+        self.groups().filter(|(_, group)| is(group)).map(|(name, _)| WorkloadKey::of_group(name)).collect()
     }
 
     pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {
-        self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Group).collect()
+        self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Workload).collect()
     }
 }
 

@@ -19,11 +19,10 @@ use crate::model::controller::kinds::proxyclass;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::identity::DeviceId;
-use crate::model::controller::workload::key;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::naming;
 use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
-use crate::model::controller::workload::objects::{Kind, ObjectRef, group_of};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     Approved, Class, ControlPlaneError, Observed, PublishInputs, ServiceList, TailnetState,
@@ -42,19 +41,19 @@ pub struct ControlPlaneView {
 }
 
 impl ClusterCache {
-    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
+    pub fn observe(&self, key: &WorkloadKey, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
-        let parent = self.standalone_parent(name);
+        let parent = self.standalone_parent(key);
         let group = match parent {
             Some(parent) => Some(Arc::new(requests::as_group(parent, &settings.standalone_tenants))),
-            None => self.group(name),
+            None => key.group().and_then(|name| self.group(name)),
         };
         let class = match parent {
             Some(parent) => requests::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
         };
         let class = class.map_or(Class::None, |name| self.class_state(name));
-        let workload = self.workload(name);
+        let workload = self.workload(key);
         let namespaces = match parent.and_then(|parent| parent.metadata().namespace.as_ref()) {
             _ if !group.as_deref().is_some_and(has_tenants) => OrdMap::new(),
             Some(own) => {
@@ -62,11 +61,11 @@ impl ClusterCache {
             }
             None => self.indices.namespaces.clone(),
         };
-        let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
-        let (replicas, waiting) = self.with_waiting(name, &workload);
+        let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
+        let (replicas, waiting) = self.with_waiting(key, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
-            name: name.to_owned(),
+            key: key.clone(),
             now,
             group,
             class,
@@ -74,14 +73,14 @@ impl ClusterCache {
             replicas,
             waiting,
             workload,
-            owned: self.with_shared(self.owned(name), name, &settings.namespace),
-            slices: self.indices.groups.get(name).map(|members| members.slices.clone()).unwrap_or_default(),
-            services: self.services(name),
+            owned: self.with_shared(self.owned(key), key, &settings.namespace),
+            slices: self.indices.workloads.get(key).map(|members| members.slices.clone()).unwrap_or_default(),
+            services: self.services(key),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
             names_before,
-            node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
+            node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
+            publish: PublishInputs { listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
@@ -143,7 +142,7 @@ impl ClusterCache {
     }
 
     /// Groups and standalone Services and Ingresses that use a class.
-    pub fn users_of_class(&self, name: &str) -> Vec<String> {
+    pub fn users_of_class(&self, name: &str) -> Vec<WorkloadKey> {
         let default = self.default_class.as_deref();
         let uses = |parent: Parent<'_>| {
             let is_standalone = match parent {
@@ -157,7 +156,7 @@ impl ClusterCache {
     }
 
     /// Groups of a Tailnet; with `None`, groups that name no Tailnet, and standalone proxies.
-    pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
+    pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<WorkloadKey> {
         let services = self.standalone_keys().filter(|_| name.is_none()).cloned();
         self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().chain(services).collect()
     }
@@ -181,9 +180,10 @@ impl ClusterCache {
     /// Every key with something to reconcile: existing groups, groups with leftovers, classes and Tailnets.
     pub fn all(&self) -> BTreeSet<WorkKey> {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
-        let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
+        let groups = names(WatchRole::Group).map(WorkloadKey::ProxyGroup);
+        let workloads = groups.chain(self.indices.workloads.keys().cloned()).map(WorkKey::Workload);
         let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
-        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
+        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.
@@ -195,20 +195,20 @@ impl ClusterCache {
         }
     }
 
-    pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let mut owned = self.indices.groups.get(group).map(|members| members.owned.clone()).unwrap_or_default();
-        for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
+    pub(super) fn owned(&self, key: &WorkloadKey) -> OrdMap<ObjectRef, Arc<Value>> {
+        let mut owned = self.indices.workloads.get(key).map(|members| members.owned.clone()).unwrap_or_default();
+        for (object, (value, _)) in self.foreign.get(key).into_iter().flatten() {
             owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
         }
         owned
     }
 
     /// Adds objects that no single group owns: the Secret of the ACME accounts, and certificates of names requested from the group.
-    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, key: &WorkloadKey, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
-        for label in self.requested_labels(group) {
+        for label in self.requested_labels(key) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
             let same = same.filter_map(|(id, stored)| Some((id, stored.object.owned()?)));
@@ -219,24 +219,26 @@ impl ClusterCache {
         owned
     }
 
-    pub(super) fn replicas(&self, group: &str, workload: &str) -> BTreeMap<u32, ObservedReplica> {
-        let all = self.indices.groups.get(group).into_iter().flat_map(|members| &members.replicas);
+    pub(super) fn replicas(&self, key: &WorkloadKey, workload: &str) -> BTreeMap<u32, ObservedReplica> {
+        let all = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.replicas);
         all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
     }
 
     /// Replicas of a workload, and the Pod of a standalone proxy that waits to take over.
-    pub(super) fn with_waiting(&self, name: &str, workload: &str) -> (BTreeMap<u32, ObservedReplica>, Option<Arc<Pod>>) {
-        let mut replicas = self.replicas(name, workload);
-        let second = key::parse_key(name).and_then(|_| self.replicas(name, &naming::standby_name(workload)).remove(&0));
+    pub(super) fn with_waiting(&self, key: &WorkloadKey, workload: &str) -> (BTreeMap<u32, ObservedReplica>, Option<Arc<Pod>>) {
+        let mut replicas = self.replicas(key, workload);
+        let second = key.is_standalone().then(|| self.replicas(key, &naming::standby_name(workload)).remove(&0)).flatten();
         let waiting = second.and_then(|second| replicas.entry(0).or_default().choose(second.pod?));
         (replicas, waiting)
     }
 
     /// Name of a group's workload, or of a standalone proxy.
-    pub(super) fn workload(&self, key: &str) -> String {
-        let Some(Publisher { name, .. }) = key::parse_key(key) else { return key.to_owned() };
-        let name = &*name;
-        let members = self.indices.groups.get(key);
+    pub(super) fn workload(&self, key: &WorkloadKey) -> String {
+        let name = key.name();
+        if !key.is_standalone() {
+            return name.to_owned();
+        }
+        let members = self.indices.workloads.get(key);
         let owned = members.into_iter().flat_map(|members| &members.owned);
         let is_named = |object: &ObjectRef, value: &Value| {
             (object.kind == Kind::StatefulSet && value["metadata"]["labels"][names::STANDBY].is_null())
@@ -250,8 +252,8 @@ impl ClusterCache {
     }
 
     /// The Service or Ingress of a key of a standalone proxy.
-    pub(super) fn standalone_parent(&self, key: &str) -> Option<Parent<'_>> {
-        let Publisher { source, namespace, name } = key::parse_key(key)?;
+    pub(super) fn standalone_parent(&self, key: &WorkloadKey) -> Option<Parent<'_>> {
+        let Publisher { source, namespace, name } = key.publisher()?;
         match self.one(publishers::role(source), &(namespace, name))? {
             CachedObject::Service(service) => Some(Parent::Service(service)),
             CachedObject::Ingress(ingress) => Some(Parent::Ingress(ingress)),
@@ -259,46 +261,48 @@ impl ClusterCache {
         }
     }
 
-    pub(super) fn standalone_ingress(&self, key: &str) -> bool {
+    pub(super) fn standalone_ingress(&self, key: &WorkloadKey) -> bool {
         matches!(self.standalone_parent(key), Some(Parent::Ingress(_)))
     }
 
     /// Keys of standalone Services and Ingresses, and of those that are being released.
-    pub(super) fn standalone_keys(&self) -> impl Iterator<Item = &String> {
-        self.indices.groups.keys().filter(|key| key::parse_key(key).is_some())
+    pub(super) fn standalone_keys(&self) -> impl Iterator<Item = &WorkloadKey> {
+        self.indices.workloads.keys().filter(|key| key.is_standalone())
     }
 
     /// Keys of a namespace among them.
-    pub(super) fn standalone_keys_in(&self, namespace: &str) -> impl Iterator<Item = &String> {
-        let prefixes = [PublishSource::Service, PublishSource::Ingress]
-            .map(|source| key::key(&Publisher { source, namespace: namespace.to_owned(), name: String::new() }));
-        let all = prefixes.into_iter().flat_map(|prefix| {
-            self.indices.groups.range(prefix.clone()..).map(|(key, _)| key).take_while(move |key| key.starts_with(&prefix))
+    pub(super) fn standalone_keys_in(&self, namespace: &str) -> impl Iterator<Item = &WorkloadKey> {
+        let first = [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, namespace, ""));
+        let all = first.into_iter().flat_map(|first| {
+            let kind = first.kind();
+            self.indices.workloads.range(first..).map(|(key, _)| key).take_while(move |key| key.kind() == kind)
         });
-        all.filter(move |key| key::parse_key(key).is_some_and(|parent| parent.namespace == namespace))
+        // Keys of a kind are sorted by namespace.
+        let namespace = namespace.to_owned();
+        all.filter(move |key| key.namespace() == namespace)
     }
 
     /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier; 0 for an object that has one, which
     /// is not limited.
-    fn names_before(&self, key: &str) -> usize {
-        let has_proxy = |key: &str| {
-            let owned = self.indices.groups.get(key).map(|members| &members.owned);
+    fn names_before(&self, key: &WorkloadKey) -> usize {
+        let has_proxy = |key: &WorkloadKey| {
+            let owned = self.indices.workloads.get(key).map(|members| &members.owned);
             owned.is_some_and(|owned| owned.keys().any(|object| object.kind == Kind::StatefulSet))
         };
         if has_proxy(key) {
             return 0;
         }
         let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
-        let rank = |key: &str| {
-            let publisher = key::parse_key(key)?;
+        let rank = |key: &WorkloadKey| {
+            let publisher = key.publisher()?;
             Some((self.created(&publisher)?, publisher))
         };
-        let requests = |key: &String| match self.standalone_parent(key) {
+        let requests = |key: &WorkloadKey| match self.standalone_parent(key) {
             Some(Parent::Service(service)) => self.assignment.is_standalone(service),
             Some(Parent::Ingress(ingress)) => self.assignment.is_standalone_ingress(ingress),
             None => false,
         };
-        let before = |other: &&String| *other != key && (has_proxy(other) || (requests(other) && rank(other) < rank(key)));
+        let before = |other: &&WorkloadKey| *other != key && (has_proxy(other) || (requests(other) && rank(other) < rank(key)));
         self.standalone_keys_in(&own.namespace).filter(before).count()
     }
 
@@ -311,8 +315,8 @@ impl ClusterCache {
     pub fn lost_replicas(&self) -> BTreeMap<String, usize> {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
-            let group = pod.metadata.labels.as_ref().and_then(group_of);
-            if let Some(group) = group.filter(|group| key::parse_key(group).is_none()) {
+            let key = pod.metadata.labels.as_ref().and_then(workload_of);
+            if let Some(WorkloadKey::ProxyGroup(group)) = key {
                 *lost.entry(group).or_default() += usize::from(is_lost(pod));
             }
         }
@@ -323,14 +327,14 @@ impl ClusterCache {
         self.objects(WatchRole::Pod).filter_map(|(_, object)| if let CachedObject::Pod(pod) = object { Some(pod) } else { None })
     }
 
-    pub(super) fn services(&self, group: &str) -> OrdMap<Id, Arc<Service>> {
-        self.indices.groups.get(group).map(|members| members.services.clone()).unwrap_or_default()
+    pub(super) fn services(&self, key: &WorkloadKey) -> OrdMap<Id, Arc<Service>> {
+        self.indices.workloads.get(key).map(|members| members.services.clone()).unwrap_or_default()
     }
 
     /// Node ports of other groups' Services, and rejected ones.
-    fn node_ports(&self, group: &str) -> BTreeSet<u16> {
+    fn node_ports(&self, key: &WorkloadKey) -> BTreeSet<u16> {
         let services = self.objects(WatchRole::Owned(Kind::Service)).filter_map(|(_, object)| object.owned());
-        let others = services.filter(|service| service["metadata"]["labels"][names::PARENT] != group);
+        let others = services.filter(|service| service["metadata"]["labels"][names::PARENT] != key.name());
         let ports = others.flat_map(|service| service["spec"]["ports"].as_array().into_iter().flatten());
         let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
         node_ports.chain(self.refused_ports.keys().copied()).collect()

@@ -16,12 +16,12 @@ use crate::model::controller::ingress::spec::{has_conditions, service_name};
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{ingress_label, service_label};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{NameConflict, PublishInputs};
-use crate::model::controller::workload::{finalizers, key};
 
 pub(super) fn of(origin: &Origin) -> Option<Publisher> {
     let source = [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| source.kind() == origin.kind)?;
@@ -39,7 +39,7 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
 pub(super) struct PublishRequest {
     pub(super) claimant: Publisher,
     /// The assigned group; while that is undecided, the group whose config has the object. Of a standalone Ingress its key.
-    pub(super) group: Option<String>,
+    pub(super) key: Option<WorkloadKey>,
     /// Whether it requests a name, also while its group is undecided.
     pub(super) wants: bool,
     /// Whether its `IngressClass` names no usable group.
@@ -58,36 +58,36 @@ impl ClusterCache {
         let claimant = Publisher { source, namespace: id.0.clone(), name: id.1.clone() };
         let recorded = || self.indices.recorded.get(&claimant)?.first().cloned();
         let standalone = matches!(object, CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress));
-        let group = match assignment.group() {
-            _ if standalone => Some(key::key(&claimant)),
+        let key = match assignment.group() {
+            _ if standalone => Some(WorkloadKey::from(&claimant)),
             None if assignment.is_undecided() => recorded(),
-            assigned => assigned.map(str::to_owned),
+            assigned => assigned.map(WorkloadKey::of_group),
         };
-        let (wants, faulty) = (group.is_some() || assignment.is_undecided(), matches!(assignment, GroupAssignment::Unusable(_)));
-        Some(PublishRequest { claimant, group, wants, faulty, label })
+        let (wants, faulty) = (key.is_some() || assignment.is_undecided(), matches!(assignment, GroupAssignment::Unusable(_)));
+        Some(PublishRequest { claimant, key, wants, faulty, label })
     }
 
     /// Groups that an object concerns by its current or earlier request. The empty name means no group.
-    pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
+    pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let Some((request, metadata)) = self.publish_request(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
-        let PublishRequest { claimant, group, faulty, .. } = request;
+        let PublishRequest { claimant, key, faulty, .. } = request;
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
-        let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
+        let mut keys: BTreeSet<WorkloadKey> = key.into_iter().chain(recorded).collect();
         // The proxy of an Ingress outlives the request.
         let proxied = claimant.source == PublishSource::Ingress && finalizers::has(metadata, names::FINALIZER);
-        groups.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| key::key(&claimant)));
+        keys.extend((proxied && self.assignment.standalone.has(&id.0)).then(|| WorkloadKey::from(&claimant)));
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
         // A proxy of its own does not remove the finalizer of a group.
-        let is_orphan = finalized && groups.iter().all(|group| key::parse_key(group).is_some());
+        let is_orphan = finalized && keys.iter().all(WorkloadKey::is_standalone);
         let has_conditions = || matches!(object, CachedObject::Service(service) if has_conditions(service));
-        if is_orphan || (groups.is_empty() && (faulty || has_conditions())) {
-            groups.insert(String::new());
+        if is_orphan || (keys.is_empty() && (faulty || has_conditions())) {
+            keys.insert(WorkloadKey::of_group(""));
         }
-        groups
+        keys
     }
 
-    pub(super) fn publishing(&self, group: &str, namespace: &str) -> PublishInputs {
-        let members = self.indices.groups.get(group);
+    pub(super) fn publishing(&self, key: &WorkloadKey, namespace: &str) -> PublishInputs {
+        let members = self.indices.workloads.get(key);
         let ingresses = members.map(|members| members.ingresses.clone()).unwrap_or_default();
         let named =
             ingresses.iter().flat_map(|((namespace, _), ingress)| backends(ingress).map(move |name| (namespace.clone(), name.to_owned())));
@@ -95,32 +95,32 @@ impl ClusterCache {
         let found = |id: Id| Some((self.one(WatchRole::Service, &id)?.as_backend()?, id));
         let backends = named.into_iter().filter_map(found).map(|(service, id)| (id, service)).collect();
         // Services of an egress group, possibly very many, request nothing.
-        let services = self.services(group);
+        let services = self.services(key);
         let asking = || services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
         let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
-        let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(group));
+        let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(key.group_name()));
         let origins = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
         let origins = origins.unwrap_or_default();
         let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
         let labels: BTreeSet<String> = labels.chain(asking().map(|(_, service)| service_label(service))).chain(recorded).collect();
-        let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
+        let rivals = labels.iter().map(|label| (service_name(label), self.rivals(key, label)));
         let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
         let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
         let requests = ingresses.iter().map(|(id, ingress)| (service_name(&ingress_label(ingress)), publisher(PublishSource::Ingress, id)));
         let requests = requests
             .chain(asking().map(|(id, service)| (service_name(&service_label(service)), publisher(PublishSource::Service, id))))
             .chain(origins.iter().filter_map(|(name, origin)| Some((name.clone(), of(origin)?))));
-        for (name, claimant) in requests.chain(self.certified(group)).collect::<BTreeSet<_>>() {
-            if let Some(conflict) = self.proxy(group, &claimant) {
+        for (name, claimant) in requests.chain(self.certified(key)).collect::<BTreeSet<_>>() {
+            if let Some(conflict) = self.proxy(key, &claimant) {
                 rivals.entry(name).or_default().push(conflict);
             }
         }
         PublishInputs {
             class_fault: self.class_fault(),
             ingresses,
-            certificates: self.own_certificates(group),
-            reserved: self.reserved_certificates(group),
+            certificates: self.own_certificates(key),
+            reserved: self.reserved_certificates(key),
             backends,
             backed,
             rivals,
@@ -130,21 +130,21 @@ impl ClusterCache {
     }
 
     /// The proxy that an object of a group has or gets.
-    fn proxy(&self, group: &str, claimant: &Publisher) -> Option<NameConflict> {
-        let key = key::key(claimant);
-        self.indices.groups.get(&key).filter(|_| key != group)?;
+    fn proxy(&self, of: &WorkloadKey, claimant: &Publisher) -> Option<NameConflict> {
+        let key = WorkloadKey::from(claimant);
+        self.indices.workloads.get(&key).filter(|_| key != *of)?;
         let (mut replicas, _) = self.with_waiting(&key, &self.workload(&key));
         let (parent, created) = (self.standalone_parent(&key)?, self.created(claimant)?);
         let conflict = proxy_conflict(parent, created, &self.assignment, replicas.remove(&0).as_ref())?;
         // The proxy's name is in the default tailnet.
-        let is_same = self.group(group).is_some_and(|group| group.spec.tailnet.is_none());
+        let is_same = of.group().and_then(|name| self.group(name)).is_some_and(|group| group.spec.tailnet.is_none());
         Some(NameConflict { is_device: conflict.is_device && is_same, ..conflict })
     }
 
     /// Names of a group's certificates, each with the Ingress that requests the name.
-    fn certified(&self, group: &str) -> impl Iterator<Item = (String, Publisher)> {
+    fn certified(&self, key: &WorkloadKey) -> impl Iterator<Item = (String, Publisher)> {
         let from = ObjectRef::new(Kind::Secret, "", "");
-        let owned = self.indices.groups.get(group).into_iter().flat_map(move |members| members.owned.range(from.clone()..));
+        let owned = self.indices.workloads.get(key).into_iter().flat_map(move |members| members.owned.range(from.clone()..));
         owned.take_while(|(object, _)| object.kind == Kind::Secret).filter_map(|(_, secret)| {
             let label = |key: &str| secret["metadata"]["labels"][key].as_str().map(str::to_owned);
             let (namespace, name) = (label(names::PARENT_NAMESPACE)?, label(names::PARENT)?);
@@ -156,32 +156,32 @@ impl ClusterCache {
     }
 
     /// Groups with an Ingress that names this Secret as a certificate.
-    pub(super) fn showing(&self, secret: &str) -> BTreeSet<String> {
+    pub(super) fn showing(&self, secret: &str) -> BTreeSet<WorkloadKey> {
         let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
-        let groups = self.indices.groups.iter().filter(|(_, members)| members.ingresses.values().any(shown));
+        let groups = self.indices.workloads.iter().filter(|(_, members)| members.ingresses.values().any(shown));
         groups.map(|(group, _)| group.clone()).collect()
     }
 
     /// Labels that Ingresses request from a group.
-    pub(super) fn requested_labels(&self, group: &str) -> impl Iterator<Item = String> {
-        let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| &members.ingresses);
+    pub(super) fn requested_labels(&self, key: &WorkloadKey) -> impl Iterator<Item = String> {
+        let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.ingresses);
         ingresses.map(|(_, ingress)| ingress_label(ingress))
     }
 
-    fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
-        let tailnet = |name: &str| self.group(name).map(|group| group.spec.tailnet.clone());
-        let own = tailnet(group);
+    fn rivals(&self, of: &WorkloadKey, label: &str) -> Vec<NameConflict> {
+        let tailnet = |key: &WorkloadKey| self.group(key.group()?).map(|group| group.spec.tailnet.clone());
+        let own = tailnet(of);
         let others = self.indices.wanted.get(label).into_iter().flatten();
         let rival = |claimant: &Publisher| {
-            let other = self.group_of(claimant).filter(|other| other != group)?;
+            let other = self.key_of(claimant).filter(|other| other != of)?;
             let theirs = tailnet(&other)?;
             let created = self.created(claimant)?;
             if own.as_ref().is_some_and(|own| *own != theirs) {
                 return None;
             }
             let name = service_name(label);
-            let serving = self.replicas(&other, &other).values().any(|replica| serves(replica, &name));
-            Some(NameConflict { claimant: claimant.clone(), group: other, created, serving, is_device: false })
+            let serving = self.replicas(&other, other.name()).values().any(|replica| serves(replica, &name));
+            Some(NameConflict { claimant: claimant.clone(), key: other, created, serving, is_device: false })
         };
         others.filter_map(rival).collect()
     }
@@ -198,13 +198,13 @@ impl ClusterCache {
         self.one(role(claimant.source), &id).map(|object| (id, object))
     }
 
-    pub(super) fn group_of(&self, claimant: &Publisher) -> Option<String> {
+    pub(super) fn key_of(&self, claimant: &Publisher) -> Option<WorkloadKey> {
         let (id, object) = self.claimant(claimant)?;
-        self.publish_request(&id, object)?.group
+        self.publish_request(&id, object)?.key
     }
 
-    pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<String> {
-        self.publish_request(id, self.one(role(source), id)?)?.group
+    pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<WorkloadKey> {
+        self.publish_request(id, self.one(role(source), id)?)?.key
     }
 
     /// Fault of our `IngressClass`, if any.

@@ -31,8 +31,8 @@ fn child(name: &str, version: u64, parent: &str, group: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "ts", "uid": name, "resourceVersion": version.to_string(), "labels": labels}})
 }
 
-fn groups_of(keys: &BTreeSet<WorkKey>) -> Vec<&str> {
-    keys.iter().filter(|key| matches!(key, WorkKey::Group(_))).map(WorkKey::name).collect()
+fn groups_of(keys: &BTreeSet<WorkKey>) -> Vec<String> {
+    keys.iter().filter(|key| matches!(key, WorkKey::Workload(_))).map(WorkKey::name).collect()
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn standalone_service_is_observed_while_it_has_objects() {
     let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Everywhere);
     let keys = world.put(WatchRole::Service, service("s", 1, None));
     assert_eq!(groups_of(&keys), ["u/s"]);
-    assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s"]);
-    assert_eq!((world.users_of_tailnet(None), WorkKey::Group("u/s".into()).kind()), (vec!["u/s".to_owned()], "Service"));
-    assert!(world.workload("u/s").starts_with("ts-s-"), "a new name");
+    assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s".into()]);
+    assert_eq!((world.users_of_tailnet(None), WorkKey::Workload("u/s".into()).kind()), (vec!["u/s".into()], "Service"));
+    assert!(world.workload(&"u/s".into()).starts_with("ts-s-"), "a new name");
     let own = |kind: &str, name: &str| {
         let mut object = child(name, 2, "s", "");
         object["metadata"]["labels"].as_object_mut().expect("labels").remove("tailscale.com/proxy-group");
@@ -87,19 +87,19 @@ fn standalone_service_is_observed_while_it_has_objects() {
         object
     };
     assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
-    assert_eq!(world.workload("u/s"), "ts-s-bbbbb");
+    assert_eq!(world.workload(&"u/s".into()), "ts-s-bbbbb");
     assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), ["u/s"]);
-    assert_eq!(world.workload("u/s"), "ts-s-ccccc", "the one with a device");
-    assert_eq!(world.replicas("u/s", "ts-s-ccccc").len(), 1);
+    assert_eq!(world.workload(&"u/s".into()), "ts-s-ccccc", "the one with a device");
+    assert_eq!(world.replicas(&"u/s".into(), "ts-s-ccccc").len(), 1);
 
     let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
     assert_eq!(groups_of(&world.put(WatchRole::Service, plain.clone())), ["u/s"]);
-    assert_eq!(world.services("u/s").len(), 1, "it is released first");
+    assert_eq!(world.services(&"u/s".into()).len(), 1, "it is released first");
     for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0")] {
         world.gone(WatchRole::Owned(kind), &own("", name));
     }
-    assert_eq!(world.services("u/s").len(), 0);
-    assert!(world.replicas("u/s", "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
+    assert_eq!(world.services(&"u/s".into()).len(), 0);
+    assert!(world.replicas(&"u/s".into(), "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
 }
 
 #[test]
@@ -127,13 +127,13 @@ fn pass_sees_the_objects_of_its_group() {
     for name in ["g-0", "g-0-config", "g-11", "g-x"] {
         world.put(WatchRole::Owned(Kind::Secret), secret(name));
     }
-    let replicas = world.replicas("g", "g");
+    let replicas = world.replicas(&"g".into(), "g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
     assert!(replicas[&0].state.is_some() && replicas[&0].config.is_some() && replicas[&11].config.is_none());
-    assert_eq!(world.owned("g").len(), 5);
-    assert_eq!(world.services("g").len(), 1, "its child is ours");
+    assert_eq!(world.owned(&"g".into()).len(), 5);
+    assert_eq!(world.services(&"g".into()).len(), 1, "its child is ours");
     let all: Vec<_> = world.all().into_iter().collect();
-    assert_eq!(all, [WorkKey::Group("g".into()), WorkKey::Group("other".into()), WorkKey::DefaultControlPlane]);
+    assert_eq!(all, [WorkKey::Workload("g".into()), WorkKey::Workload("other".into()), WorkKey::DefaultControlPlane]);
 }
 
 #[test]
@@ -193,10 +193,10 @@ fn deleted_object_is_removed_unless_it_has_finalizers() {
 fn foreign_object_is_remembered_for_some_time() {
     let mut world = world();
     let (object, now) = (ObjectRef::new(Kind::Secret, "ts", "g-0"), Instant::now());
-    world.found("g", object.clone(), json!({"metadata": {"name": "g-0"}}), now);
-    assert!(world.forget_foreign("g", now) && world.owned("g").contains_key(&object));
-    assert!(!world.forget_foreign("g", now + FOREIGN));
-    assert!(world.owned("g").is_empty());
+    world.found(&"g".into(), object.clone(), json!({"metadata": {"name": "g-0"}}), now);
+    assert!(world.forget_foreign(&"g".into(), now) && world.owned(&"g".into()).contains_key(&object));
+    assert!(!world.forget_foreign(&"g".into(), now + FOREIGN));
+    assert!(world.owned(&"g".into()).is_empty());
 }
 
 #[test]
@@ -243,22 +243,23 @@ fn slice_events_matter_while_a_slice_is_managed_by_us() {
         let metadata = json!({"name": name, "namespace": "ts", "resourceVersion": version.to_string(), "labels": labels});
         json!({"metadata": metadata, "addressType": "IPv4", "endpoints": [{"conditions": {"ready": ready}}]})
     };
-    let ready =
-        |world: &ClusterCache| world.indices.groups.get("g").map(|group| group.slices.get("c").is_some_and(|slices| slices[0].ready));
+    let ready = |world: &ClusterCache| {
+        world.indices.workloads.get(&"g".into()).map(|group| group.slices.get("c").is_some_and(|slices| slices[0].ready))
+    };
     let (theirs, own) = ("tailscale.com", "endpointslice-controller.k8s.io");
     let mut world = ClusterCache::new(None, [role]);
-    assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned("g").is_empty());
+    assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned(&"g".into()).is_empty());
     assert_eq!(ready(&world), Some(false));
     let mut desired = slice("c-ipv4", 0, own, true);
     assert!(world.has_slice_like(&desired));
     desired["addressType"] = json!("IPv6");
     assert!(!world.has_slice_like(&desired));
     assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
-    assert_eq!(world.owned("g").len(), 1);
+    assert_eq!(world.owned(&"g".into()).len(), 1);
     assert_eq!(groups_of(&world.put(role, slice("own", 3, own, true))), ["g"]);
     assert_eq!(ready(&world), Some(true));
     assert_eq!(groups_of(&world.gone(role, &slice("old", 4, theirs, true))), ["g"]);
-    assert!(world.owned("g").is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
+    assert!(world.owned(&"g".into()).is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
     world.gone(role, &slice("own", 6, own, false));
     assert_eq!(ready(&world), None);
 }
@@ -294,8 +295,8 @@ fn class(version: u64, parameters: Value) -> Value {
 
 /// Groups that see the Service, and groups that see the Ingress.
 fn members(world: &ClusterCache) -> (Vec<&str>, Vec<&str>) {
-    let of = |has: &dyn Fn(&index::GroupObjects) -> bool| {
-        world.indices.groups.iter().filter(|(_, group)| has(group)).map(|(name, _)| name.as_str()).collect()
+    let of = |has: &dyn Fn(&index::WorkloadObjects) -> bool| {
+        world.indices.workloads.iter().filter(|(_, group)| has(group)).map(|(key, _)| key.name()).collect()
     };
     (of(&|group| !group.services.is_empty()), of(&|group| !group.ingresses.is_empty()))
 }
@@ -328,7 +329,7 @@ fn class_parameters_move_ingresses() {
     assert_eq!(members(&world).1, ["i"]);
     let wrong = json!({"apiGroup": "v1", "kind": "ConfigMap", "name": "i"});
     let keys = world.put(WatchRole::IngressClass, class(3, wrong));
-    assert!(keys.contains(&WorkKey::Group(String::new())), "it is reported: {keys:?}");
+    assert!(keys.contains(&WorkKey::Workload("".into())), "it is reported: {keys:?}");
     assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![""], 1));
     world.put(WatchRole::IngressClass, class(4, json!(null)));
     assert_eq!(members(&world).1, ["i"], "by default");
@@ -350,7 +351,7 @@ fn ingress_of_a_missing_class_stays_in_the_group_that_has_it() {
     world.put(WatchRole::Owned(Kind::ConfigMap), config);
     world.gone(WatchRole::IngressClass, &class(2, json!(null)));
     assert_eq!(members(&world).1, ["i"]);
-    assert_eq!(world.publisher(PublishSource::Ingress, &("u".into(), "a".into())).as_deref(), Some("i"));
+    assert_eq!(world.publisher(PublishSource::Ingress, &("u".into(), "a".into())), Some("i".into()));
 }
 
 /// Objects of a random cache, each in one of four states; the last one is absence.

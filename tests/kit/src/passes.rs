@@ -14,6 +14,7 @@ use tailyard::model::controller::kinds::plan_with_memo;
 use tailyard::model::controller::policy::tenancy::DefaultTenancy;
 use tailyard::model::controller::workload::actions::{GroupPlan, ObjectUpdate};
 use tailyard::model::controller::workload::identity::DeviceId;
+use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::objects::Kind;
 use tailyard::model::controller::workload::objects::services::egress_config;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
@@ -105,7 +106,7 @@ impl IdleGroup {
 /// Nothing of a group.
 fn nothing() -> Observed {
     Observed {
-        name: "g".to_owned(),
+        key: WorkloadKey::of_group("g"),
         workload: "g".to_owned(),
         now: Timestamp::UNIX_EPOCH,
         settings: Arc::new(GroupSettings {

@@ -116,7 +116,7 @@ pub fn holds(status: &egress::EgressStatus, fingerprint: &str, key: &str, servic
 
 /// Time of the last change: creation of the StatefulSet or a Pod, or a change of readiness. `None` without a StatefulSet.
 fn still(observed: &Observed, wanted: u32) -> Option<Timestamp> {
-    let set = ObjectRef::new(Kind::StatefulSet, &observed.settings.namespace, observed.name.clone());
+    let set = ObjectRef::new(Kind::StatefulSet, &observed.settings.namespace, observed.workload.clone());
     let made = observed.owned.get(&set)?["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
     let pods = observed.replicas.range(..wanted).filter_map(|(_, replica)| readiness(replica.pod.as_deref()).1);
     pods.chain([made]).max()

@@ -71,7 +71,7 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
     }
     let mut others: BTreeMap<ServiceKey<'a>, ServiceClaim<'a>> = BTreeMap::new();
     for (object, value) in observed.of(Kind::Service).filter(|(_, value)| children.contains_key(&address(value))) {
-        let Some(record) = ChildRecord::read(value, &observed.name).filter(|_| !work::going(value)) else { continue };
+        let Some(record) = ChildRecord::read(value, observed.key.group_name()).filter(|_| !work::going(value)) else { continue };
         let key = record.parent;
         let claim = match claims.binary_search_by_key(&key, |claim| claim.key) {
             Ok(at) => &mut claims[at],
@@ -80,13 +80,13 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
                 ServiceClaim { name: plain(key), ..ServiceClaim::new(key, ServiceRole::Release, service) }
             }),
         };
-        claim.add(&observed.name, object, value, record);
+        claim.add(observed.key.group_name(), object, value, record);
     }
     if !others.is_empty() {
         claims.extend(others.into_values());
         claims.sort_by_key(|claim| claim.key);
     }
-    part(&mut claims, &observed.name);
+    part(&mut claims, observed.key.group_name());
     claims
 }
 
@@ -163,9 +163,9 @@ fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
 fn role(observed: &Observed, service: &Service) -> Option<ServiceRole> {
     let assigned = observed.assignment.egress(service).group();
     match (service.metadata.deletion_timestamp.is_some(), assigned) {
-        (false, Some(group)) if group == observed.name => Some(ServiceRole::Serve),
+        (false, Some(group)) if group == observed.key.group_name() => Some(ServiceRole::Serve),
         (false, Some(_)) => Some(ServiceRole::Moved),
-        (true, Some(group)) if group == observed.name => Some(ServiceRole::Release),
+        (true, Some(group)) if group == observed.key.group_name() => Some(ServiceRole::Release),
         _ => recorded(service).then_some(ServiceRole::Release),
     }
 }
@@ -195,8 +195,8 @@ pub(crate) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut M
     }
     let used = |port: u16| made.iter().any(|port_map| port_map.protocol == "TCP" && port_map.port == port);
     let health = health_port(claim.record.as_ref().and_then(|record| record.health), used);
-    let name = claim.record.as_ref().map_or_else(|| child_name(key.0, key.1, &observed.name), |record| record.name.to_owned());
-    let (namespace, group) = (observed.settings.namespace.clone(), observed.name.clone());
+    let name = claim.record.as_ref().map_or_else(|| child_name(key.0, key.1, observed.key.group_name()), |record| record.name.to_owned());
+    let (namespace, group) = (observed.settings.namespace.clone(), observed.key.group_name().to_owned());
     Some(ChildService { name, namespace, parent: (key.0.to_owned(), key.1.to_owned()), group, ports: made, health, health_target })
 }
 

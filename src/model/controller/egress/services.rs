@@ -3,6 +3,7 @@
 //! `externalName` points to a child only after every awaited replica has acknowledged the Service, and is never removed while it is
 //! served. Only the pass of the group that the Service names writes them.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use crate::model::controller::egress::memo::ServedService;
 use crate::model::controller::egress::validate::{annotation, dns_name};
-use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate, Subject};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
@@ -152,7 +153,7 @@ fn served(
     standing: &ReplicaAcks,
     waited: Duration,
 ) -> bool {
-    let group = work.observed.name.clone();
+    let group = work.observed.key.group_name().to_owned();
     let host = host(work, &child.name);
     let mut conditions = ConditionWriter::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
@@ -192,7 +193,7 @@ fn served(
 fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
     let mut conditions = ConditionWriter::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
-    let reason = format!("ConfigurationFailed:{}", record(service, &work.observed.name));
+    let reason = format!("ConfigurationFailed:{}", record(service, work.observed.key.group_name()));
     if conditions.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
         work.warn(subject(key), reason::CONFIGURATION_FAILED, message.to_owned());
     }
@@ -285,8 +286,8 @@ fn finalized(service: &Service, claim: &ServiceClaim<'_>) -> bool {
     claim.object.is_some() || finalizers::has(&service.metadata, names::FINALIZER)
 }
 
-fn subject(key: ServiceKey<'_>) -> Subject {
-    Subject::Service { namespace: key.0.to_owned(), name: key.1.to_owned() }
+fn subject((namespace, name): ServiceKey<'_>) -> WorkloadKey {
+    WorkloadKey::of_object(PublishSource::Service, namespace, name)
 }
 
 /// A port in the Tailscale operator's JSON field order: its hash must be equal.

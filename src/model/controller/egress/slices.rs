@@ -64,7 +64,7 @@ pub(crate) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
         }
     }
     // Of missing ones the newest first: Kubernetes' controller begins with the oldest. Of the others the one written longest ago.
-    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.group, &pods)).take(MAX_SLICE_WRITES).collect();
+    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.name, &pods)).take(MAX_SLICE_WRITES).collect();
 }
 
 /// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.

@@ -54,8 +54,8 @@ pub(crate) fn created(metadata: &ObjectMeta) -> i64 {
 
 /// All objects that are assigned to the group or have a record in it.
 pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
-    let group = &*observed.name;
-    let (rules, alone) = (&*observed.assignment, observed.is_standalone());
+    let group = observed.key.group_name();
+    let (rules, alone) = (&*observed.assignment, observed.key.is_standalone());
     let mut claims = Vec::new();
     let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
     for (name, origin) in &before.origins {
@@ -79,7 +79,7 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         }
         // While undecided it stays where it is; if that is nowhere, invalid parameters are reported to it.
         let stays = assignment.is_undecided() && !recorded.is_empty();
-        let reported = group.is_empty() && matches!(assignment, GroupAssignment::Unusable(_));
+        let reported = observed.key.group() == Some("") && matches!(assignment, GroupAssignment::Unusable(_));
         let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
         let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
         if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {

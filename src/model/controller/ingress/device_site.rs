@@ -10,6 +10,7 @@ use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_s
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
 use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -18,7 +19,7 @@ use crate::model::controller::workload::observed::TailnetState;
 /// Plans the names of a standalone Ingress. The error is reason and message of an Event; then everything stays as it is.
 pub(crate) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> Result<IngressPlan<'a>, (&'static str, String)> {
     let mut plan = IngressPlan::empty(work, shape);
-    let Some(claim) = plan.claims.iter().find(|claim| Some(&claim.claimant) == shape.owner.parent.as_ref()) else { return Ok(plan) };
+    let Some(claim) = plan.claims.iter().find(|claim| shape.owner.key == WorkloadKey::from(&claim.claimant)) else { return Ok(plan) };
     let domain = work.observed.replicas.get(&0).and_then(|replica| replica.device()?.domain.clone());
     let standing = standing(work, &plan);
     let device = device_name(work, &claim.label);

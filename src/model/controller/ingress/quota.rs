@@ -47,7 +47,7 @@ pub(crate) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &
     for name in by_age(plan).iter().filter(|name| !plan.recorded(name)).collect::<Vec<_>>() {
         let item = &plan.items[name];
         let namespace = item.claimant.namespace.clone();
-        let group = &shape.owner.group;
+        let group = &shape.owner.name;
         let Ok(allowance) = plan.tenancy.allowance(&namespace, TenancyScope::Group(group)) else { continue };
         let (names, ordered) = (used.entry(namespace.clone()).or_default(), orders.entry(namespace.clone()).or_default());
         let orders_one = issues(item) && work.owned(&certificate_ref(&shape.owner, &item.dns)).is_none();

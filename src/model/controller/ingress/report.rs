@@ -42,7 +42,7 @@ impl IngressPlan<'_> {
                 Some(item) => self.published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
                     // The proxy of an Ingress exists before its name.
-                    let remaining = work.observed.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
+                    let remaining = work.observed.key.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
                         account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
@@ -249,7 +249,7 @@ pub(crate) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refus
 
 /// Whether the other side has a part of an object that moves between a group and a proxy of its own: its address stays meanwhile.
 fn moves(work: &GroupPass<'_>, claim: &IngressClaim<'_>) -> bool {
-    let other = if work.observed.is_standalone() { claim.claimant.source.finalizer() } else { names::FINALIZER };
+    let other = if work.observed.key.is_standalone() { claim.claimant.source.finalizer() } else { names::FINALIZER };
     finalizers::has(claim.object.metadata(), other)
 }
 

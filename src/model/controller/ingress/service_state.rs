@@ -38,7 +38,7 @@ pub(crate) fn standing(
         return ServiceState::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
-    let (name, group) = (name.to_owned(), shape.owner.group.clone());
+    let (name, group) = (name.to_owned(), shape.owner.name.clone());
     let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
     // Replicas' configs only had names that were ours.
     let recorded = reported.contains(&desired.name);

@@ -22,7 +22,7 @@ impl IngressPlan<'_> {
         for namespace in &wanted {
             work.want(owner, endpoints(owner, namespace, true));
         }
-        let name = names::endpoints(&owner.group);
+        let name = names::endpoints(&owner.name);
         let bindings = work.observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|object| object.name == name);
         for object in bindings.filter(|object| !wanted.contains(&*object.namespace) && !served.contains(&*object.namespace)) {
             work.want(owner, endpoints(owner, &object.namespace, false));

@@ -13,7 +13,7 @@ use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subjec
 use crate::model::controller::kinds::standalone::handover::POLL_INTERVAL;
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
-use crate::model::controller::workload::actions::{ControlAction, Subject};
+use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
@@ -101,7 +101,7 @@ fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) 
 fn left_behind(work: &mut GroupPass<'_>, name: &str, why: &str) {
     let message =
         format!("The control plane still has Tailscale Service {name}: remove it there, or its part of this cluster. It was not, as {why}");
-    work.warn(Subject::Group, "TailscaleServiceOrphaned", message);
+    work.warn_workload("TailscaleServiceOrphaned", message);
 }
 
 /// Certificate Secrets of names that are no longer requested.
@@ -157,7 +157,7 @@ pub(crate) fn orphans(work: &mut GroupPass<'_>, fault: &str) {
 
 /// Reports the fault to objects of a group of another type.
 pub(crate) fn elsewhere(work: &mut GroupPass<'_>, fault: &str) {
-    let (observed, group) = (work.observed, &*work.observed.name);
+    let (observed, group) = (work.observed, work.observed.key.group_name());
     // Remembered Services are valid egress Services.
     let mut others = observed.services.values().filter(|service| work.memory.served(service).is_none());
     let asks = others.any(|service| observed.assignment.published(service).group() == Some(group));
@@ -172,7 +172,7 @@ fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bo
         if claim.ours {
             let refused = claim.asks.then(|| match claim.assignment {
                 GroupAssignment::Unusable(why) => Rejection::new(INVALID_CLASS, why.to_owned()),
-                assignment => Rejection::new(reason::PROXY_GROUP_NOT_READY, assignment.message(&work.observed.name, fault)),
+                assignment => Rejection::new(reason::PROXY_GROUP_NOT_READY, assignment.message(work.observed.key.group_name(), fault)),
             });
             let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);

@@ -14,6 +14,7 @@ use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
+use crate::model::controller::workload::key::WorkloadKey;
 
 /// Whether the current generation of a class is valid.
 pub fn is_ready(class: &ProxyClass) -> bool {
@@ -22,11 +23,11 @@ pub fn is_ready(class: &ProxyClass) -> bool {
     ready.any(|condition| condition.observed_generation == class.metadata.generation)
 }
 
-/// Validates a class against the others. `users` are the groups that use it: a class in use is not deleted.
+/// Validates a class against the others. `users` are the workloads that use it: a class in use is not deleted.
 pub fn validate(
     class: &ProxyClass,
     others: &[Arc<ProxyClass>],
-    users: &[String],
+    users: &[WorkloadKey],
     service_monitors: bool,
     now: Timestamp,
 ) -> Validation<ProxyClassStatus> {

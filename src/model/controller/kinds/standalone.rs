@@ -22,7 +22,6 @@ use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::requests::{Parent, requests};
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
-use crate::model::controller::workload::key::parse_key;
 use crate::model::controller::workload::objects::rbac::{endpoints, rbac};
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
 use crate::model::controller::workload::objects::standalone_service::{headless_service, selected_app};
@@ -40,8 +39,10 @@ const REMAINING: [Kind; 7] =
 pub(crate) fn plan(work: &mut GroupPass<'_>) {
     let observed = work.observed;
     let rules = &observed.assignment;
-    let is_served = |owner: &Owner| owner.parent.as_ref().is_some_and(|parent| rules.standalone.has(&parent.namespace));
-    let Some(owner) = owner(observed).filter(is_served) else { return };
+    if !rules.standalone.has(observed.key.namespace()) {
+        return;
+    }
+    let owner = owner(observed);
     let parent = observed.parent();
     match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
         Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
@@ -64,12 +65,12 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     work.pass
 }
 
-fn owner(observed: &Observed) -> Option<Owner> {
-    let (group, own) = (observed.workload.clone(), &observed.settings.namespace);
-    let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, group.clone()));
+fn owner(observed: &Observed) -> Owner {
+    let (name, own) = (observed.workload.clone(), &observed.settings.namespace);
+    let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, name.clone()));
     let uid = observed.parent().and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
     let app = set.and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
-    Some(Owner { group, uid, namespace: own.clone(), parent: Some(parse_key(&observed.name)?), app })
+    Owner { key: observed.key.clone(), name, uid, namespace: own.clone(), app }
 }
 
 /// Inputs of the objects of a proxy.
@@ -200,7 +201,7 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
         return;
     }
     let observed = work.observed;
-    let host = services::host(work, &owner.group);
+    let host = services::host(work, &owner.name);
     let moves = match parent {
         Some(Parent::Service(service)) if service.metadata.deletion_timestamp.is_none() => {
             Some(service).filter(|service| observed.assignment.egress(service).group().is_some())
@@ -232,7 +233,7 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
     // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
     let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
     let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
-    for object in own.iter().filter(|object| !several || object.name == owner.group) {
+    for object in own.iter().filter(|object| !several || object.name == owner.name) {
         if object.namespace == owner.namespace {
             work.delete(owner, object);
         } else if parent.is_some() {

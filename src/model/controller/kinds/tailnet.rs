@@ -15,6 +15,7 @@ use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::tailnet::supervise::Secret;
 
 /// Tailscale's control plane.
@@ -84,7 +85,7 @@ pub fn url(tailnet: &Tailnet) -> &str {
 }
 
 /// Plans finalizer and status. `users` are the groups that use it; they delay its deletion.
-pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> Validation<TailnetStatus> {
+pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[WorkloadKey], now: Timestamp) -> Validation<TailnetStatus> {
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let mut validation = Validation::default();
     if going && users.is_empty() {
@@ -103,6 +104,7 @@ pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[Strin
         ControlPlaneVerdict::Refused(why) => (ConditionStatus::False, reason::INVALID_OAUTH, why.clone()),
     };
     if going {
+        let users: Vec<_> = users.iter().map(WorkloadKey::name).collect();
         message = format!("{message}; it goes when these ProxyGroups are gone or have left it: {}", users.join(", "));
     }
     let mut conditions: Vec<Condition> = tailnet.status.clone().unwrap_or_default().conditions;
@@ -180,7 +182,7 @@ mod tests {
         let mut tailnet = tailnet();
         tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-        let validation = validate(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
+        let validation = validate(&tailnet, &WORKS, &[WorkloadKey::of_group("g")], Timestamp::UNIX_EPOCH);
         assert_eq!(validation.finalizers, None);
         assert!(validation.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
         let validation = validate(&tailnet, &ControlPlaneVerdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);

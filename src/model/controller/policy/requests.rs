@@ -13,7 +13,7 @@ use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType, Tailyard, Tenant};
 use crate::model::base::conditions;
 use crate::model::controller::policy::annotations::{annotation, is_true, text};
-use crate::model::controller::workload::key::{PublishSource, Publisher, key};
+use crate::model::controller::workload::key::{PublishSource, Publisher};
 
 /// An object that may have a standalone proxy.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +92,7 @@ pub fn as_group(parent: Parent<'_>, tenants: &[Tenant]) -> ProxyGroup {
     let (replicas, hostname_prefix) = (Some(1), Some(parent.label()));
     let spec = ProxyGroupSpec { type_, replicas, tags: tags(metadata), hostname_prefix, tailyard, ..ProxyGroupSpec::default() };
     let ObjectMeta { uid, deletion_timestamp, .. } = metadata.clone();
-    let name = Some(key(&parent.publisher()));
+    let name = metadata.name.clone();
     ProxyGroup { metadata: ObjectMeta { name, uid, deletion_timestamp, ..ObjectMeta::default() }, spec, status: None }
 }
 

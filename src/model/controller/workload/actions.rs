@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef};
@@ -174,17 +174,10 @@ impl GroupPlan {
     }
 }
 
-/// Object of an Event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    Group,
-    Service { namespace: String, name: String },
-    Ingress { namespace: String, name: String },
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    pub subject: Subject,
+    /// Object of the Event.
+    pub subject: WorkloadKey,
     pub warning: bool,
     /// Reason, from a closed set.
     pub reason: &'static str,
@@ -221,15 +214,5 @@ impl ConfigDraft {
     /// The Secret with a device record and without auth key.
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
         ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
-    }
-}
-
-impl From<&Publisher> for Subject {
-    fn from(claimant: &Publisher) -> Self {
-        let Publisher { source, namespace, name } = claimant.clone();
-        match source {
-            PublishSource::Ingress => Self::Ingress { namespace, name },
-            PublishSource::Service => Self::Service { namespace, name },
-        }
     }
 }

@@ -11,8 +11,8 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::egress::memo::Memory;
-use crate::model::controller::workload::actions::{Delete, GroupPlan, Notice, Subject};
-use crate::model::controller::workload::key;
+use crate::model::controller::workload::actions::{Delete, GroupPlan, Notice};
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef, Owner, applied};
 use crate::model::controller::workload::observed::{ControlPlaneError, Observed};
 use crate::model::controller::workload::readiness::elapsed;
@@ -43,7 +43,7 @@ pub(crate) struct GroupPass<'a> {
 impl<'a> GroupPass<'a> {
     pub(crate) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
         memory.summary = None;
-        memory.assign(&observed.name, &observed.assignment);
+        memory.assign(observed.key.group_name(), &observed.assignment);
         Self { observed, memory, pass: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
     }
 
@@ -109,7 +109,12 @@ impl<'a> GroupPass<'a> {
         self.faults.push(GroupFault { reason, message });
     }
 
-    pub(crate) fn warn(&mut self, subject: Subject, reason: &'static str, message: String) {
+    /// Emits a warning about the workload's own object.
+    pub(crate) fn warn_workload(&mut self, reason: &'static str, message: String) {
+        self.warn(self.observed.key.clone(), reason, message);
+    }
+
+    pub(crate) fn warn(&mut self, subject: WorkloadKey, reason: &'static str, message: String) {
         self.pass.events.push(Notice { subject, warning: true, reason, message });
     }
 }
@@ -149,24 +154,22 @@ pub(crate) fn whose(owner: &Owner, existing: &Value) -> Ownership {
 }
 
 fn in_the_way(owner: &Owner, object: &ObjectRef) -> GroupFault {
-    let message = match &owner.parent {
-        None => format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name."),
-        Some(parent) => format!("{object} is in the way: it was not made for this {}. Delete it.", parent.source.kind()),
-    };
+    let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
+    let message = format!("{object} is in the way: it was not made for this {}. {end}", owner.key.kind());
     GroupFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
     let label = |key: &str| labels.get(key).and_then(Value::as_str);
-    if let Some(parent) = &owner.parent {
-        return label(names::MANAGED) == Some("true") && key::key_of(label) == Some(key::key(parent));
+    if owner.key.is_standalone() {
+        return label(names::MANAGED) == Some("true") && WorkloadKey::of_object_labels(label).as_ref() == Some(&owner.key);
     }
     label(names::MANAGED) == Some("true")
         && match label(names::PARENT_TYPE) {
-            Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.group),
-            Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.group),
+            Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.name),
+            Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.name),
             // A certificate belongs to its name, whichever group serves it.
             Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
-            _ => label(names::PROXY_TYPE) == Some(names::PARENT_GROUP) && label(names::PROXY_PARENT) == Some(&owner.group),
+            _ => label(names::PROXY_TYPE) == Some(names::PARENT_GROUP) && label(names::PROXY_PARENT) == Some(&owner.name),
         }
 }

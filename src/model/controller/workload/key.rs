@@ -42,58 +42,136 @@ impl std::fmt::Display for Publisher {
     }
 }
 
+/// A workload: the object of a user that requests it. Unit of work of the reconciler, and owner of everything that it creates for it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkloadKey {
+    /// A group's name. The empty name stands for objects that must be released and are in no group.
+    ProxyGroup(String),
+    /// Namespace and name of a Service with a proxy of its own.
+    Service(String, String),
+    /// Namespace and name of an Ingress with a proxy of its own.
+    Ingress(String, String),
+}
+
 /// Suffix of [`names::PROXY_TYPE`] of standalone Services.
 const METRICS_OF_SERVICE: &str = "_service";
 
 /// [`names::PROXY_TYPE`] of standalone Ingresses.
 pub const METRICS_OF_INGRESS: &str = "ingress_resource";
 
-/// First part of the key of an Ingress.
-const INGRESS_KEY: &str = "ingress/";
+impl WorkloadKey {
+    pub fn of_group(name: &str) -> Self {
+        Self::ProxyGroup(name.to_owned())
+    }
 
-/// Key of such an object in the work queue, in place of a group's name: `namespace/name` of a Service, `ingress/namespace/name` of an
-/// Ingress. No group's name has a slash.
-pub fn key(Publisher { source, namespace, name }: &Publisher) -> String {
-    match source {
-        PublishSource::Service => format!("{namespace}/{name}"),
-        PublishSource::Ingress => format!("{INGRESS_KEY}{namespace}/{name}"),
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::ProxyGroup(_) => "ProxyGroup",
+            Self::Service(..) => PublishSource::Service.kind(),
+            Self::Ingress(..) => PublishSource::Ingress.kind(),
+        }
+    }
+
+    /// Name of a group.
+    pub fn group(&self) -> Option<&str> {
+        if let Self::ProxyGroup(name) = self { Some(name) } else { None }
+    }
+
+    /// Name of a group; empty for others, as no group's name is.
+    pub fn group_name(&self) -> &str {
+        self.group().unwrap_or_default()
+    }
+
+    /// Namespace of the object; empty if it is cluster-scoped.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::ProxyGroup(_) => "",
+            Self::Service(namespace, _) | Self::Ingress(namespace, _) => namespace,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        match self {
+            Self::ProxyGroup(name) | Self::Service(_, name) | Self::Ingress(_, name) => name,
+        }
+    }
+
+    /// The Service or Ingress of a proxy of its own.
+    pub fn publisher(&self) -> Option<Publisher> {
+        let (source, namespace, name) = match self {
+            Self::ProxyGroup(_) => return None,
+            Self::Service(namespace, name) => (PublishSource::Service, namespace, name),
+            Self::Ingress(namespace, name) => (PublishSource::Ingress, namespace, name),
+        };
+        Some(Publisher { source, namespace: namespace.clone(), name: name.clone() })
+    }
+
+    /// Whether it is the proxy of one Service or Ingress.
+    pub fn is_standalone(&self) -> bool {
+        match self {
+            Self::ProxyGroup(_) => false,
+            Self::Service(..) | Self::Ingress(..) => true,
+        }
+    }
+
+    /// Workload of an object by its labels: those of the workload's own objects, of egress children, of certificates, of metrics.
+    pub fn of_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(names::PROXY_TYPE)) {
+            (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
+            (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
+            (Some(names::PARENT_INGRESS), _, _) if label(names::PROXY_GROUP).is_some() => label(names::PROXY_GROUP),
+            (_, _, Some(names::PARENT_GROUP)) => label(names::PROXY_PARENT),
+            _ => return Self::of_object_labels(label),
+        };
+        group.map(Self::of_group)
+    }
+
+    /// Workload of a Service or Ingress by the labels of one of its objects.
+    pub fn of_object_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let of = |source, namespace: &str, name: &str| Some(Self::of_object(source, label(namespace)?, label(name)?));
+        let by_type = match label(names::PARENT_TYPE) {
+            Some(names::PARENT_SERVICE) => Some(PublishSource::Service),
+            Some(names::PARENT_INGRESS) => Some(PublishSource::Ingress),
+            _ => None,
+        };
+        if let Some(source) = by_type {
+            // Children of egress Services of groups, and certificates of groups, have the same labels.
+            return label(names::PROXY_GROUP).is_none().then(|| of(source, names::PARENT_NAMESPACE, names::PARENT)).flatten();
+        }
+        let scraped = match label(names::PROXY_TYPE) {
+            Some(METRICS_OF_INGRESS) => Some(PublishSource::Ingress),
+            Some(kind) if kind.ends_with(METRICS_OF_SERVICE) => Some(PublishSource::Service),
+            _ => None,
+        };
+        if let Some(source) = scraped {
+            return of(source, names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
+        }
+        let service = of(PublishSource::Service, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT);
+        service.or_else(|| of(PublishSource::Ingress, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT_INGRESS))
+    }
+
+    pub fn of_object(source: PublishSource, namespace: &str, name: &str) -> Self {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        match source {
+            PublishSource::Service => Self::Service(namespace, name),
+            PublishSource::Ingress => Self::Ingress(namespace, name),
+        }
     }
 }
 
-/// Object of a key; `None` for a group's name.
-pub fn parse_key(key: &str) -> Option<Publisher> {
-    let (first, rest) = key.split_once('/')?;
-    let (source, (namespace, name)) = match rest.split_once('/') {
-        Some(ingress) => (PublishSource::Ingress, ingress),
-        None => (PublishSource::Service, (first, rest)),
-    };
-    Some(Publisher { source, namespace: namespace.to_owned(), name: name.to_owned() })
+impl From<&Publisher> for WorkloadKey {
+    fn from(Publisher { source, namespace, name }: &Publisher) -> Self {
+        Self::of_object(*source, namespace, name)
+    }
 }
 
-/// Key of the Service or Ingress that an object belongs to, by its labels.
-pub fn key_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
-    let of = |source, namespace: &str, name: &str| {
-        Some(key(&Publisher { source, namespace: label(namespace)?.to_owned(), name: label(name)?.to_owned() }))
-    };
-    let by_type = match label(names::PARENT_TYPE) {
-        Some(names::PARENT_SERVICE) => Some(PublishSource::Service),
-        Some(names::PARENT_INGRESS) => Some(PublishSource::Ingress),
-        _ => None,
-    };
-    if let Some(source) = by_type {
-        // Children of egress Services of groups, and certificates of groups, have the same labels.
-        return label(names::PROXY_GROUP).is_none().then(|| of(source, names::PARENT_NAMESPACE, names::PARENT)).flatten();
+impl std::fmt::Display for WorkloadKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ProxyGroup(name) => write!(f, "{} {name}", self.kind()),
+            Self::Service(namespace, name) | Self::Ingress(namespace, name) => write!(f, "{} {namespace}/{name}", self.kind()),
+        }
     }
-    let scraped = match label(names::PROXY_TYPE) {
-        Some(METRICS_OF_INGRESS) => Some(PublishSource::Ingress),
-        Some(kind) if kind.ends_with(METRICS_OF_SERVICE) => Some(PublishSource::Service),
-        _ => None,
-    };
-    if let Some(source) = scraped {
-        return of(source, names::PROXY_PARENT_NAMESPACE, names::PROXY_PARENT);
-    }
-    let service = of(PublishSource::Service, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT);
-    service.or_else(|| of(PublishSource::Ingress, names::CONFIG_PARENT_NAMESPACE, names::CONFIG_PARENT_INGRESS))
 }
 
 #[cfg(test)]
@@ -102,23 +180,49 @@ mod tests {
 
     #[test]
     fn objects_belong_to_services_by_labels() {
-        let key =
-            |labels: &[(&'static str, &'static str)]| key_of(|name| labels.iter().find(|(key, _)| *key == name).map(|(_, value)| *value));
+        let key = |labels: &[(&'static str, &'static str)]| {
+            let key = WorkloadKey::of_object_labels(|name| labels.iter().find(|(key, _)| *key == name).map(|(_, value)| *value));
+            key.map(|key| key.to_string())
+        };
         let parent = [(names::PARENT_TYPE, "svc"), (names::PARENT, "web"), (names::PARENT_NAMESPACE, "default")];
-        assert_eq!(key(&parent).as_deref(), Some("default/web"));
+        assert_eq!(key(&parent).as_deref(), Some("Service default/web"));
         assert_eq!(key(&[&parent[..], &[(names::PROXY_GROUP, "pg")]].concat()), None, "a child of a group");
         let ingress = [(names::PARENT_TYPE, "ingress"), parent[1], parent[2]];
-        assert_eq!(key(&ingress).as_deref(), Some("ingress/default/web"));
+        assert_eq!(key(&ingress).as_deref(), Some("Ingress default/web"));
         assert_eq!(key(&[&ingress[..], &[(names::PROXY_GROUP, "pg")]].concat()), None, "a certificate of a group");
         let config = [("tailyard.io/parent-ingress", "web"), ("tailyard.io/parent-namespace", "default")];
-        assert_eq!(key(&config).as_deref(), Some("ingress/default/web"));
-        assert_eq!(key(&[(names::CONFIG_PARENT, "web"), (names::CONFIG_PARENT_NAMESPACE, "default")]).as_deref(), Some("default/web"));
+        assert_eq!(key(&config).as_deref(), Some("Ingress default/web"));
+        let config = [(names::CONFIG_PARENT, "web"), (names::CONFIG_PARENT_NAMESPACE, "default")];
+        assert_eq!(key(&config).as_deref(), Some("Service default/web"));
         let metrics = [("ts_proxy_type", "egress_service"), ("ts_proxy_parent_name", "web"), ("ts_proxy_parent_namespace", "default")];
-        assert_eq!(key(&metrics).as_deref(), Some("default/web"));
-        for of in ["default/web", "ingress/default/web", "ingress/web"] {
-            assert_eq!(parse_key(of).map(|parent| super::key(&parent)).as_deref(), Some(of));
+        assert_eq!(key(&metrics).as_deref(), Some("Service default/web"));
+    }
+
+    #[test]
+    fn names_with_a_slash_join_no_other_workload() {
+        let group = WorkloadKey::of_group("ingress/default/web");
+        assert_ne!(group, WorkloadKey::of_object(PublishSource::Ingress, "default", "web"));
+        assert_eq!((group.publisher(), group.is_standalone()), (None, false));
+        for source in [PublishSource::Service, PublishSource::Ingress] {
+            let publisher = Publisher { source, namespace: "default".into(), name: "web".into() };
+            assert_eq!(WorkloadKey::from(&publisher).publisher(), Some(publisher));
         }
-        assert_eq!(parse_key("ingress/web").map(|parent| parent.source), Some(PublishSource::Service));
-        assert_eq!(parse_key("pg"), None);
+    }
+
+    /// Short form of a key in tests: a group's name, `namespace/name` of a Service, `ingress/namespace/name` of an Ingress.
+    impl From<&str> for WorkloadKey {
+        fn from(text: &str) -> Self {
+            match text.split('/').collect::<Vec<_>>()[..] {
+                [namespace, name] => WorkloadKey::of_object(PublishSource::Service, namespace, name),
+                [_, namespace, name] => WorkloadKey::of_object(PublishSource::Ingress, namespace, name),
+                _ => WorkloadKey::of_group(text),
+            }
+        }
+    }
+
+    impl From<&Self> for WorkloadKey {
+        fn from(key: &Self) -> Self {
+            key.clone()
+        }
     }
 }

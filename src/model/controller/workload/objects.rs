@@ -30,8 +30,7 @@ use serde_json::Value;
 
 use crate::api::names;
 use crate::model::base::hash::sha256;
-use crate::model::controller::workload::key;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::compare::covers;
 
 /// The proxy's container.
@@ -88,16 +87,15 @@ pub struct Manifest {
     pub yields: bool,
 }
 
-/// The workload that owns the objects: a group, or the proxy of a standalone Service or Ingress.
+/// The workload that owns the objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// Name of the workload: the group's.
-    pub group: String,
+    pub key: WorkloadKey,
+    /// Name of the workload: of a group its own, of others that of the `StatefulSet`.
+    pub name: String,
     /// UID of the parent.
     pub uid: String,
     pub namespace: String,
-    /// The standalone Service or Ingress; `None` for a group.
-    pub parent: Option<Publisher>,
     /// Label of the Pods of a standalone proxy: the UID of the parent for which its `StatefulSet` was created.
     pub app: String,
 }
@@ -106,22 +104,19 @@ impl Owner {
     /// Labels of the workload's objects.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = vec![(names::MANAGED, "true")];
-        match &self.parent {
-            None => labels.extend([(names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, self.group.as_str())]),
-            Some(Publisher { source, namespace, name }) => {
-                let kind = match source {
-                    PublishSource::Service => names::PARENT_SERVICE,
-                    PublishSource::Ingress => names::PARENT_INGRESS,
-                };
-                labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, name.as_str()), (names::PARENT_NAMESPACE, namespace.as_str())]);
-            }
-        }
+        let kind = match &self.key {
+            WorkloadKey::ProxyGroup(_) => names::PARENT_GROUP,
+            WorkloadKey::Service(..) => names::PARENT_SERVICE,
+            WorkloadKey::Ingress(..) => names::PARENT_INGRESS,
+        };
+        labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, self.key.name())]);
+        labels.extend(self.key.is_standalone().then(|| (names::PARENT_NAMESPACE, self.key.namespace())));
         labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 
     /// Labels that select its Pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        if self.parent.is_none() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
+        if !self.key.is_standalone() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
     }
 
     pub fn pod_labels(&self) -> BTreeMap<String, String> {
@@ -131,13 +126,14 @@ impl Owner {
     /// Labels of a Secret of a standalone proxy besides the state Secret: the Tailscale operator takes every Secret with the labels of the
     /// parent for a state Secret.
     pub fn secret_labels(&self, secret_type: &str) -> BTreeMap<String, String> {
-        let parent = self.parent.iter().flat_map(|Publisher { source, namespace, name }| {
-            let key = match source {
-                PublishSource::Service => names::CONFIG_PARENT,
-                PublishSource::Ingress => names::CONFIG_PARENT_INGRESS,
-            };
-            [(key, name.as_str()), (names::CONFIG_PARENT_NAMESPACE, namespace)]
-        });
+        let parent = match &self.key {
+            WorkloadKey::ProxyGroup(_) => None,
+            WorkloadKey::Service(namespace, name) => Some((names::CONFIG_PARENT, namespace, name)),
+            WorkloadKey::Ingress(namespace, name) => Some((names::CONFIG_PARENT_INGRESS, namespace, name)),
+        };
+        let parent = parent
+            .into_iter()
+            .flat_map(|(label, namespace, name)| [(label, name.as_str()), (names::CONFIG_PARENT_NAMESPACE, namespace.as_str())]);
         let labels = [(names::MANAGED, "true"), (names::SECRET_TYPE, secret_type)].into_iter().chain(parent);
         labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
@@ -145,7 +141,7 @@ impl Owner {
     /// Metadata of one of the workload's objects. Those of a standalone proxy have no owner reference: the parent is in another namespace.
     pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
         let mut labels = self.labels();
-        if self.parent.is_some() {
+        if self.key.is_standalone() {
             let (name, namespace) = (Some(name), Some(self.namespace.clone()));
             return ObjectMeta { name, namespace, labels: Some(labels), ..ObjectMeta::default() };
         }
@@ -153,7 +149,7 @@ impl Owner {
         let owner = OwnerReference {
             api_version: "tailscale.com/v1alpha1".to_owned(),
             kind: "ProxyGroup".to_owned(),
-            name: self.group.clone(),
+            name: self.name.clone(),
             uid: self.uid.clone(),
             controller: Some(true),
             block_owner_deletion: Some(true),
@@ -193,18 +189,9 @@ pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
 }
 
-/// The group of a labelled object: by the labels of the group's own objects, of egress children, of metrics. Objects of a standalone
-/// Service or Ingress have its key in place of a group.
-pub fn group_of(labels: &BTreeMap<String, String>) -> Option<String> {
-    let label = |key: &str| labels.get(key).map(String::as_str);
-    let group = match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(names::PROXY_TYPE)) {
-        (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
-        (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
-        (Some(names::PARENT_INGRESS), _, _) if label(names::PROXY_GROUP).is_some() => label(names::PROXY_GROUP),
-        (_, _, Some(names::PARENT_GROUP)) => label(names::PROXY_PARENT),
-        _ => return key::key_of(label),
-    };
-    group.map(str::to_owned)
+/// The workload of a labelled object.
+pub fn workload_of(labels: &BTreeMap<String, String>) -> Option<WorkloadKey> {
+    WorkloadKey::of_labels(|key| labels.get(key).map(String::as_str))
 }
 
 /// Half of a SHA-256, in hex.

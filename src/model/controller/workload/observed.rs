@@ -5,6 +5,7 @@
 
 pub mod replica;
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -22,7 +23,6 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
 use crate::model::controller::workload::identity::DeviceId;
-use crate::model::controller::workload::key;
 use crate::model::controller::workload::key::{PublishSource, Publisher};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
@@ -31,8 +31,7 @@ use crate::model::controller::workload::settings::GroupSettings;
 
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Name of the group, or key of the standalone Service or Ingress: the work queue's key.
-    pub name: String,
+    pub key: WorkloadKey,
     /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one.
     pub workload: String,
     /// Current time, for conditions and deadlines.
@@ -109,8 +108,8 @@ pub struct Approved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameConflict {
     pub claimant: Publisher,
-    /// Of a proxy of its own the key of the claimant.
-    pub group: String,
+    /// The workload that serves the claimant or shall serve it.
+    pub key: WorkloadKey,
     /// Creation time in seconds.
     pub created: i64,
     /// Whether a replica of that group advertises the name, or whether the claimant moves to a proxy of its own that is ready.
@@ -167,19 +166,14 @@ pub struct GroupCapabilities {
 impl NameConflict {
     /// Whether it is the proxy that an object of the group has or gets.
     pub fn is_proxy(&self) -> bool {
-        key::parse_key(&self.group).is_some()
+        self.key.is_standalone()
     }
 }
 
 impl Observed {
-    /// Whether this is a Service or Ingress with a proxy of its own.
-    pub fn is_standalone(&self) -> bool {
-        key::parse_key(&self.name).is_some()
-    }
-
     /// The Service or Ingress of a proxy of its own.
     pub(crate) fn parent(&self) -> Option<Parent<'_>> {
-        let Publisher { source, namespace, name } = key::parse_key(&self.name)?;
+        let Publisher { source, namespace, name } = self.key.publisher()?;
         let id = (namespace, name);
         match source {
             PublishSource::Service => self.services.get(&id).map(|service| Parent::Service(service)),

@@ -1,5 +1,6 @@
 //! Pace of replacements: a change of the Pod template of many standalone proxies, such as another image, replaces a few Pods at a time.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -15,20 +16,20 @@ const MAX_WAIT: Duration = Duration::from_mins(5);
 
 /// Keys of the standalone proxies that are being replaced, according to the last pass of each.
 #[derive(Debug, Default)]
-pub struct Replacements(BTreeSet<String>);
+pub struct Replacements(BTreeSet<WorkloadKey>);
 
 impl Replacements {
     /// Records the plan of a pass.
-    pub fn record(&mut self, key: &str, is_replaced: bool) {
+    pub fn record(&mut self, key: &WorkloadKey, is_replaced: bool) {
         if !is_replaced {
             self.0.remove(key);
         } else if !self.0.contains(key) {
-            self.0.insert(key.to_owned());
+            self.0.insert(key.clone());
         }
     }
 
     /// Number of others.
-    pub fn besides(&self, key: &str) -> usize {
+    pub fn besides(&self, key: &WorkloadKey) -> usize {
         self.0.len() - usize::from(self.0.contains(key))
     }
 }

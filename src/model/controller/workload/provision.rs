@@ -23,7 +23,7 @@ pub(crate) fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     if !shape.standalone() {
         work.want(&shape.owner, disruption_budget(shape));
     }
-    let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
+    let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.name.clone());
     let existing = work.owned(&set).map(|finalizer| &**finalizer);
     // The Tailscale operator's image reads its config at start and exits without one.
     let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
@@ -60,7 +60,7 @@ pub(crate) fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClas
 }
 
 fn class_field(work: &GroupPass<'_>) -> &'static str {
-    if work.observed.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
+    if work.observed.key.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
 }
 
 /// Reports requests that the control plane has denied and that are repeated.

@@ -15,7 +15,7 @@ use crate::api::names;
 use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::ingress::IngressPlan;
 use crate::model::controller::kinds::standalone::handover;
-use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, Subject};
+use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion, whose};
 use crate::model::controller::workload::identity::{DeviceRecord, ExpectedDevice};
@@ -151,10 +151,10 @@ fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &
 
 /// Host name of a replica.
 fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
-    if let (Some(_), Some(name)) = (&owner.parent, &spec.hostname_prefix) {
+    if let Some(name) = spec.hostname_prefix.as_ref().filter(|_| owner.key.is_standalone()) {
         return name.clone();
     }
-    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.name);
     format!("{prefix}-{ordinal}")
 }
 
@@ -203,7 +203,7 @@ fn document(
 
 /// Removes replicas from ordinal `from` on. Returns whether all are gone.
 pub(crate) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
-    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
     let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
     let mut all_gone = true;
@@ -220,7 +220,7 @@ pub(crate) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32
 /// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
 /// cannot serve any more. Its Service must not wait for it.
 fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
-    let (standalone, now) = (work.observed.is_standalone(), work.observed.now);
+    let (standalone, now) = (work.observed.key.is_standalone(), work.observed.now);
     let wait = |pod: &Pod| {
         let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
         Some(ABANDONED.saturating_sub(elapsed(end.0, now)))
@@ -275,8 +275,8 @@ fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica
 
 /// Deletes the record of something that stays at the control plane, and reports it.
 fn left_behind(work: &mut GroupPass<'_>, (owner, ordinal): (&Owner, u32), what: &str, why: &str, record: Vec<Delete>) {
-    let replica = names::replica(&owner.group, ordinal);
+    let replica = names::replica(&owner.name, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
-    work.warn(Subject::Group, reason::DEVICE_ORPHANED, message);
+    work.warn_workload(reason::DEVICE_ORPHANED, message);
     work.pass.delete.extend(record);
 }

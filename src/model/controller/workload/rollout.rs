@@ -31,7 +31,7 @@ pub(crate) fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
 
 /// `StatefulSet` of a Pod: of the first one, or of the second one of a proxy with standby.
 pub(crate) fn set_ref(owner: &Owner, pod: &Pod) -> ObjectRef {
-    let name = pod.metadata.name.as_deref().and_then(|name| name.rsplit_once('-')).map_or(owner.group.as_str(), |(set, _)| set);
+    let name = pod.metadata.name.as_deref().and_then(|name| name.rsplit_once('-')).map_or(owner.name.as_str(), |(set, _)| set);
     ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)
 }
 

@@ -14,7 +14,7 @@ use crate::model::controller::workload::rollout::{RETRY, is_current, set_ref};
 
 /// `StatefulSet`s of a workload: of the first Pod and of the second one.
 pub(crate) fn sets(owner: &Owner) -> [ObjectRef; 2] {
-    [owner.group.clone(), standby_name(&owner.group)].map(|name| ObjectRef::new(Kind::StatefulSet, &owner.namespace, name))
+    [owner.name.clone(), standby_name(&owner.name)].map(|name| ObjectRef::new(Kind::StatefulSet, &owner.namespace, name))
 }
 
 /// Pods of a workload: the active one first.

@@ -27,7 +27,7 @@ pub(crate) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Opti
     shape.class?.static_endpoints.as_ref()?;
     let services = work.observed.of(Kind::Service).filter(|(object, _)| object.name.ends_with("-nodeport"));
     let taken_ports = services.filter_map(|(_, service)| held_ports(service)).map(|(wireguard, _)| wireguard).next();
-    let hash = shape.owner.group.bytes().fold(0u16, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    let hash = shape.owner.name.bytes().fold(0u16, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     let reserved = shape.reserved();
     let free = |port: &u16| !shape.ports().contains(*port) && !reserved.contains(port);
     let usual = (0..10_000).map(|step| 20_000 + hash.wrapping_add(step) % 10_000);
@@ -79,7 +79,7 @@ fn free(requested: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
 
 /// Deletes the Services of replicas from ordinal `from` on.
 pub(crate) fn surplus(work: &mut GroupPass<'_>, owner: &Owner, from: u32) {
-    let prefix = format!("{}-", owner.group);
+    let prefix = format!("{}-", owner.name);
     let ordinal = |name: &str| name.strip_prefix(&prefix)?.strip_suffix("-nodeport")?.parse::<u32>().ok();
     let services = work.observed.of(Kind::Service).map(|(object, _)| object);
     let surplus: Vec<_> = services.filter(|object| ordinal(&object.name).is_some_and(|ordinal| ordinal >= from)).cloned().collect();

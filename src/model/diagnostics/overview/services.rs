@@ -37,7 +37,7 @@ pub(super) fn services(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>
 
 fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Object, only: Option<&str>) -> Option<ServiceOverview> {
     let annotation = |key: &str| service.metadata.annotations.as_ref().and_then(|all| all.get(key)).filter(|text| !text.is_empty());
-    let recorded = || concerns(service, &AssignmentRules::default()).into_iter().next();
+    let recorded = || concerns(service, &AssignmentRules::default()).into_iter().find_map(|key| key.group().map(str::to_owned));
     let group = annotation(names::PROXY_GROUP).cloned().or_else(recorded)?;
     if only.is_some_and(|only| only != group) {
         return None;

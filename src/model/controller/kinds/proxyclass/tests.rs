@@ -68,7 +68,7 @@ fn used_class_keeps_its_finalizer() {
     assert_eq!(finalizers, Some(vec![FINALIZER.to_owned()]));
     class.metadata.finalizers = finalizers;
     class.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-    assert_eq!(validate(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), Validation::default());
+    assert_eq!(validate(&class, &[], &["g".into()], false, Timestamp::UNIX_EPOCH), Validation::default());
     assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
 }
 

@@ -28,10 +28,10 @@ const REPLICAS: i32 = 2;
 /// The group as owner of its objects.
 pub(crate) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
     Owner {
-        group: work.observed.name.clone(),
+        key: work.observed.key.clone(),
+        name: work.observed.workload.clone(),
         uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
         namespace: work.observed.settings.namespace.clone(),
-        parent: None,
         app: String::new(),
     }
 }
@@ -110,7 +110,7 @@ fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
 pub(crate) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     without(work, &owner, Some("is being deleted: name another group."));
-    work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let unpublished = ingress::teardown::end(work, &owner);
     if replicas::remove_replicas(work, &owner, 0) && unpublished {
         for object in metrics_refs(&owner) {
@@ -144,7 +144,7 @@ pub(crate) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>
         match (claim.role, claim.service) {
             (ServiceRole::Serve | ServiceRole::Hold, service) => {
                 if let Some((why, service)) = why.zip(service) {
-                    let message = work.observed.assignment.egress(service).message(&owner.group, why);
+                    let message = work.observed.assignment.egress(service).message(&owner.name, why);
                     services::waiting(work, claim, service, &message);
                 }
             }

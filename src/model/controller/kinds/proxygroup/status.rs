@@ -6,7 +6,7 @@ use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY,
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
-use crate::model::controller::workload::actions::{GroupUpdate, Subject};
+use crate::model::controller::workload::actions::GroupUpdate;
 use crate::model::controller::workload::builder::{GroupFault, GroupPass};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
@@ -49,11 +49,11 @@ pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
              the devices there, and the replicas join again with the new tags",
             others.join(", ")
         );
-        work.warn(Subject::Group, "TagsNotApplied", message);
+        work.warn_workload("TagsNotApplied", message);
     }
     published(work, &mut status);
     if changed && !work.faults.is_empty() {
-        work.warn(Subject::Group, reason, message);
+        work.warn_workload(reason, message);
     }
     if status != before {
         work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);

@@ -18,7 +18,7 @@ const RESERVED: &str = "kube-apiserver-auth-proxy";
 
 /// First fault of a group.
 pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
-    let name = &shape.owner.group;
+    let name = &shape.owner.name;
     if name == RESERVED {
         return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
     }

@@ -14,7 +14,7 @@ use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::{Parent, directions};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::key::key;
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, Observed, TailnetState};
@@ -36,9 +36,9 @@ pub fn proxy_conflict(parent: Parent<'_>, created: i64, rules: &AssignmentRules,
     };
     let is_device = proxy.and_then(device_host) == Some(&parent.label());
     let serving = is_standalone && proxy.is_some_and(|proxy| is_prepared(parent, proxy));
-    let group = key(&claimant);
+    let key = WorkloadKey::from(&claimant);
     let is_ours = rules.standalone.has(&claimant.namespace);
-    (is_ours && (is_standalone || proxy.is_some())).then_some(NameConflict { claimant, group, created, serving, is_device })
+    (is_ours && (is_standalone || proxy.is_some())).then_some(NameConflict { claimant, key, created, serving, is_device })
 }
 
 /// Whether a proxy serves its object, or does as soon as its device has the name.

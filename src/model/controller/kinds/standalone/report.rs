@@ -3,6 +3,7 @@
 //! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
 //! rules are in force and its target is known. A change of reason or message is reported once.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use crate::model::controller::egress::services::{external_name, host, is_child, 
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::requests::{Parent, is_balanced};
-use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, Subject};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate};
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
@@ -48,7 +49,7 @@ impl ProxyCondition {
 pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &RenderContext<'_>) {
     let device = device(work, &shape.owner);
     let reached = device.as_ref().map(|(device, name)| (device, name.as_str()));
-    let host = host(work, &shape.owner.group);
+    let host = host(work, &shape.owner.name);
     let points = external_name(service) == host;
     let switches = shape.single.is_egress() && !points && reached.is_some();
     let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
@@ -223,7 +224,7 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
         Some((true, false)) => "its Pod has not logged in to the tailnet",
         _ => "its Pod does not exist",
     };
-    ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.group))
+    ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.name))
 }
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
@@ -256,7 +257,6 @@ fn is_finalized(service: &Service) -> bool {
     finalizers::has(&service.metadata, names::FINALIZER)
 }
 
-fn subject(service: &Service) -> Subject {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    Subject::Service { namespace: text(&service.metadata.namespace), name: text(&service.metadata.name) }
+fn subject(service: &Service) -> WorkloadKey {
+    (&Parent::Service(service).publisher()).into()
 }

@@ -43,9 +43,9 @@ fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
         world.service("s7", annotations, if how == "retargeted" { &[80] } else { &[80, 81] });
         let mut passes = Vec::new();
         loop {
-            let before = world.memory.passes["pg"].evaluated();
+            let before = world.memory.passes[&"pg".into()].evaluated();
             let made = world.pass("pg");
-            passes.push((world.memory.passes["pg"].evaluated() - before, made.apply.len(), made.services.len()));
+            passes.push((world.memory.passes[&"pg".into()].evaluated() - before, made.apply.len(), made.services.len()));
             if idle(&made) {
                 return passes;
             }
@@ -66,12 +66,12 @@ fn change_cost_is_independent_of_the_number_of_services() {
 fn idle_pass_evaluates_no_service() {
     let mut world = with_services(20);
     world.settle();
-    let before = world.memory.passes["pg"].evaluated();
+    let before = world.memory.passes[&"pg".into()].evaluated();
     assert!(before >= 20);
     for _ in 0..100 {
         assert!(idle(&world.pass("pg")));
     }
-    assert_eq!(world.memory.passes["pg"].evaluated(), before);
+    assert_eq!(world.memory.passes[&"pg".into()].evaluated(), before);
 }
 
 #[test]

@@ -66,9 +66,9 @@ fn foreign_child_service_is_reported_to_group_and_service() {
     let made = pass(&observed);
     assert!(made.apply.iter().all(|manifest| manifest.object != child) && made.delete.is_empty());
     let has_event =
-        |subject: &Subject| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
-    assert!(has_event(&Subject::Group), "{:?}", made.events);
-    assert!(has_event(&Subject::Service { namespace: "default".into(), name: "web".into() }), "{:?}", made.events);
+        |subject: &WorkloadKey| made.events.iter().any(|event| event.subject == *subject && event.message.contains(&child.to_string()));
+    assert!(has_event(&"pg".into()), "{:?}", made.events);
+    assert!(has_event(&"default/web".into()), "{:?}", made.events);
     let update = made.services.iter().find(|update| update.name == "web").and_then(|update| update.conditions.clone()).expect("conditions");
     let configured = crate::model::base::conditions::get(&update, EGRESS_SVC_CONFIGURED).expect("a condition");
     assert!(configured.status == "False" && configured.message.contains("is in the way"), "{configured:?}");

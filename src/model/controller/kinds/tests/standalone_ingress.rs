@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::*;
 use crate::model::controller::policy::assignment::StandaloneScope;
-use crate::model::controller::workload::key;
 use crate::model::controller::workload::objects::certificate::domain_of;
 
 const KEY: &str = "ingress/default/shop";
@@ -235,5 +234,4 @@ fn ingress_moves_between_group_and_standalone() {
     assert!(world.hosted.vips.is_empty() && world.devices.len() == 3, "{:?}", world.devices);
     let finalizers = world.ingresses[&("default".to_owned(), "shop".to_owned())].metadata.finalizers.clone();
     assert_eq!(finalizers.as_deref(), Some(&["tailscale.com/finalizer".to_owned()][..]));
-    assert_eq!(key::parse_key(KEY).map(|parent| parent.name), Some("shop".to_owned()));
 }

@@ -32,7 +32,7 @@ fn world() -> World {
 /// One pass over each proxy; returns the number of applied `StatefulSet`s.
 fn round(world: &mut World) -> usize {
     let is_set = |made: &GroupPlan| made.apply.iter().filter(|manifest| manifest.object.kind == Kind::StatefulSet).count();
-    (0..PROXIES).map(|number| is_set(&world.pass(&key(number)))).sum()
+    (0..PROXIES).map(|number| is_set(&world.pass(&*key(number)))).sum()
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn ten_proxies_are_replaced_at_a_time() {
     let mut world = world();
     world.settings.image = "another/image:1".to_owned();
     assert_eq!(round(&mut world), 10);
-    assert!(world.pass(&key(20)).again.is_some(), "the others are requeued");
+    assert!(world.pass(&*key(20)).again.is_some(), "the others are requeued");
     for number in 0..10 {
         world.set_ready(&pod(number), &json!({"type": "Ready", "status": "False", "lastTransitionTime": world.time()}));
     }

@@ -26,13 +26,12 @@ use crate::model::controller::policy::requests;
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels};
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, ExternalNameUpdate, GroupPlan, ObjectUpdate};
 use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
-use crate::model::controller::workload::key;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::naming;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
-use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, group_of};
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, ControlPlaneError, GroupCapabilities, Observed, TailnetState};
 use crate::model::controller::workload::pace::Replacements;
@@ -96,7 +95,7 @@ pub(super) struct World {
 pub(super) struct Memories {
     /// Services as last observed: an unchanged one is the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
-    pub(super) passes: BTreeMap<String, Memory>,
+    pub(super) passes: BTreeMap<WorkloadKey, Memory>,
     pub(super) replacements: Replacements,
 }
 
@@ -233,11 +232,11 @@ impl World {
         self.collect();
     }
 
-    pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
+    pub(super) fn keys_of_work(&self) -> BTreeSet<WorkloadKey> {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
         let concerned = self.services.values().flat_map(|stored| concerns(stored, &self.assignment));
-        self.groups.keys().cloned().chain(labelled).chain(concerned).chain(published).collect()
+        self.groups.keys().cloned().map(WorkloadKey::ProxyGroup).chain(labelled).chain(concerned).chain(published).collect()
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
@@ -248,7 +247,8 @@ impl World {
         now
     }
 
-    pub(super) fn observe(&self, name: &str) -> Observed {
+    pub(super) fn observe(&self, key: impl Into<WorkloadKey>) -> Observed {
+        let name = &key.into();
         let owned = self.owned(name);
         let parent = |stored: &Value| {
             let label = |key: &str| stored["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
@@ -261,11 +261,11 @@ impl World {
         };
         let services = self.services.iter().filter(|(key, stored)| mine(key, stored));
         let proxy = self.parent(name).map(|parent| requests::as_group(parent, &self.settings.standalone_tenants));
-        let group = proxy.or_else(|| self.groups.get(name).cloned());
+        let group = proxy.or_else(|| self.groups.get(name.group()?).cloned());
         let workload = self.workload(name, &owned);
         let (replicas, waiting) = self.with_waiting(&workload);
         Observed {
-            name: name.into(),
+            key: name.clone(),
             now: self.time(),
             settings: Arc::new(self.settings.clone()),
             assignment: Arc::new(self.assignment.clone()),
@@ -275,7 +275,7 @@ impl World {
             replicas,
             workload,
             owned: self.with_shared(owned, name),
-            slices: self.child_slices(name),
+            slices: self.child_slices(name.group_name()),
             services: services.map(|(key, stored)| (key.clone(), self.show(key, stored))).collect(),
             nodes: Vec::new(),
             namespaces: self.namespaces.clone(),
@@ -289,23 +289,23 @@ impl World {
     }
 
     /// Objects of a group or of a standalone proxy.
-    fn owned(&self, name: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
+    fn owned(&self, name: &WorkloadKey) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
         let shown = self.objects.iter().filter(|(key, stored)| key.kind != Kind::EndpointSlice || is_manual(stored));
-        let owned = shown.filter(|(_, stored)| owner_of(stored).as_deref() == Some(name));
+        let owned = shown.filter(|(_, stored)| owner_of(stored).as_ref() == Some(name));
         owned.map(|(key, stored)| (key.clone(), stored.clone())).collect()
     }
 
     /// The Service or Ingress of a key.
-    fn parent(&self, key: &str) -> Option<requests::Parent<'_>> {
-        let Publisher { source, namespace, name } = key::parse_key(key)?;
+    fn parent(&self, key: &WorkloadKey) -> Option<requests::Parent<'_>> {
+        let Publisher { source, namespace, name } = key.publisher()?;
         match source {
             PublishSource::Service => self.services.get(&(namespace, name)).map(requests::Parent::Service),
             PublishSource::Ingress => self.ingresses.get(&(namespace, name)).map(requests::Parent::Ingress),
         }
     }
 
-    fn workload(&self, key: &str, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
-        let Some(Publisher { name, .. }) = key::parse_key(key) else { return key.to_owned() };
+    fn workload(&self, key: &WorkloadKey, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
+        let Some(Publisher { name, .. }) = key.publisher() else { return key.name().to_owned() };
         let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();
         let sets = owned.iter().filter(|(object, value)| object.kind == Kind::StatefulSet && is_first(value));
         let sets = sets.map(|(object, _)| object.name.as_str());
@@ -340,7 +340,7 @@ impl World {
     }
 
     /// Runs passes over a group whose control plane denies a repeated request.
-    pub(super) fn settle_denied(&mut self, name: &str) {
+    pub(super) fn settle_denied(&mut self, name: impl Into<WorkloadKey>) {
         self.rounds(10);
         let GroupPlan { control, apply, delete, group, services, events, .. } = self.pass(name);
         assert!(control.iter().all(|action| self.denied.contains_key(&action.what())), "{control:?}");
@@ -400,9 +400,9 @@ fn read_secret(stored: &Value) -> Secret {
     serde_json::from_value(stored.clone()).expect("a Secret")
 }
 
-fn owner_of(stored: &Value) -> Option<String> {
+fn owner_of(stored: &Value) -> Option<WorkloadKey> {
     let labels = serde_json::from_value(stored["metadata"]["labels"].clone()).ok()?;
-    group_of(&labels)
+    workload_of(&labels)
 }
 
 /// Spec of an Ingress with this host and backend.

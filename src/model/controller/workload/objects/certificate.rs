@@ -3,6 +3,7 @@
 //! Its name is the DNS name; its labels let our replicas and those of the Tailscale operator find it. It has no owner reference: orders
 //! per name and week are limited, so a certificate outlives objects that can be recreated.
 
+use crate::model::controller::workload::key::WorkloadKey;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,13 +26,15 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
         (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
         (names::PARENT, label_value(&claimant.name)),
         (names::PARENT_NAMESPACE, claimant.namespace.clone()),
-        (names::PROXY_GROUP, owner.group.clone()),
+        (names::PROXY_GROUP, owner.name.clone()),
         (names::SECRET_TYPE, names::CERTS.to_owned()),
         (names::DOMAIN, label_value(dns)),
     ];
-    let labels = match &owner.parent {
-        None => labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        Some(_) => owner.secret_labels(names::CERTS).into_iter().chain([(names::DOMAIN.to_owned(), label_value(dns))]).collect(),
+    let labels = match &owner.key {
+        WorkloadKey::ProxyGroup(_) => labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        WorkloadKey::Service(..) | WorkloadKey::Ingress(..) => {
+            owner.secret_labels(names::CERTS).into_iter().chain([(names::DOMAIN.to_owned(), label_value(dns))]).collect()
+        }
     };
     let mut metadata =
         ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
@@ -77,7 +80,7 @@ pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
 
 /// Secret with a group's ACME account keys: written by its replicas, deleted with the group.
 pub fn account(owner: &Owner) -> Manifest {
-    let metadata = owner.metadata(names::account(&owner.group), None);
+    let metadata = owner.metadata(names::account(&owner.name), None);
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 

@@ -10,7 +10,7 @@ use crate::model::controller::workload::objects::{Kind, Manifest};
 pub fn disruption_budget(shape: &RenderContext<'_>) -> Manifest {
     let selector = LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() };
     let budget = PodDisruptionBudget {
-        metadata: shape.owner.metadata(shape.owner.group.clone(), None),
+        metadata: shape.owner.metadata(shape.owner.name.clone(), None),
         spec: Some(PodDisruptionBudgetSpec {
             max_unavailable: Some(IntOrString::Int(1)),
             selector: Some(selector),

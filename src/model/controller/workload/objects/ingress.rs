@@ -61,7 +61,7 @@ impl IngressConfigMap {
         let packed = packs && texts.iter().map(|(_, text)| text.0.len()).sum::<usize>() > ROOM;
         let written = |(key, text): (&str, ByteString)| if packed { (format!("{key}.gz"), pack(&text)) } else { (key.to_owned(), text) };
         let data = texts.into_iter().map(written).collect();
-        let metadata = owner.metadata(names::ingress_config(&owner.group), None);
+        let metadata = owner.metadata(names::ingress_config(&owner.name), None);
         Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
     }
 
@@ -97,7 +97,7 @@ impl IngressConfigMap {
 }
 
 pub fn ingress_config_ref(owner: &Owner) -> ObjectRef {
-    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.group))
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.name))
 }
 
 fn text(value: &impl Serialize) -> ByteString {

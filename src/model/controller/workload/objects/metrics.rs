@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
 
 use crate::api::names;
-use crate::model::controller::workload::key::{METRICS_OF_INGRESS, PublishSource, Publisher};
+use crate::model::controller::workload::key::{METRICS_OF_INGRESS, WorkloadKey};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
 
@@ -60,23 +60,23 @@ pub fn metrics_refs(owner: &Owner) -> [ObjectRef; 2] {
 }
 
 fn name(owner: &Owner) -> String {
-    format!("{}-metrics", owner.group)
+    format!("{}-metrics", owner.name)
 }
 
 fn labels(shape: &RenderContext<'_>) -> BTreeMap<String, String> {
     let owner = &shape.owner;
-    let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.group))];
-    match &owner.parent {
-        None => labels.extend([
+    let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.name))];
+    match &owner.key {
+        WorkloadKey::ProxyGroup(_) => labels.extend([
             (names::PROXY_TYPE, names::PARENT_GROUP.to_owned()),
-            (names::PROXY_PARENT, label_value(&owner.group)),
-            (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
+            (names::PROXY_PARENT, label_value(&owner.name)),
+            (JOB, label_value(&format!("ts_proxygroup_{}", owner.name))),
         ]),
-        Some(Publisher { source, namespace, name }) => {
-            let kind = match source {
-                PublishSource::Ingress => METRICS_OF_INGRESS,
-                PublishSource::Service if shape.single.is_egress() => "egress_service",
-                PublishSource::Service => "ingress_service",
+        WorkloadKey::Service(namespace, name) | WorkloadKey::Ingress(namespace, name) => {
+            let kind = match &owner.key {
+                WorkloadKey::Service(..) if shape.single.is_egress() => "egress_service",
+                WorkloadKey::Service(..) => "ingress_service",
+                _ => METRICS_OF_INGRESS,
             };
             labels.extend([
                 (names::PROXY_TYPE, kind.to_owned()),

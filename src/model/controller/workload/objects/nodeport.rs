@@ -17,15 +17,15 @@ pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) ->
         protocol: Some("UDP".to_owned()),
         ..ServicePort::default()
     };
-    let pod = ("statefulset.kubernetes.io/pod-name".to_owned(), names::replica(&owner.group, ordinal));
+    let pod = ("statefulset.kubernetes.io/pod-name".to_owned(), names::replica(&owner.name, ordinal));
     let spec =
         ServiceSpec { type_: Some("NodePort".to_owned()), selector: Some([pod].into()), ports: Some(vec![port]), ..ServiceSpec::default() };
-    let metadata = owner.metadata(name(&owner.group, ordinal), None);
+    let metadata = owner.metadata(name(&owner.name, ordinal), None);
     Manifest::of(Kind::Service, &Service { metadata, spec: Some(spec), ..Service::default() })
 }
 
 pub fn node_port_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
-    ObjectRef::new(Kind::Service, &owner.namespace, name(&owner.group, ordinal))
+    ObjectRef::new(Kind::Service, &owner.namespace, name(&owner.name, ordinal))
 }
 
 /// Port of tailscaled and node port of such a Service.

@@ -16,17 +16,17 @@ use crate::model::controller::workload::objects::{Kind, Manifest, Owner};
 /// `ServiceAccount`, `Role` and `RoleBinding`, all with the workload's name.
 pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let owner = &shape.owner;
-    let metadata = || owner.metadata(owner.group.clone(), None);
+    let metadata = || owner.metadata(owner.name.clone(), None);
     let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
     let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
-    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.group), subjects: Some(vec![subject(owner)]) };
+    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.name), subjects: Some(vec![subject(owner)]) };
     [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
 }
 
 /// `RoleBinding` by which a group reads EndpointSlices of its backends in this namespace. An unused binding has no subjects: so the
 /// reconciler needs no right to delete bindings of others.
 pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
-    let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
+    let mut metadata = owner.metadata(names::endpoints(&owner.name), None);
     metadata.namespace = Some(namespace.to_owned());
     // Backends of an Ingress are in its namespace: the binding is deleted with it.
     metadata.owner_references = metadata.owner_references.or_else(|| Some(vec![parent(owner)?]));
@@ -37,7 +37,7 @@ pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
 /// Reference to the Ingress of a standalone proxy.
 fn parent(owner: &Owner) -> Option<OwnerReference> {
     let (api_version, kind) = ("networking.k8s.io/v1".to_owned(), PublishSource::Ingress.kind().to_owned());
-    let name = owner.parent.as_ref()?.name.clone();
+    let name = owner.key.publisher()?.name;
     Some(OwnerReference { api_version, kind, name, uid: owner.uid.clone(), ..OwnerReference::default() })
 }
 
@@ -47,11 +47,11 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
 
 /// `ServiceAccount` of the group's Pods.
 fn subject(owner: &Owner) -> Subject {
-    Subject { kind: "ServiceAccount".to_owned(), name: owner.group.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
+    Subject { kind: "ServiceAccount".to_owned(), name: owner.name.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
 }
 
 fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
-    let group = &shape.owner.group;
+    let group = &shape.owner.name;
     let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let rule = |resource: &str, verbs: &[&str], names: Vec<String>| PolicyRule {
         api_groups: Some(list(&[""])),

@@ -23,8 +23,8 @@ impl ReplicaSecret {
     /// The Secret, with an auth key and the key's ID if we created it.
     pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
-        let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
-        if self.owner.parent.is_some() {
+        let mut metadata = self.owner.metadata(names::replica_config(&self.owner.name, self.ordinal), Some("config"));
+        if self.owner.key.is_standalone() {
             metadata.labels = Some(self.owner.secret_labels("config"));
         }
         if let Some((key, id)) = key {
@@ -44,14 +44,14 @@ impl ReplicaSecret {
 
 /// A replica's state Secret: empty; the replica fills it.
 pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
-    let metadata = owner.metadata(names::replica(&owner.group, ordinal), Some("state"));
+    let metadata = owner.metadata(names::replica(&owner.name, ordinal), Some("state"));
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
 pub fn config_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
-    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.group, ordinal))
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.name, ordinal))
 }
 
 pub fn state_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
-    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.group, ordinal))
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.name, ordinal))
 }

@@ -72,11 +72,11 @@ impl EgressConfigMap {
         applied(observed) == Some(&self.hash)
             && (packed() || egress_text(observed).as_deref() == Some(&self.text))
             && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
-            && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
+            && observed["metadata"]["labels"][names::PARENT] == *self.owner.name
     }
 
     pub fn manifest(&self) -> Manifest {
-        let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
+        let mut metadata = self.owner.metadata(names::egress_config(&self.owner.name), None);
         metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());
         let (key, text) = match self.packed() {
             Some(packed) => (egress::KEY_COMPRESSED, packed.clone()),
@@ -104,7 +104,7 @@ pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
 }
 
 pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
-    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.name))
 }
 
 /// Services in a `ConfigMap`. Unreadable ones count as absent.
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     fn owner() -> Owner {
-        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into(), parent: None, app: String::new() }
+        Owner { key: "pg".into(), name: "pg".into(), uid: "u".into(), namespace: "ts".into(), app: String::new() }
     }
 
     fn services(count: u64) -> BTreeMap<String, egress::EgressService> {

@@ -96,12 +96,12 @@ impl RenderContext<'_> {
 
     /// Whether the workload is the proxy of a standalone Service or Ingress.
     pub fn standalone(&self) -> bool {
-        self.owner.parent.is_some()
+        self.owner.key.is_standalone()
     }
 
     /// Lease of the Pod that has the identity of a proxy with a standby.
     pub fn active_lease(&self) -> Option<String> {
-        self.standby.then(|| names::replica(&self.owner.group, 0))
+        self.standby.then(|| names::replica(&self.owner.name, 0))
     }
 
     /// Whether the replicas read a `ConfigMap`.
@@ -111,7 +111,7 @@ impl RenderContext<'_> {
 
     /// Name of the `ConfigMap` of a group's services.
     pub fn config_map(&self) -> String {
-        if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
+        if self.ingress() { names::ingress_config(&self.owner.name) } else { names::egress_config(&self.owner.name) }
     }
 
     /// Whether the replicas have no TUN device and forward nothing: set by the class, for our image only.
@@ -128,7 +128,7 @@ impl RenderContext<'_> {
         let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
         let secret = match (shared, self.stock() || self.standalone()) {
             (true, _) => names::ACCOUNTS.to_owned(),
-            (false, false) => names::account(&self.owner.group),
+            (false, false) => names::account(&self.owner.name),
             (false, true) => return None,
         };
         let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");

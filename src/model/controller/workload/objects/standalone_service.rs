@@ -16,7 +16,7 @@ pub fn headless_service(shape: &RenderContext<'_>) -> Manifest {
         selector: Some(owner.selector()),
         ..ServiceSpec::default()
     };
-    let service = Service { metadata: owner.metadata(owner.group.clone(), None), spec: Some(spec), ..Service::default() };
+    let service = Service { metadata: owner.metadata(owner.name.clone(), None), spec: Some(spec), ..Service::default() };
     Manifest::of(Kind::Service, &service)
 }
 

@@ -48,7 +48,7 @@ pub fn standby_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manif
     let label = |labels: &mut Option<BTreeMap<String, String>>| {
         labels.get_or_insert_default().insert(names::STANDBY.to_owned(), "true".to_owned());
     };
-    set.metadata.name = Some(standby_name(&shape.owner.group));
+    set.metadata.name = Some(standby_name(&shape.owner.name));
     label(&mut set.metadata.labels);
     if let Some(spec) = &mut set.spec {
         label(&mut spec.selector.match_labels);
@@ -57,7 +57,7 @@ pub fn standby_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manif
         let containers = template.spec.iter_mut().flat_map(|pod| &mut pod.containers);
         for container in containers.filter(|container| container.name == PROXY) {
             let variables = container.env.get_or_insert_default();
-            env::set(variables, env::value("POD_NAME", &names::replica(&shape.owner.group, 0)));
+            env::set(variables, env::value("POD_NAME", &names::replica(&shape.owner.name, 0)));
             env::set(variables, env::field("TAILYARD_POD_NAME", "metadata.name"));
         }
     }
@@ -69,12 +69,12 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
     let new_policy = if shape.standalone() { "OrderedReady" } else { "Parallel" };
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
     let mut set = StatefulSet {
-        metadata: shape.owner.metadata(shape.owner.group.clone(), None),
+        metadata: shape.owner.metadata(shape.owner.name.clone(), None),
         spec: Some(StatefulSetSpec {
             replicas: Some(shape.replicas.try_into().unwrap_or(i32::MAX)),
             pod_management_policy: Some(policy.unwrap_or(new_policy).to_owned()),
             selector: LabelSelector { match_labels: Some(labels), ..LabelSelector::default() },
-            service_name: shape.standalone().then(|| shape.owner.group.clone()),
+            service_name: shape.standalone().then(|| shape.owner.name.clone()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta { labels: Some(pod_labels), ..ObjectMeta::default() }),
                 spec: Some(pod(shape)),
@@ -109,7 +109,7 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
     let sysctls = || vec![sysctl("net.ipv4.ip_forward"), sysctl("net.ipv6.conf.all.forwarding")];
     let pull_secrets: Vec<_> = shape.settings.image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect();
     PodSpec {
-        service_account_name: Some(shape.owner.group.clone()),
+        service_account_name: Some(shape.owner.name.clone()),
         termination_grace_period_seconds: Some(shape.termination_grace()),
         security_context: Some(PodSecurityContext {
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
@@ -271,7 +271,7 @@ fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
 }
 
 fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
-    let group = &shape.owner.group;
+    let group = &shape.owner.name;
     let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
         name: name.to_owned(),
         mount_path: path.to_owned(),

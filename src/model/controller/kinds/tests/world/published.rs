@@ -1,7 +1,6 @@
 //! Requests for names as the stores show them, and the control plane's part.
 
 use super::*;
-use crate::model::controller::workload::key;
 
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
@@ -145,7 +144,7 @@ impl World {
     }
 
     /// Group, label and creation time of a request; `None` if the object is missing or being deleted.
-    fn asks(&self, claimant: &Publisher) -> Option<(String, String, i64)> {
+    fn asks(&self, claimant: &Publisher) -> Option<(WorkloadKey, String, i64)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (assignment, label, metadata) = match claimant.source {
             PublishSource::Ingress => {
@@ -158,8 +157,8 @@ impl World {
             }
         };
         let recorded = || self.recorded(claimant).into_iter().next();
-        let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(str::to_owned) };
-        let group = if self.is_standalone(claimant) { Some(key::key(claimant)) } else { group };
+        let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(WorkloadKey::of_group) };
+        let group = if self.is_standalone(claimant) { Some(WorkloadKey::from(claimant)) } else { group };
         let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
         Some((group?, label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
     }
@@ -171,33 +170,37 @@ impl World {
     }
 
     /// Groups whose config has an object.
-    fn recorded(&self, claimant: &Publisher) -> BTreeSet<String> {
+    fn recorded(&self, claimant: &Publisher) -> BTreeSet<WorkloadKey> {
         let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
-        self.groups.keys().filter(|group| self.parsed_config(group).origins.values().any(|stored| *stored == origin)).cloned().collect()
+        self.groups
+            .keys()
+            .filter(|group| self.parsed_config(group).origins.values().any(|stored| *stored == origin))
+            .map(|group| WorkloadKey::of_group(group))
+            .collect()
     }
 
     /// Groups that an object affects; the empty name for one that must be released.
-    pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<String> {
+    pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<WorkloadKey> {
         let named = self.asks(claimant).map(|(group, ..)| group);
-        let mut groups: BTreeSet<String> = named.into_iter().chain(self.recorded(claimant)).collect();
+        let mut groups: BTreeSet<WorkloadKey> = named.into_iter().chain(self.recorded(claimant)).collect();
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (metadata, service) = match claimant.source {
             PublishSource::Ingress => (self.ingresses.get(&key).map(|stored| &stored.metadata), None),
             PublishSource::Service => (self.services.get(&key).map(|stored| &stored.metadata), self.services.get(&key)),
         };
         let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
-        groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| key::key(claimant)));
+        groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| WorkloadKey::from(claimant)));
         let finalized = metadata.is_some_and(|stored| finalizers::has(stored, claimant.source.finalizer()));
         let faulty = claimant.source == PublishSource::Ingress
             && self.ingresses.get(&key).is_some_and(|stored| matches!(self.assignment.ingress(stored), GroupAssignment::Unusable(_)));
-        let is_orphan = finalized && groups.iter().all(|group| key::parse_key(group).is_some());
+        let is_orphan = finalized && groups.iter().all(WorkloadKey::is_standalone);
         if is_orphan || (groups.is_empty() && (faulty || service.is_some_and(has_conditions))) {
-            groups.insert(String::new());
+            groups.insert(WorkloadKey::of_group(""));
         }
         groups
     }
 
-    pub(super) fn publishing(&self, group: &str) -> PublishInputs {
+    pub(super) fn publishing(&self, group: &WorkloadKey) -> PublishInputs {
         let mine = |key: &(String, String)| self.publishers(&claimant(PublishSource::Ingress, key)).contains(group);
         let ingresses = self.ingresses.iter().filter(|(key, _)| mine(key));
         let ingresses: imbl::OrdMap<_, _> = ingresses.map(|(key, stored)| (key.clone(), Arc::new(stored.clone()))).collect();
@@ -225,25 +228,25 @@ impl World {
     }
 
     /// Proxies that objects of a group have or get, by names that they request from the group or have there.
-    fn proxies(&self, group: &str) -> Vec<(String, NameConflict)> {
-        let config = self.parsed_config(group);
+    fn proxies(&self, group: &WorkloadKey) -> Vec<(String, NameConflict)> {
+        let config = self.parsed_config(group.group_name());
         let mut proxies = Vec::new();
         for claimant in self.claimants().into_iter().filter(|claimant| self.assignment.standalone.has(&claimant.namespace)) {
-            let key = key::key(&claimant);
-            let Some(parent) = self.parent(&key).filter(|parent| key != group && parent.metadata().deletion_timestamp.is_none()) else {
+            let key = WorkloadKey::from(&claimant);
+            let Some(parent) = self.parent(&key).filter(|parent| key != *group && parent.metadata().deletion_timestamp.is_none()) else {
                 continue;
             };
             let created = parent.metadata().creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
             let proxy = self.with_waiting(&self.workload(&key, &self.owned(&key))).0.remove(&0);
             let Some(conflict) = proxy_conflict(parent, created, &self.assignment, proxy.as_ref()) else { continue };
-            let requested = self.asks(&claimant).filter(|(of, ..)| of == group).map(|(_, label, _)| service_name(&label));
+            let requested = self.asks(&claimant).filter(|(of, ..)| *of == *group).map(|(_, label, _)| service_name(&label));
             let recorded = config.origins.iter().filter(|(_, origin)| {
                 (&*origin.kind, &*origin.namespace, &*origin.name) == (claimant.source.kind(), &*claimant.namespace, &*claimant.name)
             });
             let certified = self.objects.values().filter(|stored| {
                 let labels = &stored["metadata"]["labels"];
                 let is_current = domain_of(stored).is_some_and(|dns| dns.split('.').next() == Some(&parent.label()));
-                is_current && labels[names::PROXY_GROUP] == group && labels[names::PARENT] == *claimant.name
+                is_current && labels[names::PROXY_GROUP] == *group.group_name() && labels[names::PARENT] == *claimant.name
             });
             let certified = certified.map(|_| service_name(&parent.label()));
             let all: BTreeSet<_> = requested.into_iter().chain(recorded.map(|(name, _)| name.clone())).chain(certified).collect();
@@ -253,22 +256,26 @@ impl World {
     }
 
     /// Requests from other groups, by name.
-    fn rivals(&self, group: &str) -> Vec<(String, NameConflict)> {
+    fn rivals(&self, group: &WorkloadKey) -> Vec<(String, NameConflict)> {
         let rival = |claimant: Publisher| {
             let (other, label, created) = self.asks(&claimant)?;
-            if other == group || created == i64::MIN || !self.groups.contains_key(&other) {
+            if other == *group || created == i64::MIN || !self.groups.contains_key(other.group()?) {
                 return None;
             }
             let name = service_name(&label);
-            let serving = self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
-            Some((name, NameConflict { claimant, group: other, created, serving, is_device: false }))
+            let serving = self.observed_replicas(other.name()).values().any(|replica| serves(replica, &name));
+            Some((name, NameConflict { claimant, key: other, created, serving, is_device: false }))
         };
         self.claimants().into_iter().filter_map(rival).collect()
     }
 
     /// Objects of a group and shared objects.
-    pub(super) fn with_shared(&self, mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>, group: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
-        let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
+    pub(super) fn with_shared(
+        &self,
+        mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>,
+        group: &WorkloadKey,
+    ) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
+        let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| *of == *group);
         let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
         let shared = |object: &ObjectRef, stored: &Value| {
             *object == accounts_ref(NS) || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))

@@ -1,7 +1,6 @@
 //! The StatefulSet controller, and replicas that apply their config.
 
 use super::*;
-use crate::model::controller::workload::key;
 use crate::model::controller::workload::naming;
 
 use crate::model::controller::ingress::spec::service_name;
@@ -106,10 +105,8 @@ impl World {
     }
 
     /// Checks that an `externalName` points to an existing child whose ports every replica maps.
-    pub(super) fn acknowledged(&self, group: &str, host: &str) {
-        if key::parse_key(group).is_some() {
-            return;
-        }
+    pub(super) fn acknowledged(&self, key: &WorkloadKey, host: &str) {
+        let Some(group) = key.group() else { return };
         let child = host.split('.').next().expect("a label");
         let child = self.objects.get(&ObjectRef::new(Kind::Service, NS, child)).expect("the child is there first");
         let ports = child["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check");

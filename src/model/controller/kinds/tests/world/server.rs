@@ -5,9 +5,10 @@ use crate::model::controller::ingress::spec::service_name;
 
 impl World {
     /// Runs one pass over a group and applies its plan.
-    pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
+    pub(in super::super) fn pass(&mut self, key: impl Into<WorkloadKey>) -> GroupPlan {
+        let name = &key.into();
         let observed = self.observe(name);
-        let made = plan_with_memo(&observed, self.memory.passes.entry(name.to_owned()).or_default());
+        let made = plan_with_memo(&observed, self.memory.passes.entry(name.clone()).or_default());
         self.memory.replacements.record(name, made.replaces);
         let fresh = pass(&observed);
         let quiet = |plan: &GroupPlan| GroupPlan { events: Vec::new(), ..plan.clone() };
@@ -17,9 +18,9 @@ impl World {
         made
     }
 
-    pub(in super::super) fn act(&mut self, name: &str, made: &GroupPlan) {
+    pub(in super::super) fn act(&mut self, name: &WorkloadKey, made: &GroupPlan) {
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
-            && let Some(group) = self.groups.get_mut(name)
+            && let Some(group) = self.groups.get_mut(name.group_name())
         {
             self.writes += 1;
             group.metadata.finalizers = Some(finalizers);
@@ -71,7 +72,7 @@ impl World {
             }
         }
         if let Some(status) = made.group.as_ref().and_then(|update| update.status.clone())
-            && let Some(group) = self.groups.get_mut(name)
+            && let Some(group) = self.groups.get_mut(name.group_name())
         {
             self.writes += 1;
             group.status = Some(status);
@@ -123,7 +124,7 @@ impl World {
         }
     }
 
-    pub(super) fn update(&mut self, group: &str, update: &ObjectUpdate) {
+    pub(super) fn update(&mut self, group: &WorkloadKey, update: &ObjectUpdate) {
         if let Some(ExternalNameUpdate { name: Some(host), .. }) = &update.external_name
             && host.starts_with("ts-")
         {
