@@ -3,11 +3,10 @@
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, page};
+use super::{Check, page, rights};
 
 /// Name of the policy and of its binding.
 pub const POLICY: &str = "tailyard-proxy-secrets";
-const FILE: &str = include_str!("../../../../config/rbac/policy.yaml");
 const NAME: &str = "admission-policy";
 /// Fields of the policy that decide about a request. The API server adds defaults to others.
 const FIELDS: [&str; 5] = ["/failurePolicy", "/matchConstraints/resourceRules", "/matchConditions", "/variables", "/validations"];
@@ -38,7 +37,7 @@ pub(super) fn check(facts: &ClusterFacts) -> Check {
 
 /// Why the policy is not in force in this namespace.
 fn fault(policy: Option<&Value>, binding: Option<&Value>, namespace: &str) -> Option<String> {
-    let expected = expected();
+    let expected = rights::policy();
     let Some(policy) = policy else { return Some(format!("ValidatingAdmissionPolicy {POLICY} does not exist")) };
     let Some(binding) = binding else { return Some(format!("ValidatingAdmissionPolicyBinding {POLICY} does not exist")) };
     let (policy, binding) = (&policy["spec"], &binding["spec"]);
@@ -57,12 +56,6 @@ fn fault(policy: Option<&Value>, binding: Option<&Value>, namespace: &str) -> Op
     let all = ["excludeResourceRules", "objectSelector", "resourceRules"];
     let selected = unrestricted(matches, &all) && selects(&matches["namespaceSelector"], namespace);
     (!selected).then(|| format!("ValidatingAdmissionPolicyBinding {POLICY} does not select namespace {namespace}"))
-}
-
-/// The policy of config/rbac.
-fn expected() -> Value {
-    let document = FILE.split("\n---\n").next().unwrap_or_default();
-    serde_saphyr::from_str(document).unwrap_or_default()
 }
 
 fn unrestricted(matches: &Value, fields: &[&str]) -> bool {
