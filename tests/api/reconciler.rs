@@ -1,6 +1,7 @@
 //! The reconciler as the compiled binary, with exactly the permissions of config/rbac, on a real kube-apiserver and etcd. There is no
 //! kubelet: the tests create Pods and write the replicas' state. The control plane is a stand-in.
 
+mod admission;
 mod changes;
 mod crowd;
 mod defaults;

@@ -115,8 +115,13 @@ fn rendered_chart_matches_golden_files() {
 
 /// RBAC objects, without the labels that every object of a chart has.
 fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
-    let rights = objects.into_iter().filter(|(_, object)| object["apiVersion"] == "rbac.authorization.k8s.io/v1");
-    let plain = rights.map(|(key, mut object)| {
+    of_api(objects, "rbac.authorization.k8s.io/v1")
+}
+
+/// Objects of an API version, without the labels that every object of a chart has.
+fn of_api(objects: BTreeMap<String, Value>, version: &str) -> BTreeMap<String, Value> {
+    let chosen = objects.into_iter().filter(|(_, object)| object["apiVersion"] == version);
+    let plain = chosen.map(|(key, mut object)| {
         object["metadata"].as_object_mut().expect("metadata").remove("labels");
         (key, object)
     });
@@ -126,7 +131,8 @@ fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 /// Objects of a file of config/rbac, for another namespace of the reconciler.
 fn config(file: &str, namespace: &str) -> BTreeMap<String, Value> {
     let text = read(&path("config/rbac").join(file));
-    objects(&text.replace("namespace: tailscale\n", &format!("namespace: {namespace}\n")))
+    let text = text.replace("namespace: tailscale\n", &format!("namespace: {namespace}\n"));
+    objects(&text.replace("kubernetes.io/metadata.name: tailscale\n", &format!("kubernetes.io/metadata.name: {namespace}\n")))
 }
 
 #[test]
@@ -211,6 +217,20 @@ fn chart_rbac_equals_config_rbac() {
         let watched: BTreeMap<_, _> = own.into_iter().chain(cluster).chain(config("watched.yaml", namespace)).collect();
         assert_eq!(rights(objects(&rendered("headscale", namespace))), watched);
     }
+}
+
+#[test]
+fn chart_admission_policy_equals_config_rbac() {
+    const VERSION: &str = "admissionregistration.k8s.io/v1";
+    for namespace in ["tailscale", "elsewhere"] {
+        let expected = config("policy.yaml", namespace);
+        let selected = &expected["ValidatingAdmissionPolicyBinding -/tailyard-proxy-secrets"]["spec"]["matchResources"];
+        assert_eq!(selected["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], namespace);
+        assert_eq!(of_api(objects(&rendered("default", namespace)), VERSION), expected);
+    }
+    let policies = |flags: &[&str]| of_api(rendered_with(flags), VERSION).len();
+    assert_eq!(policies(&["--set", "admissionPolicy.enabled=false"]), 0);
+    assert_eq!(["1.29.9", "1.30.0", "1.30.2-gke.1"].map(|version| policies(&["--kube-version", version])), [0, 2, 2]);
 }
 
 #[test]
@@ -332,10 +352,11 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 /// Rejected values, each with a corrected one that is accepted.
-const REFUSED: [(&str, &str); 23] = [
+const REFUSED: [(&str, &str); 24] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
+    ("admissionPolicy.enabled=sometimes", "admissionPolicy.enabled=false"),
     ("firewallMode=pf", "firewallMode=iptables"),
     ("defaultProxyGroups.egress=Eg.1", "defaultProxyGroups.egress=eg-1"),
     ("tags={k8s}", "tags={tag:k8s}"),

@@ -304,6 +304,22 @@ fn pod_roles_do_not_list_secrets() {
     }
 }
 
+/// The admission policy restricts accounts that may not delete the Secret (config/rbac/policy.yaml).
+#[test]
+fn pod_roles_do_not_create_or_delete_secrets() {
+    let mut written = 0;
+    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/objects")).expect("golden files") {
+        let name = file.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned();
+        let role = golden(&name, "Role");
+        let rules = role["rules"].as_array().expect("rules").iter().filter(|rule| rule["resources"] == json!(["secrets"]));
+        for verb in rules.flat_map(|rule| rule["verbs"].as_array().expect("verbs")) {
+            assert!(["get", "list", "watch", "patch", "update"].iter().any(|allowed| verb == allowed), "{name}: {verb}");
+            written += usize::from(verb == "patch");
+        }
+    }
+    assert!(written >= 12, "{written} Roles");
+}
+
 #[test]
 fn class_labels_do_not_replace_owner_labels() {
     let set = golden("class", "StatefulSet");

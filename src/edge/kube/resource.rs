@@ -35,6 +35,13 @@ impl Resource {
 
     pub const DEFINITION: Self =
         Self { api_version: "apiextensions.k8s.io/v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
+    pub const ADMISSION_POLICY: Self =
+        Self { api_version: "admissionregistration.k8s.io/v1", kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies" };
+    pub const ADMISSION_BINDING: Self = Self {
+        api_version: "admissionregistration.k8s.io/v1",
+        kind: "ValidatingAdmissionPolicyBinding",
+        plural: "validatingadmissionpolicybindings",
+    };
     pub const DEPLOYMENT: Self = Self { api_version: "apps/v1", kind: "Deployment", plural: "deployments" };
     pub const LEASE: Self = Self { api_version: "coordination.k8s.io/v1", kind: "Lease", plural: "leases" };
     pub const CONFIG_MAP: Self = Self { api_version: "v1", kind: "ConfigMap", plural: "configmaps" };

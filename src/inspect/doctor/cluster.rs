@@ -13,6 +13,7 @@ use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::inspect::{OF_USERS, PROXIES, gap};
 use crate::model::controller::kinds::tailnet;
 use crate::model::diagnostics::doctor::ReadResult;
+use crate::model::diagnostics::doctor::admission::POLICY;
 use crate::model::diagnostics::doctor::cluster::{
     ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places, variable,
 };
@@ -65,6 +66,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         server,
         definitions,
         denied: denied(cluster, required, &names).await,
+        policy: look(Resource::ADMISSION_POLICY, None, POLICY).await,
+        policy_binding: look(Resource::ADMISSION_BINDING, None, POLICY).await,
         deployments,
         groups,
         unreconciled,

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::model::base::text_table::table;
 use crate::model::diagnostics::overview::Gap;
 
+pub mod admission;
 pub mod cluster;
 mod control;
 mod facts;

@@ -163,10 +163,10 @@ async fn deploy(stage: &Stage) {
 }
 
 /// Exit code, and finding and text of each check with a name.
-type Found = (Option<i32>, Vec<(String, String)>);
+pub(super) type Found = (Option<i32>, Vec<(String, String)>);
 
 /// Doctor's findings for a check.
-async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
+pub(super) async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
     let (code, text, error) = run(stage, user, &["doctor", "-o", "json"]).await;
     let checks: Vec<Value> = serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text} {error}"));
     let field = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();

@@ -12,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Namespace as KubeNamespace;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Namespace as KubeNamespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig};
@@ -269,7 +270,20 @@ impl Cluster {
         Client::in_pod(&self.url(), &self.service_account()).await.expect("a client")
     }
 
-    async fn client_of(&self, name: &str) -> kube::Client {
+    /// The directory of a `ServiceAccount`'s credentials, as in its Pods, with a token that the API server issues.
+    pub async fn account(&self, name: &str) -> PathBuf {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.admin(), NAMESPACE);
+        let request = accounts.create_token_request(name, &PostParams::default(), &TokenRequest::default()).await.expect("a token");
+        let directory = self.path(name);
+        fs::create_dir_all(&directory).expect("directory");
+        fs::write(directory.join("namespace"), NAMESPACE).expect("namespace");
+        fs::write(directory.join("token"), request.status.and_then(|status| status.token).expect("a token")).expect("token");
+        fs::copy(self.path("admin").join("ca.crt"), directory.join("ca.crt")).expect("a certificate");
+        directory
+    }
+
+    /// A client of a user whose directory of credentials exists.
+    pub async fn client_of(&self, name: &str) -> kube::Client {
         let directory = self.path(name);
         let file: Kubeconfig = serde_json::from_value(kubeconfig(&directory, &self.url())).expect("a kubeconfig");
         let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a config");

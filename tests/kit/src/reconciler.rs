@@ -143,6 +143,15 @@ impl Stage {
         }
     }
 
+    /// Applies the admission policy of config/rbac, for the reconciler's namespace. It is in force a moment later.
+    pub async fn admission_policy(&self) {
+        let text = fs::read_to_string(crate::root().join("config/rbac/policy.yaml")).expect("a policy");
+        let text = text.replace("metadata.name: tailscale", &format!("metadata.name: {NAMESPACE}"));
+        for (plural, document) in ["validatingadmissionpolicies", "validatingadmissionpolicybindings"].iter().zip(text.split("\n---\n")) {
+            self.file(&format!("/apis/admissionregistration.k8s.io/v1/{plural}/tailyard-proxy-secrets"), document).await;
+        }
+    }
+
     /// The compiled binary, to be run as this user of the cluster.
     pub fn tailyard(&self, user: &str, args: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(crate::tailyard());

@@ -3,9 +3,8 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use super::control;
 use super::rights::{self, Right};
-use super::{Check, is_reconciler, network, objects, page};
+use super::{Check, admission, control, is_reconciler, network, objects, page};
 use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::diagnostics::overview::stuck;
 
@@ -22,6 +21,7 @@ pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = vec![Check::ok("api-server", format!("answers, version {}", facts.server))];
     checks.extend(definitions(facts));
     checks.extend(permissions(facts));
+    checks.push(admission::check(facts));
     checks.push(reconciler(facts));
     checks.push(operators(facts));
     checks.extend(control::checks(&facts.credentials));

@@ -19,6 +19,9 @@ pub struct ClusterFacts {
     pub definitions: BTreeMap<&'static str, ReadResult<Option<Value>>>,
     /// Missing permissions, by account.
     pub denied: BTreeMap<String, ReadResult<Vec<Right>>>,
+    /// `ValidatingAdmissionPolicy` of proxies, and its binding; `None` if not created, or if the cluster has no such kind.
+    pub policy: ReadResult<Option<Value>>,
+    pub policy_binding: ReadResult<Option<Value>>,
     pub deployments: ReadResult<Vec<Value>>,
     pub groups: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.

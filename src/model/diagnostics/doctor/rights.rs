@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
+use serde_json::Value;
 
 const CLUSTER: &str = include_str!("../../../../config/rbac/cluster.yaml");
 const NAMESPACE: &str = include_str!("../../../../config/rbac/namespace.yaml");
 const WATCHED: &str = include_str!("../../../../config/rbac/watched.yaml");
+const POLICY: &str = include_str!("../../../../config/rbac/policy.yaml");
 /// Role that is also bound in watched namespaces.
 const SERVICES: &str = "tailyard-reconciler-services";
 /// `ClusterRole` of replicas.
@@ -80,6 +82,12 @@ pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
     rights.extend(watched.iter().flat_map(|namespace| granted(WATCHED, namespace, |_| true)));
     rights.extend(granted(NAMESPACE, namespace, |_| true));
     rights
+}
+
+/// `ValidatingAdmissionPolicy` that restricts replicas; null if the file is malformed.
+pub fn policy() -> Value {
+    let document = POLICY.split("\n---\n").next().unwrap_or_default();
+    serde_saphyr::from_str(document).unwrap_or_default()
 }
 
 /// Permissions of the replicas of a group: their own state and the group's config.

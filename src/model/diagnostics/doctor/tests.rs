@@ -35,6 +35,13 @@ fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value
     json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
 }
 
+/// The policy of config/rbac and its binding, for the namespace `ts`.
+fn policy_objects() -> [Value; 2] {
+    let text = include_str!("../../../../config/rbac/policy.yaml").replace("metadata.name: tailscale", "metadata.name: ts");
+    let objects: Vec<Value> = text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("an object")).collect();
+    objects.try_into().expect("a policy and a binding")
+}
+
 fn well() -> ClusterFacts {
     let tried = CredentialCheck { whose: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
     ClusterFacts {
@@ -42,6 +49,8 @@ fn well() -> ClusterFacts {
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Ok(Some(definition(true))))).into(),
         denied: [("ts/eg", vec![]), ("ts/tailyard-reconciler", vec![])].map(|(account, denied)| (account.to_owned(), Ok(denied))).into(),
+        policy: Ok(Some(policy_objects()[0].clone())),
+        policy_binding: Ok(Some(policy_objects()[1].clone())),
         deployments: Ok(vec![deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 2)]),
         groups: Ok(vec![group("eg", "egress")]),
         unreconciled: [("Connector", Ok(vec![])), ("Recorder", Err(Gap::Unknown))].into(),
@@ -72,6 +81,7 @@ fn ill() -> ClusterFacts {
     ClusterFacts {
         definitions,
         denied: [("ts/eg".into(), Err(Gap::Forbidden)), ("ts/tailyard-reconciler".into(), Ok(denied))].into(),
+        policy_binding: Ok(None),
         deployments: Ok(vec![
             deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 1),
             deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1),
@@ -101,6 +111,8 @@ fn closed() -> ClusterFacts {
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Err(Gap::Forbidden))).into(),
         denied: [("ts/tailyard-reconciler".to_owned(), Err(Gap::Forbidden))].into(),
+        policy: Err(Gap::Forbidden),
+        policy_binding: Err(Gap::Forbidden),
         deployments: Err(Gap::Forbidden),
         groups: Err(Gap::Forbidden),
         unreconciled: [("Recorder", Err(Gap::Forbidden))].into(),
@@ -226,6 +238,74 @@ fn missing_group_definition_is_bad_and_missing_optional_right_a_warning() {
     let optional: Vec<_> = rights::reconciler("ts", &[]).into_iter().filter(rights::Right::optional).collect();
     facts.denied = [("ts/tailyard-reconciler".to_owned(), Ok(optional))].into();
     finds(&facts, "permissions", Finding::Warn, "list/watch nodes");
+}
+
+/// Asserts the warning about a policy or binding that has this value at a pointer.
+fn policy_finds(binding: bool, pointer: &str, value: Value, word: &str) {
+    let mut objects = policy_objects();
+    let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
+    objects[usize::from(binding)].pointer_mut(parent).expect("an object")[field] = value;
+    let [policy, policy_binding] = objects.map(|object| Ok(Some(object)));
+    finds(&ClusterFacts { policy, policy_binding, ..well() }, "admission-policy", Finding::Warn, word);
+}
+
+#[test]
+fn admission_policy_is_in_force_only_if_it_denies_in_the_namespace() {
+    let name = "admission-policy";
+    finds(&well(), name, Finding::Ok, "proxies in ts can change only data of Secrets");
+    finds(
+        &ClusterFacts { policy: Ok(None), ..well() },
+        name,
+        Finding::Warn,
+        "ValidatingAdmissionPolicy tailyard-proxy-secrets does not exist",
+    );
+    finds(
+        &ClusterFacts { policy_binding: Ok(None), ..well() },
+        name,
+        Finding::Warn,
+        "ValidatingAdmissionPolicyBinding tailyard-proxy-secrets does not",
+    );
+    finds(&ClusterFacts { policy_binding: Err(Gap::Forbidden), ..well() }, name, Finding::Warn, "cannot be read: not allowed");
+    finds(&ClusterFacts { namespace: "other".into(), ..well() }, name, Finding::Warn, "does not select namespace other");
+
+    policy_finds(false, "/spec/failurePolicy", json!("Ignore"), "spec.failurePolicy");
+    policy_finds(false, "/spec/matchConditions", Value::Null, "spec.matchConditions");
+    policy_finds(false, "/spec/variables/3/expression", json!("[]"), "spec.variables");
+    policy_finds(false, "/spec/validations/0/expression", json!("true"), "spec.validations");
+    policy_finds(false, "/spec/matchConstraints/resourceRules/0/resources", json!(["configmaps"]), "spec.matchConstraints.resourceRules");
+    let labels = json!({"matchLabels": {"a": "b"}});
+    policy_finds(false, "/spec/matchConstraints/objectSelector", labels.clone(), "does not match all Secrets");
+    policy_finds(false, "/spec/paramKind", json!({"apiVersion": "v1", "kind": "ConfigMap"}), "does not match all Secrets");
+    policy_finds(true, "/spec/validationActions", json!(["Audit"]), "does not deny anything");
+    policy_finds(true, "/spec/policyName", json!("another"), "does not deny anything");
+    policy_finds(true, "/spec/matchResources/objectSelector", labels.clone(), "does not select namespace ts");
+    policy_finds(true, "/spec/matchResources/namespaceSelector", labels, "does not select namespace ts");
+}
+
+#[test]
+fn admission_policy_permits_the_annotation_of_certificate_orders() {
+    let [policy, _] = policy_objects();
+    let compared = policy["spec"]["variables"][2]["expression"].as_str().expect("CEL");
+    assert_eq!(compared.matches(&format!("key == '{}'", crate::api::names::ISSUANCE)).count(), 2, "{compared}");
+}
+
+#[test]
+fn defaults_of_the_api_server_do_not_count_as_another_policy() {
+    let [mut policy, mut binding] = policy_objects();
+    for field in ["namespaceSelector", "objectSelector"] {
+        policy["spec"]["matchConstraints"][field] = json!({});
+    }
+    policy["spec"]["matchConstraints"]["matchPolicy"] = json!("Equivalent");
+    binding["spec"]["matchResources"]["objectSelector"] = json!({});
+    binding["spec"]["matchResources"]["matchPolicy"] = json!("Equivalent");
+    finds(
+        &ClusterFacts { policy: Ok(Some(policy)), policy_binding: Ok(Some(binding.clone())), ..well() },
+        "admission-policy",
+        Finding::Ok,
+        "ts",
+    );
+    binding["spec"].as_object_mut().expect("a spec").remove("matchResources");
+    finds(&ClusterFacts { policy_binding: Ok(Some(binding)), ..well() }, "admission-policy", Finding::Ok, "ts");
 }
 
 #[test]
