@@ -6,6 +6,9 @@ use super::foreign::FOREIGN;
 use super::*;
 use crate::model::controller::ingress_spec::PublishSource;
 
+mod cluster;
+mod hostile;
+
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];
 
