@@ -7,6 +7,7 @@ use super::*;
 use crate::model::controller::ingress_spec::PublishSource;
 
 mod cluster;
+mod collisions;
 mod group_names;
 mod hostile;
 
