@@ -41,7 +41,7 @@ fn addresses(label: &str, ports: &[u16]) -> Value {
 }
 
 /// Creates the Ingress `app` and waits until it is served as `shop`; returns the name of its workload.
-async fn serve(stage: &Stage) -> String {
+pub(super) async fn serve(stage: &Stage) -> String {
     stage.class().await;
     stage.backend("web").await;
     put(stage, "app", "shop", "web").await;
