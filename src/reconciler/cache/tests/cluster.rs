@@ -433,11 +433,11 @@ fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object:
             (None, Some((key, value))) => labels[key] == value,
             (None, None) => !labels[term].is_null(),
         };
-        let seen = if follow.names_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
+        let delivered = if follow.names_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
         if follow.labels.is_none_or(|selector| selector.split(',').all(matches)) {
-            cache.put(*role, seen);
+            cache.put(*role, delivered);
         } else {
-            cache.gone(*role, &seen);
+            cache.gone(*role, &delivered);
         }
     }
 }

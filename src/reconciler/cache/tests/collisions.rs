@@ -103,8 +103,8 @@ fn two_services_with_one_child_name_in_two_groups() {
 
 /// Two of these values with one name; `None` if the names are long enough to differ.
 fn pair<T: Clone>(values: impl Iterator<Item = T>, name: impl Fn(&T) -> String) -> Option<[T; 2]> {
-    let mut seen: HashMap<String, T> = HashMap::new();
-    values.into_iter().find_map(|value| seen.insert(name(&value), value.clone()).map(|first| [first, value]))
+    let mut by_name: HashMap<String, T> = HashMap::new();
+    values.into_iter().find_map(|value| by_name.insert(name(&value), value.clone()).map(|first| [first, value]))
 }
 
 #[test]
@@ -218,7 +218,7 @@ proptest! {
     /// Stands for a short hash: the workload of an object has the name that a younger one computes for its own. `holds`: the younger one, if
     /// any; each Service arrives after a number of rounds.
     #[test]
-    fn services_of_one_name_settle_whoever_has_their_names(
+    fn services_of_one_name_settle_while_others_have_their_names(
         holds in prop::collection::vec((prop::option::weighted(0.6, any::<Index>()), 0..3_usize), 2..7),
     ) {
         let namespace = |number: usize| format!("n{number}");

@@ -128,12 +128,12 @@ fn new_object_with_an_invalid_group_is_refused_and_joins_no_other_key() {
                 faults.push(format!("{kind} {value:?}: no rest"));
             }
             let own = [format!("t/{name}"), format!("ingress/t/{name}"), String::new()];
-            let seen: Vec<_> = seen_by(&cluster, kind, name)
+            let joined: Vec<_> = seen_by(&cluster, kind, name)
                 .into_iter()
                 .filter(|key| !own.contains(key) && (keys.contains(key) || key.contains('/')))
                 .collect();
-            if !seen.is_empty() {
-                faults.push(format!("{kind} {value:?} joins {seen:?}"));
+            if !joined.is_empty() {
+                faults.push(format!("{kind} {value:?} joins {joined:?}"));
             }
             if reports(&cluster, (kind, name), events).is_empty() {
                 faults.push(format!("{kind} {value:?}: no report about the annotation"));

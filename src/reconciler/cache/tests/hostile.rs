@@ -205,10 +205,10 @@ fn fault(scene: &Scene, (key, attacker): (&str, &str), before: &GroupPlan, after
     }
     let stored = |kind: Kind, namespace: &str, name: &str| scene.objects.get(&(kind.name(), namespace.to_owned(), name.to_owned()));
     for (role, names) in named_secrets(after) {
-        let known = stored(Kind::Role, NS, &role);
-        let known = known.map(all_secrets).unwrap_or_default();
-        if !names.is_subset(&known) {
-            return Some(format!("the plan of {key} adds Secrets to Role {role}: {:?}", names.difference(&known)));
+        let permitted = stored(Kind::Role, NS, &role);
+        let permitted = permitted.map(all_secrets).unwrap_or_default();
+        if !names.is_subset(&permitted) {
+            return Some(format!("the plan of {key} adds Secrets to Role {role}: {:?}", names.difference(&permitted)));
         }
     }
     let deleted = after.delete.iter().map(|delete| &delete.object);

@@ -65,8 +65,8 @@ impl Cluster {
             report.push((egress::KEY, json!(acknowledged(config, ip)).to_string()));
         }
         if let Some(published) = self.object("ConfigMap", NS, &names::ingress_config(workload)).map(IngressConfigMap::read) {
-            let known = published.names();
-            let services: Vec<_> = config.advertises().filter(|name| known.contains(*name)).collect();
+            let served = published.names();
+            let services: Vec<_> = config.advertises().filter(|name| served.contains(*name)).collect();
             let status = ingress::IngressStatus { configs: published.mappings.clone(), pod_ipv4: ip.to_owned(), ..Default::default() };
             report.push((state::CURRENT_PROFILE, "profile-1".to_owned()));
             report.push(("profile-1", json!({"AdvertiseServices": services}).to_string()));
