@@ -3,6 +3,7 @@
 
 mod admission;
 mod changes;
+mod collisions;
 mod crowd;
 mod defaults;
 mod failover;

@@ -6,6 +6,11 @@ use super::foreign::FOREIGN;
 use super::*;
 use crate::model::controller::workload::key::PublishSource;
 
+mod cluster;
+mod collisions;
+mod group_names;
+mod hostile;
+
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];
 

@@ -1,15 +1,30 @@
-//! Compromised proxy Pods: their state Secrets cannot make the reconciler change anything at the control plane that is not theirs.
+//! Compromised proxy Pods: their state Secrets cannot make the reconciler change anything at the control plane that is not theirs, and
+//! give them no Secret of another workload.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::DeleteParams;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::rbac::v1::Role;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use tailyard::api::proxyclass::ProxyClass;
 use tailyard::api::proxygroup::ProxyGroup;
 
-use kit::apiserver::DEADLINE;
-use kit::reconciler::stage;
+use kit::apiserver::{DEADLINE, NAMESPACE, read_status};
+use kit::hosted::DOMAIN;
+use kit::reconciler::{Stage, stage};
 use kit::wait::eventually_async;
+
+use super::proxies::{INGRESS, SERVICE};
+use super::{services, standalone, standalone_ingress};
+
+/// Duration of hostile writes: passes follow each of them within a tenth of a second.
+const ATTACK: Duration = Duration::from_secs(10);
+/// Interval of hostile writes.
+const PACE: Duration = Duration::from_millis(100);
 
 #[test]
 fn foreign_device_in_a_state_secret_is_not_deleted() {
@@ -39,5 +54,108 @@ fn foreign_device_in_a_state_secret_is_not_deleted() {
         let own = ["DELETE /api/v2/device/ng0", "DELETE /api/v2/device/ng1"].map(str::to_owned);
         let of_keys = |call: &&String| call.starts_with("DELETE /api/v2/tailnet/-/keys/k") && !call.ends_with("k123");
         assert_eq!(deleted.iter().filter(|call| !of_keys(call)).cloned().collect::<BTreeSet<_>>(), own.into());
+    });
+}
+
+/// Names of the Secrets in the Role of a workload.
+async fn named_secrets(stage: &Stage, workload: &str) -> BTreeSet<String> {
+    let rules = stage.here::<Role>().get(workload).await.expect("a Role").rules.unwrap_or_default();
+    let rules = rules.into_iter().filter(|rule| rule.resources.iter().flatten().any(|resource| resource == "secrets"));
+    rules.flat_map(|rule| rule.resource_names.unwrap_or_default()).collect()
+}
+
+/// A patch that makes the state Secret of a replica look like that of an object with a proxy of its own.
+fn disguise(labels: impl serde::Serialize, device: &str) -> Value {
+    let mut labels = json!(labels);
+    labels["tailscale.com/proxy-group"] = Value::Null;
+    json!({"metadata": {"labels": labels, "ownerReferences": null}, "stringData": {"device_id": device}})
+}
+
+/// As the service account `eg`, patches the state Secret `eg-0` again and again, by turns; `look` runs after each patch.
+async fn attack(stage: &Stage, secrets: &Api<Secret>, patches: &[Value], mut look: impl AsyncFnMut()) {
+    let writes = async {
+        let mut pace = tokio::time::interval(PACE);
+        for patch in patches.iter().cycle() {
+            pace.tick().await;
+            secrets.patch("eg-0", &PatchParams::default(), &Patch::Merge(patch)).await.expect("it may write its state");
+            look().await;
+        }
+    };
+    assert!(tokio::time::timeout(ATTACK, writes).await.is_err());
+    assert!(stage.here::<Secret>().get_opt("eg-0").await.expect("an answer").is_some(), "the state Secret is not deleted");
+}
+
+#[test]
+fn labels_of_a_state_secret_move_nothing() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        services::ready(&stage, "eg").await;
+        stage.publisher("in", 1).await;
+        let workload = standalone_ingress::serve(&stage).await;
+        standalone::put(&stage, "hr", json!({"tailscale.com/expose": "true"}), standalone::web()).await;
+        SERVICE.join(&stage, "hr", "default-hr").await;
+        standalone::ready(&stage, "hr").await;
+        let own = named_secrets(&stage, "eg").await;
+        let all = stage.here::<Secret>().list(&ListParams::default()).await.expect("a list");
+        let foreign: Vec<_> = all.iter().map(ResourceExt::name_any).filter(|name| !own.contains(name)).collect();
+        let certificate = format!("shop.{DOMAIN}");
+        for name in [&certificate, "tailscale-acme-accounts", &format!("{workload}-0"), &format!("{workload}-0-config")] {
+            assert!(foreign.iter().any(|found| found == name), "{name} in {foreign:?}");
+        }
+        let secrets: Api<Secret> = Api::namespaced(stage.cluster.client_of_account("eg").await, NAMESPACE);
+        for name in &foreign {
+            assert_eq!(read_status(&secrets, name).await, 403, "{name}, before the attack");
+        }
+        let group = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "in",
+            "tailscale.com/parent-resource-ns": null, "tailscale.com/secret-type": "certs"});
+        let patches = [disguise(INGRESS.labels("app"), "neg0"), disguise(SERVICE.labels("hr"), "neg0"), disguise(group, "nin0")];
+        let mut granted = BTreeSet::new();
+        attack(&stage, &secrets, &patches, async || {
+            for name in &foreign {
+                let status = read_status(&secrets, name).await;
+                if status != 403 {
+                    granted.insert(format!("{status} for Secret {name}"));
+                }
+            }
+            let named = named_secrets(&stage, "eg").await;
+            granted.extend(named.difference(&own).map(|name| format!("Secret {name} in the Role")));
+        })
+        .await;
+        assert_eq!(granted, BTreeSet::new());
+        assert_eq!(named_secrets(&stage, "eg").await, own, "the replicas keep their rights");
+        let (text, _) = stage.cluster.secret(&certificate).await;
+        assert_eq!((text["tls.crt"].as_str(), text["tls.key"].as_str()), ("a chain", "a key"));
+    });
+}
+
+#[test]
+fn labels_of_a_state_secret_get_no_auth_key_of_another_workload() {
+    stage(async |stage| {
+        let stock = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "stock"},
+            "spec": {"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.5"}}}}});
+        stage.apply(stage.all::<ProxyClass>(), "stock", stock).await;
+        let _running = stage.reconciler("one", 9100);
+        services::ready(&stage, "eg").await;
+        // The stand-in tags devices of tests with one of these.
+        let annotations =
+            json!({"tailscale.com/expose": "true", "tailscale.com/proxy-class": "stock", "tailscale.com/tags": "tag:k8s,tag:hr"});
+        standalone::put(&stage, "hr", annotations, standalone::web()).await;
+        let workload = SERVICE.join(&stage, "hr", "default-hr").await;
+        standalone::ready(&stage, "hr").await;
+        let keys = || stage.hosted.key_requests().iter().filter(|request| request.to_string().contains("tag:hr")).count();
+        assert_eq!(keys(), 1);
+        let secrets: Api<Secret> = Api::namespaced(stage.cluster.client_of_account("eg").await, NAMESPACE);
+        // Its own device makes it a replica of the other workload; then it requests a key in place of that workload's device.
+        let labels = SERVICE.labels("hr");
+        let mut reissue = disguise(&labels, "nhr");
+        reissue["stringData"]["reissue_authkey"] = json!("");
+        let mut faults = BTreeSet::new();
+        attack(&stage, &secrets, &[disguise(&labels, "neg0"), reissue], async || {
+            faults.extend((keys() > 1).then_some("an auth key with the tags of another workload"));
+            faults.extend((!stage.hosted.devices().contains("nhr")).then_some("the device of another workload is deleted"));
+        })
+        .await;
+        assert_eq!(faults, BTreeSet::new());
+        assert_eq!(SERVICE.set(&stage, "hr").await.name_any(), workload);
     });
 }

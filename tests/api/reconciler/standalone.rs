@@ -15,7 +15,7 @@ use super::proxies::SERVICE;
 
 const READY: &str = "TailscaleProxyReady";
 
-async fn put(stage: &Stage, name: &str, annotations: Value, spec: Value) {
+pub(super) async fn put(stage: &Stage, name: &str, annotations: Value, spec: Value) {
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": annotations}, "spec": spec});
     stage.apply(stage.users(), name, object).await;
 }
@@ -24,11 +24,11 @@ fn external(name: &str) -> Value {
     json!({"type": "ExternalName", "externalName": name})
 }
 
-fn web() -> Value {
+pub(super) fn web() -> Value {
     json!({"ports": [{"name": "web", "port": 80, "protocol": "TCP"}]})
 }
 
-async fn ready(stage: &Stage, service: &str) {
+pub(super) async fn ready(stage: &Stage, service: &str) {
     eventually_async("ready", DEADLINE, async || stage.condition(service, READY).await, |found| found.starts_with("True ProxyCreated"))
         .await;
 }

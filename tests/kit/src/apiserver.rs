@@ -1,6 +1,7 @@
 //! A real kube-apiserver on a real etcd, in a network namespace, with real RBAC; it can be stopped, continued, killed and started again.
 //! Tests of a program share one, in turn: each begins with an empty cluster. It ends with the process.
 
+mod accounts;
 mod objects;
 mod requests;
 mod reuse;
@@ -24,6 +25,7 @@ use tailyard::edge::kube::Cluster as Client;
 use tailyard::edge::netns::Namespace;
 use tempfile::TempDir;
 
+pub use accounts::read_status;
 use reuse::{Home, Idle, remove_at_exit, spawn_for_process};
 use snapshot::{ETCD, Snapshot};
 

@@ -35,6 +35,7 @@ mod standalone;
 mod standalone_ingress;
 mod standalone_pace;
 mod standalone_standby;
+mod teardown;
 mod tenants;
 mod world;
 

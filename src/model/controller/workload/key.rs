@@ -212,6 +212,9 @@ mod tests {
     /// Short form of a key in tests: a group's name, `namespace/name` of a Service, `ingress/namespace/name` of an Ingress.
     impl From<&str> for WorkloadKey {
         fn from(text: &str) -> Self {
+            if let Some(group) = text.strip_prefix("ProxyGroup ") {
+                return WorkloadKey::of_group(group);
+            }
             match text.split('/').collect::<Vec<_>>()[..] {
                 [namespace, name] => WorkloadKey::of_object(PublishSource::Service, namespace, name),
                 [_, namespace, name] => WorkloadKey::of_object(PublishSource::Ingress, namespace, name),

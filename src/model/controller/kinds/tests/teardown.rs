@@ -1,0 +1,63 @@
+//! Removal of a name while a replica claims in its state Secret that it still advertises it.
+
+use super::publish::{expose, ingress, publishing};
+use super::*;
+
+/// Time for which a ready replica may stop to advertise a name: it drains connections meanwhile.
+const MIN_WAIT: i64 = 30;
+/// Time after which the claim of a replica no longer counts.
+const MAX_WAIT: i64 = 1_800;
+
+/// Runs passes and replicas for some time. Without the invariants of the cluster: a claim is not what the control plane has.
+fn run(world: &mut World, seconds: i64) {
+    for _ in 0..seconds / 10 {
+        world.pass("in");
+        world.live();
+        world.now += 10;
+    }
+}
+
+/// A served Ingress and a served Service, and a replica that ignores its config from now on.
+fn claimed() -> World {
+    let mut world = publishing(ingress());
+    world.ingress("shop", "in", ("shop", "web"));
+    expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.hosted.vips.keys().collect::<Vec<_>>(), ["svc:db", "svc:shop"]);
+    world.asleep.insert("in-0".into());
+    world
+}
+
+#[test]
+fn name_that_a_replica_claims_for_ever_is_withdrawn_after_a_deadline() {
+    let mut world = claimed();
+    world.delete_ingress("shop");
+    run(&mut world, MIN_WAIT);
+    assert!(world.hosted.vips.contains_key("svc:shop"), "a replica may still drain connections to it");
+    run(&mut world, MAX_WAIT);
+    assert!(!world.hosted.vips.contains_key("svc:shop"), "the claim of a replica keeps the Tailscale Service");
+    assert!(world.ingresses.is_empty(), "the claim of a replica keeps the Ingress");
+    assert!(!world.config("in").origins.contains_key("svc:shop"));
+    let certificates = world.objects.keys().filter(|object| object.name.starts_with("shop."));
+    assert_eq!(certificates.count(), 0, "the certificate is deleted with the name");
+    assert!(world.hosted.vips.contains_key("svc:db"), "other names stay");
+}
+
+#[test]
+fn claim_of_a_replica_does_not_keep_a_deleted_service() {
+    let mut world = claimed();
+    world.delete_service("db");
+    run(&mut world, MIN_WAIT + MAX_WAIT);
+    assert!(!world.hosted.vips.contains_key("svc:db"), "the claim of a replica keeps the Tailscale Service");
+    assert!(!world.services.contains_key(&("default".to_owned(), "db".to_owned())), "the claim of a replica keeps the Service");
+    assert!(world.hosted.vips.contains_key("svc:shop"), "other names stay");
+}
+
+#[test]
+fn claim_does_not_delay_a_name_that_replicas_withdraw() {
+    let mut world = claimed();
+    world.asleep.clear();
+    world.delete_ingress("shop");
+    run(&mut world, MIN_WAIT);
+    assert!(world.ingresses.is_empty() && !world.hosted.vips.contains_key("svc:shop"));
+}

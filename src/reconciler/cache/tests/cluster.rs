@@ -1,0 +1,489 @@
+//! A simulated cluster whose passes read the informer cache: an API server with the reconciler's own watches, label selectors included, a
+//! control plane, and (`replicas`) kubelets and replicas.
+
+use std::cell::RefCell;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+use crate::api::names;
+use crate::api::vip::VipService;
+use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::workload::vip_service::{OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
+use crate::model::controller::workload::objects::Manifest;
+use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::observed::{GroupCapabilities, Observed, ServiceList, TailnetState};
+use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::kinds::plan_with_memo;
+use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::reconciler::informers::{InformerWatch, watches};
+
+pub(super) use replicas::device_id;
+
+mod replicas;
+
+/// Namespace of the proxies.
+pub(super) const NS: &str = "ts";
+/// Domain of the tailnet.
+pub(super) const DOMAIN: &str = "tail1234.ts.net";
+/// Rounds after which a cluster that still changes is a failure.
+const MAX_ROUNDS: usize = 60;
+
+/// Kind, namespace and name of an object.
+pub(super) type ObjectId = (&'static str, String, String);
+
+/// An auth key: the workload's key in the queue, and the tags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MintedKey {
+    pub(super) of: String,
+    pub(super) tags: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) cache: ClusterCache,
+    /// Objects of the API server.
+    pub(super) objects: BTreeMap<ObjectId, Value>,
+    pub(super) devices: BTreeMap<DeviceId, Device>,
+    pub(super) minted: Vec<MintedKey>,
+    /// Object and message of each Event.
+    pub(super) events: Vec<String>,
+    /// Owner of each object when it was created, or last written by the reconciler: not what its labels say since.
+    owners: BTreeMap<ObjectId, String>,
+    /// Writes and deletions of objects that belonged to another owner.
+    pub(super) takeovers: Vec<String>,
+    /// Objects that the reconciler wrote and deleted, in order.
+    pub(super) writes: Vec<String>,
+    watches: Vec<InformerWatch>,
+    settings: Arc<GroupSettings>,
+    memos: RefCell<BTreeMap<String, Memory>>,
+    vips: BTreeMap<String, VipService>,
+    listed: Option<Arc<ServiceList>>,
+    now: i64,
+    version: u64,
+}
+
+/// Owner of an object as its labels name it: for objects that no Pod can write.
+pub(super) fn owner(object: &Value) -> String {
+    let label = |key: &str| object["metadata"]["labels"][key].as_str().unwrap_or_default();
+    let (config, from) = (label(names::CONFIG_PARENT), label(names::CONFIG_PARENT_INGRESS));
+    let kind = match label(names::PARENT_TYPE) {
+        "" if !config.is_empty() => names::PARENT_SERVICE,
+        "" if !from.is_empty() => names::PARENT_INGRESS,
+        kind => kind,
+    };
+    let namespace = [label(names::PARENT_NAMESPACE), label(names::CONFIG_PARENT_NAMESPACE)].concat();
+    format!("{kind} {namespace}/{}{config}{from} {}", label(names::PARENT), label(names::PROXY_GROUP))
+}
+
+/// Short form of a key.
+pub(super) fn text(key: &WorkloadKey) -> String {
+    match key {
+        WorkloadKey::ProxyGroup(name) if name.contains('/') => key.to_string(),
+        WorkloadKey::ProxyGroup(name) => name.clone(),
+        WorkloadKey::Service(namespace, name) => format!("{namespace}/{name}"),
+        WorkloadKey::Ingress(namespace, name) => format!("ingress/{namespace}/{name}"),
+    }
+}
+
+/// Whether an owner is the workload of a key, or one of its children.
+pub(super) fn is_of(key: &str, owner: &str) -> bool {
+    match (key.strip_prefix("ingress/"), key.contains('/')) {
+        (Some(ingress), _) => owner == format!("{} {ingress} ", names::PARENT_INGRESS),
+        (None, true) => owner == format!("{} {key} ", names::PARENT_SERVICE),
+        (None, false) => owner == format!("{} /{key} ", names::PARENT_GROUP) || owner.ends_with(&format!(" {key}")),
+    }
+}
+
+/// Base64 text of a field of a Secret.
+pub(super) fn encoded(text: &str) -> Value {
+    json!(k8s_openapi::ByteString(text.as_bytes().to_vec()))
+}
+
+impl Cluster {
+    pub(super) fn new() -> Self {
+        let image = "ghcr.io/tailyard/tailyard:1".to_owned();
+        let owner = ServiceOwner { id: "here".into(), ..ServiceOwner::default() };
+        let settings = GroupSettings {
+            tags: vec!["tag:k8s".into()],
+            cluster: owner,
+            tenancy: DefaultTenancy::Open,
+            ..GroupSettings::new(NS.into(), image)
+        };
+        let watches = watches(NS, &[]);
+        let mut cluster = Self {
+            cache: empty(&watches),
+            objects: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            minted: Vec::new(),
+            events: Vec::new(),
+            owners: BTreeMap::new(),
+            takeovers: Vec::new(),
+            writes: Vec::new(),
+            watches,
+            settings: Arc::new(settings),
+            memos: RefCell::default(),
+            vips: BTreeMap::new(),
+            listed: None,
+            now: 1_800_000_000,
+            version: 0,
+        };
+        cluster.put("IngressClass", json!({"metadata": {"name": "tailscale"}, "spec": {"controller": names::INGRESS_CONTROLLER}}));
+        cluster
+    }
+
+    /// A cache with the objects of a cluster, as after a restart. Watches deliver in any order: by kind and name, or `reversed`.
+    pub(super) fn cache_of(&self, objects: &BTreeMap<ObjectId, Value>, reversed: bool) -> ClusterCache {
+        let mut cache = empty(&self.watches);
+        let mut ordered: Vec<_> = objects.iter().collect();
+        if reversed {
+            ordered.reverse();
+        }
+        for ((kind, ..), object) in ordered {
+            feed(&mut cache, &self.watches, kind, object);
+        }
+        cache
+    }
+
+    pub(super) fn object(&self, kind: &'static str, namespace: &str, name: &str) -> Option<&Value> {
+        self.objects.get(&(kind, namespace.to_owned(), name.to_owned()))
+    }
+
+    /// Creates or replaces an object; UID and creation time stay.
+    pub(super) fn put(&mut self, kind: &'static str, mut object: Value) {
+        let (namespace, name) = id(&object);
+        let id = (kind, namespace, name);
+        self.version += 1;
+        let metadata = &mut object["metadata"];
+        metadata["resourceVersion"] = json!(self.version.to_string());
+        let stored = self.objects.get(&id).map(|stored| stored["metadata"].clone()).unwrap_or_default();
+        for (key, new) in [("uid", format!("uid-{}", self.version)), ("creationTimestamp", self.time().to_string())] {
+            if !stored[key].is_null() {
+                metadata[key] = stored[key].clone();
+            } else if metadata[key].is_null() {
+                metadata[key] = json!(new);
+            }
+        }
+        feed(&mut self.cache, &self.watches, kind, &object);
+        self.owners.entry(id.clone()).or_insert_with(|| owner(&object));
+        self.objects.insert(id, object);
+    }
+
+    /// Changes an object by a JSON merge patch, as a user or a Pod does.
+    pub(super) fn patch(&mut self, kind: &'static str, namespace: &str, name: &str, patch: &Value) {
+        let mut object = self.object(kind, namespace, name).unwrap_or_else(|| panic!("{kind} {namespace}/{name}")).clone();
+        merge(&mut object, patch);
+        self.put(kind, object);
+    }
+
+    pub(super) fn delete_object(&mut self, kind: &'static str, namespace: &str, name: &str) {
+        self.remove(&(kind, namespace.to_owned(), name.to_owned()));
+    }
+
+    fn remove(&mut self, id: &ObjectId) {
+        let Some(mut object) = self.objects.remove(id) else { return };
+        self.owners.remove(id);
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        for watch in self.watches.iter().filter(|watch| is_scope(watch, id.0, &id.1)) {
+            self.cache.gone(watch.role, &object);
+        }
+    }
+
+    pub(super) fn time(&self) -> Timestamp {
+        Timestamp::from_second(self.now).expect("a time")
+    }
+
+    pub(super) fn wait(&mut self, seconds: i64) {
+        self.now += seconds;
+    }
+
+    /// Keys of groups and standalone objects in the work queue.
+    pub(super) fn keys(cache: &ClusterCache) -> BTreeSet<String> {
+        let text = |key: &WorkKey| if let WorkKey::Workload(key) = key { Some(text(key)) } else { None };
+        cache.all().iter().filter_map(text).collect()
+    }
+
+    pub(super) fn observe(&self, cache: &ClusterCache, key: &str) -> Observed {
+        let capabilities = GroupCapabilities { keys: true, devices: true, services: true };
+        let tailnet = TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities };
+        let plane = ControlPlaneView { tailnet, denied: BTreeMap::new(), listed: self.listed.clone(), approved: BTreeMap::new() };
+        cache.observe(&key.into(), Arc::clone(&self.settings), plane, self.time())
+    }
+
+    /// The plan of a reconciler without memory.
+    pub(super) fn plan(&self, cache: &ClusterCache, key: &str) -> GroupPlan {
+        plan_with_memo(&self.observe(cache, key), &mut Memory::default())
+    }
+
+    /// Runs one pass over a key; returns whether it changed something.
+    pub(super) fn pass(&mut self, key: &str) -> bool {
+        let observed = self.observe(&self.cache, key);
+        let plan = plan_with_memo(&observed, self.memos.borrow_mut().entry(key.to_owned()).or_default());
+        self.act(key, &plan);
+        // An Event may be repeated while a fault lasts.
+        GroupPlan { again: None, events: Vec::new(), ..plan } != GroupPlan::default()
+    }
+
+    /// Runs one pass over each key, then the kubelets and replicas.
+    pub(super) fn round(&mut self) -> bool {
+        let mut changed = false;
+        for key in Self::keys(&self.cache) {
+            changed |= self.pass(&key);
+        }
+        self.live();
+        self.now += 1;
+        changed
+    }
+
+    pub(super) fn rounds(&mut self, count: usize) {
+        for _ in 0..count {
+            self.round();
+        }
+    }
+
+    /// Runs rounds until nothing changes, now or later; returns whether that was reached.
+    pub(super) fn settles(&mut self) -> bool {
+        let mut quiet = 0;
+        for _ in 0..MAX_ROUNDS {
+            if self.round() {
+                quiet = 0;
+            } else {
+                quiet += 1;
+                self.now += 70;
+            }
+            if quiet == 3 {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn act(&mut self, key: &str, plan: &GroupPlan) {
+        self.events.extend(plan.events.iter().map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
+        if let Some(update) = &plan.group {
+            if let Some(finalizers) = &update.finalizers {
+                self.patch("ProxyGroup", "", key, &json!({"metadata": {"finalizers": finalizers}}));
+            }
+            if let Some(status) = &update.status {
+                self.patch("ProxyGroup", "", key, &json!({"status": status}));
+            }
+        }
+        // After a conflict the rest of the plan waits for the next pass.
+        for manifest in &plan.apply {
+            if !self.apply(key, manifest) {
+                return;
+            }
+        }
+        for update in &plan.services {
+            self.update(update);
+        }
+        self.delete(key, &plan.delete);
+        for action in &plan.control {
+            self.control(key, action);
+        }
+    }
+
+    /// Writes an object as `Applier::apply_one` does: with force if the cache has an object of that name. Returns false for a conflict. It
+    /// makes the same checks of an existing object, or the tests of collisions test less than what runs.
+    fn apply(&mut self, key: &str, manifest: &Manifest) -> bool {
+        let object = &manifest.object;
+        let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
+        let mut value = manifest.value.clone();
+        if let Some(existing) = self.objects.get(&id).cloned() {
+            if self.cache.version(object).is_none() {
+                self.cache.found(&key.into(), object.clone(), existing, Instant::now());
+                return false;
+            }
+            let differs = |field: &str| !value["metadata"][field].is_null() && value["metadata"][field] != existing["metadata"][field];
+            if differs("uid") || differs("resourceVersion") {
+                return false;
+            }
+            if self.owners[&id] != owner(&value) {
+                self.takeovers.push(format!("{key} writes {object} of {}", self.owners[&id]));
+            }
+            value = merged(object.kind, &existing, value);
+        }
+        self.writes.push(format!("{key} writes {object}"));
+        self.owners.insert(id.clone(), owner(&manifest.value));
+        self.put(id.0, value);
+        true
+    }
+
+    fn delete(&mut self, key: &str, deletes: &[Delete]) {
+        for Delete { object, uid } in deletes {
+            let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
+            if self.objects.get(&id).is_none_or(|existing| existing["metadata"]["uid"].as_str() != uid.as_deref()) {
+                continue;
+            }
+            if !is_of(key, &self.owners[&id]) {
+                self.takeovers.push(format!("{key} deletes {object} of {}", self.owners[&id]));
+            }
+            self.writes.push(format!("{key} deletes {object}"));
+            self.remove(&id);
+        }
+    }
+
+    fn control(&mut self, key: &str, action: &ControlAction) {
+        match action {
+            ControlAction::MintKey { draft, replaces, tags, .. } => {
+                if let Some(device) = replaces {
+                    self.delete_device(device);
+                }
+                self.minted.push(MintedKey { of: key.to_owned(), tags: tags.clone() });
+                let number = self.minted.len();
+                let manifest = draft.with_key(&KeyId::parse(&format!("k{number}")).expect("an ID"), &format!("tskey-{number}"));
+                self.apply(key, &manifest);
+            }
+            ControlAction::RecordDevice { device, draft, .. } => {
+                let found = self.devices.get(&device.id).filter(|found| device.expected.check(found).is_ok()).cloned();
+                if let Some(Device { tags, domain, .. }) = found {
+                    self.apply(key, &draft.with_device(DeviceRecord { id: device.id.clone(), domain, tags }));
+                }
+            }
+            ControlAction::DeleteDevice { device, then, .. } => {
+                self.delete_device(device);
+                self.delete(key, then);
+            }
+            ControlAction::RevokeKey { then, .. } => self.delete(key, then),
+            ControlAction::ListServices { .. } => self.list_services(),
+            ControlAction::PublishService { desired, recorded } => {
+                let number = self.vips.len();
+                if let OwnershipVerdict::Write { service, .. } =
+                    verify_owner(self.vips.get(&desired.name), desired, &self.settings.cluster, *recorded)
+                {
+                    let vip = self.vips.entry(desired.name.clone()).or_default();
+                    *vip = VipService { addrs: vec![format!("100.99.0.{number}"), format!("fd7a:115c:a1e0::{number}")], ..*service };
+                }
+                self.list_services();
+            }
+            ControlAction::ReleaseService { name } => {
+                match release(self.vips.get(name), &self.settings.cluster) {
+                    Release::Nothing => {}
+                    Release::Delete => drop(self.vips.remove(name)),
+                    Release::Write(vip) => drop(self.vips.insert(name.clone(), *vip)),
+                }
+                self.list_services();
+            }
+            ControlAction::ApproveRoutes { .. } => {}
+        }
+    }
+
+    /// Deletes a device as the reconciler does, if it is as expected.
+    fn delete_device(&mut self, device: &ClaimedDevice) {
+        if self.devices.get(&device.id).is_some_and(|found| device.expected.check(found).is_ok()) {
+            self.devices.remove(&device.id);
+        }
+    }
+
+    fn list_services(&mut self) {
+        self.listed = Some(Arc::new(ServiceList { at: self.time(), services: self.vips.clone().into_iter().collect() }));
+    }
+
+    /// Changes a user's object.
+    fn update(&mut self, update: &ObjectUpdate) {
+        let mut patch = json!({});
+        if let Some(finalizers) = &update.finalizers {
+            patch["metadata"]["finalizers"] = json!(finalizers);
+        }
+        if let Some(external) = &update.external_name {
+            patch["metadata"]["annotations"][names::FORMER_EXTERNAL_NAME] = json!(external.former);
+            if let Some(name) = &external.name {
+                patch["spec"]["externalName"] = json!(name);
+            }
+        }
+        if let Some(conditions) = &update.conditions {
+            patch["status"]["conditions"] = json!(conditions);
+        }
+        if let Some(balancer) = &update.load_balancer {
+            patch["status"]["loadBalancer"] = balancer.clone();
+        }
+        let kind = update.source.kind();
+        self.patch(kind, &update.namespace, &update.name, &patch);
+        let id = (kind, update.namespace.clone(), update.name.clone());
+        let metadata = &self.objects[&id]["metadata"];
+        if metadata["deletionTimestamp"].is_string() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty) {
+            self.remove(&id);
+        }
+    }
+
+    /// `type: status reason: message` of each condition of a user's Service.
+    pub(super) fn conditions(&self, namespace: &str, service: &str) -> Vec<String> {
+        let service = self.object("Service", namespace, service).expect("a Service");
+        let text = |condition: &Value, key: &str| condition[key].as_str().unwrap_or_default().to_owned();
+        let conditions = service["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.map(|one| ["type", "status", "reason", "message"].map(|key| text(one, key)).join(" ")).collect()
+    }
+
+    /// Names of the Secrets in the rules of a Role with one of these verbs.
+    pub(super) fn role_secrets(role: &Value, verb: &str) -> BTreeSet<String> {
+        let has = |rule: &Value, key: &str, value: &str| rule[key].as_array().is_some_and(|all| all.iter().any(|one| one == value));
+        let rules = role["rules"].as_array().into_iter().flatten();
+        let rules = rules.filter(|rule| has(rule, "resources", "secrets") && has(rule, "verbs", verb));
+        let named = rules.flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten());
+        named.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    }
+}
+
+fn empty(watches: &[InformerWatch]) -> ClusterCache {
+    let cache = ClusterCache::new(None, watches.iter().map(|watch| watch.role));
+    cache.serving(&ProxyGroupType::SERVED, "tailscale", DefaultGroups::default(), StandaloneScope::Everywhere)
+}
+
+fn is_scope(watch: &InformerWatch, kind: &str, namespace: &str) -> bool {
+    watch.follow.resource.kind == kind && watch.follow.namespace.as_ref().is_none_or(|watched| watched == namespace)
+}
+
+/// Delivers a change to the watches: one whose selector no longer matches reports a deletion, as the API server does.
+fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object: &Value) {
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+    for InformerWatch { role, follow } in watches.iter().filter(|watch| is_scope(watch, kind, namespace)) {
+        let labels = &object["metadata"]["labels"];
+        let matches = |term: &str| match (term.strip_prefix('!'), term.split_once('=')) {
+            (Some(absent), _) => labels[absent].is_null(),
+            (None, Some((key, value))) => labels[key] == value,
+            (None, None) => !labels[term].is_null(),
+        };
+        let delivered = if follow.names_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
+        if follow.labels.is_none_or(|selector| selector.split(',').all(matches)) {
+            cache.put(*role, delivered);
+        } else {
+            cache.gone(*role, &delivered);
+        }
+    }
+}
+
+/// The result of an apply: what a Pod or a user added to a Secret that Pods write stays; other objects are as desired.
+fn merged(kind: Kind, existing: &Value, mut desired: Value) -> Value {
+    for field in ["finalizers", "deletionTimestamp"] {
+        if desired["metadata"][field].is_null() {
+            desired["metadata"][field] = existing["metadata"][field].clone();
+        }
+    }
+    let name = desired["metadata"]["name"].as_str().unwrap_or_default();
+    if kind == Kind::Secret && !name.ends_with(names::CONFIG_SECRET_SUFFIX) {
+        let mut whole = existing.clone();
+        merge(&mut whole, &desired);
+        return whole;
+    }
+    desired
+}
+
+/// JSON merge patch.
+pub(super) fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(fields) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (key, value) in fields {
+        if value.is_null() {
+            object.as_object_mut().expect("an object").remove(key);
+        } else {
+            merge(&mut object[key], value);
+        }
+    }
+}
