@@ -166,9 +166,12 @@ pub fn endpoints(group: &str) -> String {
     format!("{ENDPOINTS}-{group}")
 }
 
+/// Suffix of [`account`].
+pub const ACCOUNT_SUFFIX: &str = "-acme-accounts";
+
 /// Ours: name of the Secret with a group's ACME account keys, one field for each tailnet.
 pub fn account(group: &str) -> String {
-    format!("{group}-acme-accounts")
+    format!("{group}{ACCOUNT_SUFFIX}")
 }
 
 /// Ours: name of the Lease of the replica that orders a group's certificates.

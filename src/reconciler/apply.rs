@@ -220,9 +220,18 @@ impl Applier {
     async fn apply_one(&self, key: &WorkloadKey, manifest: Manifest) -> Result<ApplyResult, KubeError> {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
-        let stored = self.stores.cache().version(object);
+        let stored = {
+            let mut cache = self.stores.cache();
+            if let Some(existing) = cache.foreign_object(key, object) {
+                // The next pass sees it and reports the conflict.
+                cache.found(key, object.clone(), existing, Instant::now());
+                return Ok(ApplyResult::Incomplete);
+            }
+            cache.version(object)
+        };
         let written = match stored {
-            None => self.writes.create(&manifest).await,
+            None if !manifest.replaces() => self.writes.create(&manifest).await,
+            None => self.writes.apply(&manifest).await,
             Some(version) => {
                 let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned();
                 if settled.is_some_and(|(last, at)| last == hash && at == version) {

@@ -20,6 +20,7 @@ use crate::model::controller::policy::assignment::{AssignmentRules, ClassParamet
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::secret_name::SecretName;
 
 pub use index::parent;
 pub use observe::ControlPlaneView;
@@ -225,6 +226,17 @@ impl ClusterCache {
     /// User's Service of a stored egress child.
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
         parent(object.kind, self.owned_object(object)?)
+    }
+
+    /// A stored object of this name, if another workload owns it.
+    pub fn foreign_object(&self, key: &WorkloadKey, object: &ObjectRef) -> Option<Value> {
+        let existing = self.owned_object(object)?;
+        let owner = match SecretName::parse(&object.name) {
+            SecretName::Certificate if object.kind == Kind::Secret => None,
+            name if object.kind == Kind::Secret && name.workload().is_some() => self.named_workload(name.workload()?),
+            _ => WorkloadKey::of_labels(|label| existing["metadata"]["labels"].get(label).and_then(Value::as_str)),
+        };
+        owner.filter(|owner| owner != key).map(|_| Value::clone(existing))
     }
 
     /// Version of an object, if stored.

@@ -24,6 +24,20 @@ mod services;
 /// Interval of replacement auth keys of a group, after a burst of one per replica.
 const REISSUE: Duration = Duration::from_secs(30);
 
+/// Interval of first auth keys of a workload's replicas, after a burst.
+const FIRST_MINT: Duration = Duration::from_secs(5);
+/// Minimum burst of first auth keys, so that a group scales at once.
+const MIN_FIRST_MINTS: u32 = 20;
+
+/// Rate to which a new auth key counts.
+#[derive(Debug)]
+pub struct MintLimit<'a> {
+    pub key: &'a WorkloadKey,
+    pub replicas: u32,
+    /// Whether the replica requested another key.
+    pub reissue: bool,
+}
+
 /// Capabilities of control planes; headscale has no Tailscale Services.
 const CAPABLE: GroupCapabilities = GroupCapabilities { keys: true, devices: true, services: true };
 
@@ -96,6 +110,7 @@ pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
     reissues: Mutex<HashMap<WorkloadKey, Bucket>>,
+    first_mints: Mutex<HashMap<WorkloadKey, Bucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
@@ -200,20 +215,18 @@ impl ControlPlanes {
         }
     }
 
-    /// Creates an auth key, after deleting the device that it replaces. With `limit` (a workload and its number of replicas) the request
-    /// counts against the group's rate limit.
+    /// Creates an auth key, after deleting the device that it replaces. The request counts against the workload's
+    /// rate.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
         tags: &[String],
         note: &str,
-        limit: Option<(&WorkloadKey, u32)>,
+        limit: &MintLimit<'_>,
         replaces: Option<&ClaimedDevice>,
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
-        if let Some((key, replicas)) = limit {
-            self.reissue(key, replicas)?;
-        }
+        self.count_mint(limit)?;
         if let Some(device) = replaces
             && let Err(error) = self.delete_device(tailnet, device).await
         {
@@ -261,10 +274,12 @@ impl ControlPlanes {
         }
     }
 
-    fn reissue(&self, key: &WorkloadKey, replicas: u32) -> Result<(), Denied> {
+    fn count_mint(&self, MintLimit { key, replicas, reissue }: &MintLimit<'_>) -> Result<(), Denied> {
         let now = Instant::now() - *self.begin.get_or_init(Instant::now);
-        let mut buckets = self.reissues.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = buckets.entry(key.clone()).or_insert_with(|| Bucket::new(replicas.max(1), 1.0 / REISSUE.as_secs_f64()));
+        let (buckets, burst, interval) =
+            if *reissue { (&self.reissues, *replicas, REISSUE) } else { (&self.first_mints, (*replicas).max(MIN_FIRST_MINTS), FIRST_MINT) };
+        let mut buckets = buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets.entry((*key).clone()).or_insert_with(|| Bucket::new(burst.max(1), 1.0 / interval.as_secs_f64()));
         let wait = bucket.take(now);
         if wait.is_zero() {
             return Ok(());

@@ -59,6 +59,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         },
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        children: OrdMap::new(),
         slices: OrdMap::new(),
         services: OrdMap::unit(("default".into(), "db".into()), Arc::new(serde_json::from_value(service).expect("a Service"))),
         nodes: vec![node("a", "203.0.113.7"), node("b", "203.0.113.8"), node("c", "203.0.113.9")],
@@ -243,7 +244,8 @@ fn standalone() -> [(&'static str, Observed); 6] {
             json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
         let service: Service = serde_json::from_value(service).expect("a Service");
         observed.group = Some(Arc::new(as_group(Parent::Service(&service), &[])));
-        (observed.key, observed.workload) = (WorkloadKey::Service("default".into(), "web".into()), new_name("web", "1234-UID"));
+        observed.key = WorkloadKey::Service("default".into(), "web".into());
+        observed.workload = new_name(&observed.key, "1234-UID", 0);
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
         observed.assignment = Arc::new(AssignmentRules { standalone: StandaloneScope::Everywhere, ..AssignmentRules::default() });
         (name, observed)
@@ -260,7 +262,8 @@ fn standalone_ingress() -> (&'static str, Observed) {
         "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
     let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");
     observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress), &[])));
-    (observed.key, observed.workload) = (WorkloadKey::Ingress("default".into(), "app".into()), new_name("app", "1234-UID"));
+    observed.key = WorkloadKey::Ingress("default".into(), "app".into());
+    observed.workload = new_name(&observed.key, "1234-UID", 0);
     observed.services = OrdMap::new();
     let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
     let web = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": {"clusterIP": "10.96.0.20", "ports": ports}});

@@ -14,6 +14,7 @@ pub mod validate;
 
 use crate::api::egress;
 use crate::model::controller::egress::claims::claims;
+use crate::model::controller::workload::observed::ChildOwner;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -162,6 +163,10 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
             return ServiceOutcome::Released;
         }
     }
+    // Before a port is taken: a Service without child uses none.
+    if let Some(conflict) = name_conflict(work, &shape.owner, claim) {
+        return ServiceOutcome::Refused(conflict);
+    }
     let Some((child, service)) = claims::child(work.observed, claim, ports, shape.health_port()).zip(claim.service) else {
         let range = shape.ports();
         return ServiceOutcome::Refused(format!(
@@ -169,12 +174,21 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
         ));
     };
     let settled = claim.object.is_some_and(|existing| child.holds(existing)) || work.write(&shape.owner, child.manifest());
-    let object = ObjectRef::new(Kind::Service, &child.namespace, child.name.clone());
-    if !settled && work.foreign(&shape.owner, &object) {
-        return ServiceOutcome::Refused(format!("{object} is in the way: it was not made for this Service. Delete it."));
-    }
     let entry = Arc::new(entry(work, service, &child));
     ServiceOutcome::Served(ServingChild { child: Arc::new(child), entry, settled })
+}
+
+/// Why a Service cannot have its child: an object of that name exists, or is planned for an older Service.
+fn name_conflict(work: &GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) -> Option<String> {
+    let name = claims::name_of_child(work.observed, claim);
+    let (namespace, service) = claim.key;
+    let of_another =
+        |child: &ChildOwner| child.key != owner.key || (child.parent.0.as_str(), child.parent.1.as_str()) != (namespace, service);
+    let object = ObjectRef::new(Kind::Service, &owner.namespace, name.as_str());
+    let is_taken = work.observed.children.get(name.as_str()).is_some_and(of_another)
+        || (claim.object.is_none() && work.is_planned(&object))
+        || work.foreign(owner, &object);
+    is_taken.then(|| format!("{object} is in the way: it was not made for this Service. Delete it, or rename the Service."))
 }
 
 /// Deletes the child of a Service that is no longer requested.

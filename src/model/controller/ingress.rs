@@ -24,8 +24,6 @@ use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde_json::Value;
-
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::claims::{IngressClaim, contest, firsts, read};
@@ -33,10 +31,10 @@ use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, UserCertificate, service_name};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
+use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::certificate::{
-    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
+    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until,
 };
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -224,14 +222,12 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Certificate Secrets that the replicas read and write: those with this group's labels, and those to be created. Never a Secret of
-    /// another owner, whatever its name.
+    /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret that somebody else
+    /// created, whatever its name.
     pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
-        let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.name.as_str();
-        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.key.is_standalone() || of_group(object));
-        let there = work.observed.of(Kind::Secret).filter(|(_, existing)| ours(existing)).filter_map(|(_, found)| domain_of(found));
-        let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
-        there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
+        let hosts = self.before.routes.values().flat_map(|site| &site.hosts).filter(|(_, host)| host.issue).map(|(dns, _)| dns.as_str());
+        let is_free = |dns: &&str| !work.foreign(owner, &certificate_ref(owner, dns));
+        self.issued().map(|(dns, _)| dns).chain(hosts).filter(is_free).map(str::to_owned).collect()
     }
 
     /// Secrets of user-provided certificates in use.
@@ -282,11 +278,7 @@ impl<'a> IngressPlan<'a> {
         for (dns, claimant) in self.issued() {
             let existing = work.owned(&certificate_ref(owner, dns)).map(|object| &**object);
             let secret = certificate(owner, dns, claimant, existing);
-            // It stays with its object when that moves between a group and a proxy of its own.
-            match existing.map(|existing| (whose(owner, existing), is_certificate_of(existing, claimant))) {
-                Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
-                _ => drop(work.want(owner, secret)),
-            }
+            work.want(owner, secret);
         }
     }
 

@@ -16,6 +16,7 @@ pub mod provision;
 pub mod readiness;
 pub mod replicas;
 pub mod rollout;
+pub mod secret_name;
 pub mod settings;
 pub mod standby;
 pub mod static_endpoints;

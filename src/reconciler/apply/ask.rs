@@ -13,6 +13,7 @@ use crate::model::controller::workload::actions::{ControlAction, Delete, Notice}
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
 use crate::reconciler::control_plane::Denied;
+use crate::reconciler::control_plane::MintLimit;
 
 /// Maximum requests for Tailscale Services in one pass.
 const SERVICES: usize = 16;
@@ -87,8 +88,8 @@ impl Applier {
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let note = format!("tailyard {}-{ordinal}", observed.workload);
-                let limit = reissue.then_some((&observed.key, replicas));
-                match self.controls.mint_key(tailnet, &tags, &note, limit, replaces.as_ref()).await {
+                let limit = MintLimit { key: &observed.key, replicas, reissue };
+                match self.controls.mint_key(tailnet, &tags, &note, &limit, replaces.as_ref()).await {
                     Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),
                     Err(error) => Ok(Err(error)),
                 }

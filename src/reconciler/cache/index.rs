@@ -21,7 +21,9 @@ use crate::model::controller::workload::key::{PublishSource, Publisher, Workload
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
-use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::observed::ChildOwner;
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::secret_name::SecretName;
 
 #[derive(Debug, Default)]
 pub(super) struct Indices {
@@ -37,11 +39,23 @@ pub(super) struct Indices {
     /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
+    /// Owners of child Services, by name.
+    pub(super) child_owners: OrdMap<Arc<str>, ChildOwner>,
+    /// Workloads by name, as their `StatefulSet`s and config Secrets record them, with the number of these objects.
+    pub(super) names: BTreeMap<String, BTreeMap<WorkloadKey, usize>>,
+    /// State Secrets by workload and ordinal.
+    pub(super) states: BTreeMap<String, BTreeMap<u32, (Arc<Value>, Arc<ReplicaState>)>>,
+    /// Secrets of groups' ACME accounts by workload.
+    pub(super) accounts: BTreeMap<String, Arc<Value>>,
+    /// Secrets of certificates by DNS name.
+    pub(super) certificates: BTreeMap<String, Arc<Value>>,
+    /// Names in the tailnet that a group's config has.
+    pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct WorkloadObjects {
-    /// Objects that are labelled or owned as the group's, except EndpointSlices of Kubernetes' controller.
+    /// Objects that are labelled or owned as the workload's, except EndpointSlices of Kubernetes' controller and Secrets that Pods write.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
     /// These slices, by child.
     pub(super) slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
@@ -96,11 +110,10 @@ impl WorkloadObjects {
         let replica = self.replicas.entry(pod.to_owned()).or_default();
         match object {
             CachedObject::Pod(pod) => replica.pod = came.then(|| Arc::clone(pod)),
-            CachedObject::State(_, state) => replica.state = came.then(|| Arc::clone(state)),
             CachedObject::Config(_, config) => replica.config = came.then(|| Arc::clone(config)),
             _ => {}
         }
-        if replica.pod.is_none() && replica.state.is_none() && replica.config.is_none() {
+        if replica.pod.is_none() && replica.config.is_none() {
             self.replicas.remove(pod);
         }
     }
@@ -124,7 +137,9 @@ impl ClusterCache {
     }
 
     pub(super) fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
-        for key in owners(object) {
+        self.index_secret(role, id, object, came);
+        for key in owners(role, id, object) {
+            self.index_name(&key, role, id, came);
             self.change(&key, |members| members.follow(role, id, object, came));
         }
         if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
@@ -148,12 +163,59 @@ impl ClusterCache {
         }
     }
 
+    /// Updates the index of Secrets that Pods may write.
+    fn index_secret(&mut self, role: WatchRole, (_, name): &Id, object: &CachedObject, came: bool) {
+        if role != WatchRole::Owned(Kind::Secret) {
+            return;
+        }
+        let indices = &mut self.indices;
+        match (SecretName::parse(name), object) {
+            (SecretName::State { workload, ordinal }, CachedObject::State(value, state)) => {
+                let states = indices.states.entry(workload.to_owned()).or_default();
+                states.remove(&ordinal);
+                states.extend(came.then(|| (ordinal, (Arc::clone(value), Arc::clone(state)))));
+                if states.is_empty() {
+                    indices.states.remove(workload);
+                }
+            }
+            (SecretName::Account { workload }, CachedObject::Owned(value)) => set(&mut indices.accounts, workload, value, came),
+            (SecretName::Certificate, CachedObject::Owned(value)) => set(&mut indices.certificates, name, value, came),
+            _ => {}
+        }
+    }
+
+    /// Updates the record of a workload's name.
+    fn index_name(&mut self, key: &WorkloadKey, role: WatchRole, (_, name): &Id, came: bool) {
+        let workload = match (role, SecretName::parse(name)) {
+            (WatchRole::Owned(Kind::StatefulSet), _) => name,
+            (WatchRole::Owned(Kind::Secret), SecretName::Config { pod }) => pod.rsplit_once('-').map_or(pod, |(workload, _)| workload),
+            _ => return,
+        };
+        let keys = self.indices.names.entry(workload.to_owned()).or_default();
+        count(keys, key, came);
+        if keys.is_empty() {
+            self.indices.names.remove(workload);
+        }
+    }
+
+    /// The workload of this name: the recorded one, else the group of this name.
+    pub(super) fn named_workload(&self, name: &str) -> Option<WorkloadKey> {
+        let recorded = self.indices.names.get(name).and_then(|keys| keys.keys().next()).cloned();
+        recorded.or_else(|| self.group(name).map(|_| WorkloadKey::of_group(name)))
+    }
+
     /// Updates the index of children of users' Services: a group, or a standalone proxy, sees the Service while it has a child of it.
     fn index_child(&mut self, child: &Value, came: bool) {
         let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
         let Some(parent) = parent(Kind::Service, child) else { return };
         let own = || WorkloadKey::of_object(PublishSource::Service, &parent.0, &parent.1);
         let key = &group.map_or_else(own, WorkloadKey::of_group);
+        if let Some(name) = child["metadata"]["name"].as_str() {
+            self.indices.child_owners.remove(name);
+            if came {
+                self.indices.child_owners.insert(name.into(), ChildOwner { key: key.clone(), parent: parent.clone() });
+            }
+        }
         let groups = self.indices.children.entry(parent.clone()).or_default();
         count(groups, key, came);
         if groups.is_empty() {
@@ -166,6 +228,13 @@ impl ClusterCache {
     fn index_origins(&mut self, id: &Id, config: &Value, came: bool) {
         let group = config["metadata"]["labels"][names::PARENT].as_str();
         let Some(group) = group.filter(|group| names::ingress_config(group) == id.1) else { return };
+        let names = IngressConfigMap::read(config).names();
+        let key = WorkloadKey::of_group(group);
+        if came {
+            self.indices.recorded_names.insert(key, names);
+        } else {
+            self.indices.recorded_names.remove(&key);
+        }
         for claimant in IngressConfigMap::origins(config).values().filter_map(publishers::of) {
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
             self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
@@ -203,13 +272,16 @@ impl ClusterCache {
     }
 }
 
-/// Workloads that own an object, by its labels and owner references.
-pub(super) fn owners(object: &CachedObject) -> BTreeSet<WorkloadKey> {
+/// Workloads that own an object, by its labels and owner references. None for Secrets that Pods may write: these are found by name.
+pub(super) fn owners(role: WatchRole, (_, name): &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
     if let CachedObject::Pod(pod) = object {
         return pod.metadata.labels.as_ref().and_then(workload_of).into_iter().collect();
     }
     if let CachedObject::ChildSlice(slice) = object {
         return [WorkloadKey::of_group(&slice.group)].into();
+    }
+    if role == WatchRole::Owned(Kind::Secret) && !matches!(SecretName::parse(name), SecretName::Config { .. }) {
+        return BTreeSet::new();
     }
     let Some(metadata) = object.owned().map(|value| &value["metadata"]) else { return BTreeSet::new() };
     let label = |key: &str| metadata["labels"].get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -249,6 +321,15 @@ fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
     let number = map.entry(key.clone()).or_default();
     *number = if came { *number + 1 } else { number.saturating_sub(1) };
     if *number == 0 {
+        map.remove(key);
+    }
+}
+
+/// Sets or removes the value of a key.
+fn set(map: &mut BTreeMap<String, Arc<Value>>, key: &str, value: &Arc<Value>, came: bool) {
+    if came {
+        map.insert(key.to_owned(), Arc::clone(value));
+    } else {
         map.remove(key);
     }
 }

@@ -1,6 +1,9 @@
 //! Work keys of a changed object.
 
+use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::secret_name::SecretName;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::index::{WorkloadObjects, owners};
@@ -59,14 +62,31 @@ impl ClusterCache {
             // A child's slices follow its Pods, whose changes are enough, unless slices of the Tailscale operator wait for them.
             CachedObject::ChildSlice(_) => {
                 let minded = |key: &WorkloadKey| self.indices.workloads.get(key).is_some_and(WorkloadObjects::is_manual);
-                owners(object).into_iter().filter(minded).collect()
+                owners(role, id, object).into_iter().filter(minded).collect()
             }
-            CachedObject::State(..) => self.with_moves(owners(object)),
-            _ => owners(object),
+            _ if role == WatchRole::Owned(Kind::Secret) => self.with_moves(self.secret_owners(id, object)),
+            _ => owners(role, id, object),
         };
         let published = self.publishing_groups(role, id, object);
         keys.extend(workloads.into_iter().chain(published).map(WorkKey::Workload));
         keys
+    }
+
+    /// Workloads that a Secret belongs to. A certificate belongs to those that request its name, or have it.
+    fn secret_owners(&self, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
+        match SecretName::parse(&id.1) {
+            SecretName::Config { .. } => owners(WatchRole::Owned(Kind::Secret), id, object),
+            SecretName::Certificate => self.users_of_certificate(&id.1),
+            name => name.workload().and_then(|workload| self.named_workload(workload)).into_iter().collect(),
+        }
+    }
+
+    fn users_of_certificate(&self, dns: &str) -> BTreeSet<WorkloadKey> {
+        let Some((label, _)) = dns.split_once('.') else { return BTreeSet::new() };
+        let requesting = self.indices.wanted.get(label).into_iter().flatten().filter_map(|claimant| self.key_of(claimant));
+        let name = service_name(label);
+        let recorded = self.indices.recorded_names.iter().filter(|(_, names)| names.contains(&name)).map(|(key, _)| key.clone());
+        requesting.chain(recorded).collect()
     }
 
     /// Adds the groups that objects of standalone proxies move to or from.

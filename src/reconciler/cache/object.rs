@@ -21,9 +21,10 @@ use crate::api::tailnet::Tailnet;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::objects::Kind;
-use crate::model::controller::workload::objects::certificate::{VALID_UNTIL, domain_of, filled};
+use crate::model::controller::workload::objects::certificate::{VALID_UNTIL, filled};
 use crate::model::controller::workload::objects::slice::{ChildSlice, SERVICE_NAME};
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
+use crate::model::controller::workload::secret_name::SecretName;
 
 /// Annotation with a copy of the complete object, written by `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -139,16 +140,20 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
         annotations.remove(LAST_APPLIED);
     }
     match kind {
-        Kind::Secret if domain_of(&value).is_some() => CachedObject::Owned(Arc::new(certificate(&value))),
-        Kind::Secret => {
-            let secret = Secret::deserialize(&value).unwrap_or_default();
-            if name.ends_with(names::CONFIG_SECRET_SUFFIX) {
-                CachedObject::Config(Arc::new(value), Arc::new(ReplicaConfig::read(&secret)))
-            } else {
-                // Of tailscaled's keys only the values reported by the replica are read.
-                CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
+        // Labels of Secrets that Pods may write decide nothing.
+        Kind::Secret => match SecretName::parse(name) {
+            SecretName::Certificate => CachedObject::Owned(Arc::new(certificate(&value))),
+            SecretName::Config { .. } => {
+                let config = ReplicaConfig::read(&Secret::deserialize(&value).unwrap_or_default());
+                CachedObject::Config(Arc::new(value), Arc::new(config))
             }
-        }
+            SecretName::State { .. } => {
+                // Of tailscaled's keys only the values reported by the replica are read.
+                let state = ReplicaState::read(&Secret::deserialize(&value).unwrap_or_default());
+                CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(state))
+            }
+            SecretName::Account { .. } | SecretName::Other => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
+        },
         Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
         Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {

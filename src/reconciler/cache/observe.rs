@@ -15,13 +15,14 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
+use crate::api::vip::PREFIX;
 use crate::model::controller::kinds::proxyclass;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::naming;
-use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
+use crate::model::controller::workload::objects::certificate::accounts_ref;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
@@ -72,8 +73,9 @@ impl ClusterCache {
             tailnet,
             replicas,
             waiting,
+            owned: self.with_secrets(self.owned(key), key, &workload, &settings.namespace),
             workload,
-            owned: self.with_shared(self.owned(key), key, &settings.namespace),
+            children: self.indices.child_owners.clone(),
             slices: self.indices.workloads.get(key).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(key),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
@@ -203,25 +205,43 @@ impl ClusterCache {
         owned
     }
 
-    /// Adds objects that no single group owns: the Secret of the ACME accounts, and certificates of names requested from the group.
-    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, key: &WorkloadKey, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
+    /// Adds Secrets that Pods may write, by their names: those of the workload's replicas, its ACME account and the shared one, and the
+    /// certificates of names that it requests or has.
+    fn with_secrets(
+        &self,
+        mut owned: OrdMap<ObjectRef, Arc<Value>>,
+        key: &WorkloadKey,
+        workload: &str,
+        namespace: &str,
+    ) -> OrdMap<ObjectRef, Arc<Value>> {
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
-        for label in self.requested_labels(key) {
+        let sets = owned.range(ObjectRef::new(Kind::StatefulSet, "", "")..).take_while(|(object, _)| object.kind == Kind::StatefulSet);
+        let workloads: BTreeSet<String> = sets.map(|(object, _)| object.name.clone()).chain([workload.to_owned()]).collect();
+        let states = workloads.iter().filter_map(|name| self.indices.states.get(name)).flat_map(BTreeMap::values).map(|(value, _)| value);
+        let accounts = workloads.iter().filter_map(|name| self.indices.accounts.get(name));
+        let recorded = self.indices.recorded_names.get(key).into_iter().flatten();
+        let recorded = recorded.filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
+        let labels: BTreeSet<String> = self.requested_labels(key).chain(recorded).collect();
+        let certificates = labels.iter().flat_map(|label| {
             let begin = format!("{label}.");
-            let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
-            let same = same.filter_map(|(id, stored)| Some((id, stored.object.owned()?)));
-            for ((namespace, name), value) in same.filter(|(_, value)| domain_of(value).is_some()) {
-                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(value));
-            }
+            let same = self.indices.certificates.range(begin.clone()..).take_while(move |(dns, _)| dns.starts_with(&begin));
+            same.map(|(_, value)| value)
+        });
+        for secret in states.chain(accounts).chain(certificates).cloned().collect::<Vec<_>>() {
+            let name = secret["metadata"]["name"].as_str().unwrap_or_default();
+            owned.entry(ObjectRef::new(Kind::Secret, namespace, name)).or_insert(secret);
         }
         owned
     }
 
     pub(super) fn replicas(&self, key: &WorkloadKey, workload: &str) -> BTreeMap<u32, ObservedReplica> {
         let all = self.indices.workloads.get(key).into_iter().flat_map(|members| &members.replicas);
-        all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect()
+        let mut replicas: BTreeMap<_, _> = all.filter_map(|(pod, replica)| Some((ordinal(workload, pod)?, replica.clone()))).collect();
+        for (ordinal, (_, state)) in self.indices.states.get(workload).into_iter().flatten() {
+            replicas.entry(*ordinal).or_default().state = Some(Arc::clone(state));
+        }
+        replicas
     }
 
     /// Replicas of a workload, and the Pod of a standalone proxy that waits to take over.
@@ -245,10 +265,17 @@ impl ClusterCache {
                 || (object.kind == Kind::Service && value["metadata"]["labels"][names::PARENT] == *name)
         };
         let sets = owned.filter(|(object, value)| is_named(object, value)).map(|(object, _)| object.name.as_str());
-        let replicas = members.into_iter().flat_map(|members| &members.replicas);
-        let devices = replicas.filter(|(_, replica)| replica.has_device()).map(|(pod, _)| pod.as_str()).collect();
-        let uid = || self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
-        naming::workloads(sets, &devices).first().map_or_else(|| naming::new_name(name, uid()), |name| (*name).to_owned())
+        let configs = members.into_iter().flat_map(|members| &members.replicas).filter(|(_, replica)| replica.config.is_some());
+        let configs = configs.filter_map(|(pod, _)| Some(pod.rsplit_once('-')?.0));
+        let has_device = |set: &&str| {
+            self.indices.states.get(*set).is_some_and(|states| states.get(&0).is_some_and(|(_, state)| state.device_id.is_some()))
+        };
+        if let Some(name) = naming::workload(sets.chain(configs), has_device) {
+            return name.to_owned();
+        }
+        let uid = self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
+        let is_free = |name: &String| self.named_workload(name).is_none_or(|other| other == *key);
+        (0..).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
     }
 
     /// The Service or Ingress of a key of a standalone proxy.

@@ -182,6 +182,12 @@ pub(crate) fn created(claim: &ServiceClaim<'_>) -> i64 {
     created.map_or(i64::MIN, |created| created.0.as_second())
 }
 
+/// Name of a Service's child: the recorded one, else a new one.
+pub(crate) fn name_of_child(observed: &Observed, claim: &ServiceClaim<'_>) -> String {
+    let (namespace, name) = claim.key;
+    claim.record.as_ref().map_or_else(|| child_name(namespace, name, observed.key.group_name()), |record| record.name.to_owned())
+}
+
 /// Desired child of a valid Service; `None` if no port is free.
 pub(crate) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut MatchPorts, health_target: u16) -> Option<ChildService> {
     let (key, before) = (claim.key, &claim.reserved);
@@ -195,7 +201,7 @@ pub(crate) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut M
     }
     let used = |port: u16| made.iter().any(|port_map| port_map.protocol == "TCP" && port_map.port == port);
     let health = health_port(claim.record.as_ref().and_then(|record| record.health), used);
-    let name = claim.record.as_ref().map_or_else(|| child_name(key.0, key.1, observed.key.group_name()), |record| record.name.to_owned());
+    let name = name_of_child(observed, claim);
     let (namespace, group) = (observed.settings.namespace.clone(), observed.key.group_name().to_owned());
     Some(ChildService { name, namespace, parent: (key.0.to_owned(), key.1.to_owned()), group, ports: made, health, health_target })
 }

@@ -8,6 +8,7 @@ use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::summary::{Certified, issued};
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_services};
 use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::workload::builder::Ownership;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
 use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::key::WorkloadKey;
@@ -72,7 +73,7 @@ fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
 /// Deletes the certificates of former names of the device.
 fn former_certificates(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, dns: &str) {
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
-    let ours = secrets.filter(|(_, secret)| super::whose(&shape.owner, secret) == super::Ownership::Ours);
+    let ours = secrets.filter(|(object, secret)| work.ownership(&shape.owner, object, secret) == Ownership::Ours);
     let former: Vec<_> = ours.map(|(object, secret)| deletion(object, secret)).collect();
     work.pass.delete.extend(former);
 }

@@ -21,7 +21,7 @@ use crate::model::controller::ingress::device_site;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::requests::{Parent, requests};
 use crate::model::controller::workload::actions::GroupPlan;
-use crate::model::controller::workload::builder::{GroupPass, Ownership, whose};
+use crate::model::controller::workload::builder::{GroupPass, going};
 use crate::model::controller::workload::objects::rbac::{endpoints, rbac};
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
 use crate::model::controller::workload::objects::standalone_service::{headless_service, selected_app};
@@ -29,6 +29,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::provision;
 use crate::model::controller::workload::rollout::delete_stuck;
+use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::{pace, replicas, standby};
 use crate::model::plan::world::Single;
 
@@ -241,7 +242,9 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
             work.want(owner, endpoints(owner, &object.namespace, false));
         }
     }
-    let remains = observed.owned.iter().any(|(_, value)| whose(owner, value) == Ownership::Going);
+    // A Pod may put a finalizer on its Secrets: they do not hold the object.
+    let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
+    let remains = observed.owned.iter().any(|(object, value)| going(value) && !is_pods(object));
     match parent.filter(|_| !several && !remains) {
         Some(Parent::Service(service)) => report::released(work, service, moves.is_some()),
         Some(Parent::Ingress(ingress)) => report::withdrawn(work, ingress),

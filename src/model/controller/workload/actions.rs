@@ -102,6 +102,8 @@ pub struct ClaimedDevice {
 pub struct ConfigDraft {
     pub(crate) inputs: ReplicaSecret,
     pub(crate) adopt: bool,
+    /// UID of the existing Secret.
+    pub(crate) uid: Option<String>,
 }
 
 /// Change of the group object.
@@ -208,11 +210,18 @@ pub(crate) fn device_of_replica(ordinal: u32) -> String {
 impl ConfigDraft {
     /// The Secret with an auth key.
     pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
-        self.inputs.manifest(Some((key, Some(id))), self.adopt)
+        self.of_existing(self.inputs.manifest(Some((key, Some(id))), self.adopt))
     }
 
     /// The Secret with a device record and without auth key.
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
-        ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
+        self.of_existing(ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt))
+    }
+
+    fn of_existing(&self, mut manifest: Manifest) -> Manifest {
+        if let Some(uid) = &self.uid {
+            manifest.value["metadata"]["uid"] = uid.as_str().into();
+        }
+        manifest
     }
 }

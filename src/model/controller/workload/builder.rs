@@ -13,9 +13,11 @@ use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::workload::actions::{Delete, GroupPlan, Notice};
 use crate::model::controller::workload::key::WorkloadKey;
-use crate::model::controller::workload::objects::{Manifest, ObjectRef, Owner, applied};
+use crate::model::controller::workload::objects::secrets::config_ref;
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, applied};
 use crate::model::controller::workload::observed::{ControlPlaneError, Observed};
 use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::secret_name::SecretName;
 
 /// Time for which a group's deletion waits for an unavailable control plane.
 pub(crate) const AWAY: Duration = Duration::from_mins(5);
@@ -63,10 +65,13 @@ impl<'a> GroupPass<'a> {
     pub(crate) fn write(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
             None => self.pass.apply.push(manifest),
-            Some(existing) => match whose(owner, existing) {
+            Some(existing) => match self.ownership(owner, &manifest.object, existing) {
                 Ownership::Going => {}
                 Ownership::Foreign => self.faults.push(in_the_way(owner, &manifest.object)),
-                Ownership::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(existing).is_none(), ..manifest }),
+                Ownership::Ours => {
+                    let adopt = manifest.adopt || applied(existing).is_none();
+                    self.pass.apply.push(Manifest { adopt, ..manifest.replacing(existing) });
+                }
             },
         }
         false
@@ -74,7 +79,7 @@ impl<'a> GroupPass<'a> {
 
     /// Whether an object of this name has another owner.
     pub(crate) fn foreign(&self, owner: &Owner, object: &ObjectRef) -> bool {
-        self.owned(object).is_some_and(|existing| whose(owner, existing) == Ownership::Foreign)
+        self.owned(object).is_some_and(|existing| self.ownership(owner, object, existing) == Ownership::Foreign)
     }
 
     /// Whether the pass writes an object.
@@ -84,7 +89,7 @@ impl<'a> GroupPass<'a> {
 
     /// Plans the deletion of an object, if it exists and belongs to the group.
     pub(crate) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
-        if let Some(existing) = self.owned(object).filter(|found| whose(owner, found) == Ownership::Ours) {
+        if let Some(existing) = self.owned(object).filter(|found| self.ownership(owner, object, found) == Ownership::Ours) {
             self.pass.delete.push(deletion(object, existing));
         }
     }
@@ -138,18 +143,44 @@ pub(crate) enum Ownership {
     Foreign,
 }
 
-/// Owner of an object: by controller reference, else by labels.
-pub(crate) fn whose(owner: &Owner, existing: &Value) -> Ownership {
+impl GroupPass<'_> {
+    /// Owner of an existing object. Labels of Secrets that Pods may write are no evidence: their names are, with the workload's record.
+    pub(crate) fn ownership(&self, owner: &Owner, object: &ObjectRef, existing: &Value) -> Ownership {
+        let secret = if object.kind == Kind::Secret { SecretName::parse(&object.name) } else { SecretName::Other };
+        let ours = match secret {
+            SecretName::State { workload, ordinal } => {
+                let recorded = || self.owned(&config_ref(owner, ordinal)).is_some();
+                self.is_own_workload(owner, workload) && (is_managed(existing) || recorded())
+            }
+            SecretName::Account { workload } => workload == owner.name && is_managed(existing),
+            SecretName::Certificate => is_managed(existing),
+            SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
+        };
+        match (going(existing), ours) {
+            (true, _) => Ownership::Going,
+            (false, true) => Ownership::Ours,
+            (false, false) => Ownership::Foreign,
+        }
+    }
+
+    /// Whether a name is that of the workload, or of another one that the Tailscale operator left for the same object.
+    fn is_own_workload(&self, owner: &Owner, name: &str) -> bool {
+        name == owner.name
+            || self.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)).is_some_and(|set| is_labelled(owner, set))
+    }
+}
+
+fn is_managed(object: &Value) -> bool {
+    object["metadata"]["labels"][names::MANAGED] == "true"
+}
+
+/// Whether the controller reference, else the labels, of an object that no Pod may write name the owner.
+fn is_labelled(owner: &Owner, existing: &Value) -> bool {
     let metadata = &existing["metadata"];
     let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
-    let ours = match controller {
+    match controller {
         Some(reference) => reference["uid"] == *owner.uid,
         None => metadata["labels"].as_object().is_some_and(|labels| labelled(owner, labels)),
-    };
-    match (going(existing), ours) {
-        (true, _) => Ownership::Going,
-        (false, true) => Ownership::Ours,
-        (false, false) => Ownership::Foreign,
     }
 }
 
@@ -168,8 +199,6 @@ fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
         && match label(names::PARENT_TYPE) {
             Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.name),
             Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.name),
-            // A certificate belongs to its name, whichever group serves it.
-            Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
             _ => label(names::PROXY_TYPE) == Some(names::PARENT_GROUP) && label(names::PROXY_PARENT) == Some(&owner.name),
         }
 }

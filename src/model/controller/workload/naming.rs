@@ -1,39 +1,46 @@
 //! Names of workloads of standalone objects.
+//!
+//! A name that exists stays; the Tailscale operator generates names at random. A new one has 64 bits of hash over the whole key and the UID,
+//! so that no tenant can compute a name of another one's workload.
 
 use std::collections::BTreeSet;
 
-use crate::api::names;
 use crate::model::base::hash::sha256;
+use crate::model::controller::workload::key::WorkloadKey;
 
-/// Longest part of an object's name in the name of its workload: a Pod has a label of that name and eleven bytes.
-const LONGEST_PART: usize = 43;
+/// Maximum length of a workload's name: a Pod has a label of that name and eleven bytes.
+const MAX_LENGTH: usize = 52;
+/// Length of the suffix of a new name: 64 bits.
+const SUFFIX: usize = 16;
+/// Longest part of an object's name in a new name.
+const LONGEST_PART: usize = MAX_LENGTH - "ts--".len() - SUFFIX;
 
-/// Length of the suffix of a workload's name.
-const SUFFIX: usize = 5;
-
-/// Names of the workloads of an object, of which there is one unless the Tailscale operator left several.
+/// Name of the workload of an object, of which there is one unless the Tailscale operator left several.
 ///
-/// `sets`: `StatefulSet`s and headless Services with the object's labels. `devices`: Pods whose state Secret has a device. The first of
-/// the result is kept: it has a device, or else it is the first by name.
-pub fn workloads<'a>(sets: impl Iterator<Item = &'a str>, devices: &BTreeSet<&'a str>) -> Vec<&'a str> {
-    let of_devices = devices.iter().filter_map(|pod| pod.rsplit_once('-')).map(|(set, _)| set);
-    let mut all: Vec<_> = sets.chain(of_devices).collect::<BTreeSet<_>>().into_iter().collect();
-    all.sort_by_key(|set| !devices.contains(names::replica(set, 0).as_str()));
-    all
+/// `sets`: `StatefulSet`s, headless Services and config Secrets with the object's labels. The one with a device is kept, else the first by
+/// name.
+pub fn workload<'a>(sets: impl Iterator<Item = &'a str>, has_device: impl Fn(&&'a str) -> bool) -> Option<&'a str> {
+    let all: BTreeSet<&str> = sets.collect();
+    all.iter().copied().find(&has_device).or_else(|| all.first().copied())
 }
 
-/// Name of a new workload: a prefix of the object's name, without dots, and a suffix of the UID's hash.
-pub fn new_name(name: &str, uid: &str) -> String {
+/// Name of a new workload: a prefix of the object's name, without dots, and a hash. `attempt`: number of names that others have.
+pub fn new_name(key: &WorkloadKey, uid: &str, attempt: u32) -> String {
+    let name = key.name();
     let part = name.get(..name.len().min(LONGEST_PART)).unwrap_or(name).trim_end_matches(['-', '.']);
     let part = part.replace('.', "-");
-    format!("ts-{part}-{}", &sha256(uid.as_bytes())[..SUFFIX])
+    format!("ts-{part}-{}", &sha256(format!("{key}/{uid}/{attempt}").as_bytes())[..SUFFIX])
 }
 
-/// Name of the `StatefulSet` of a workload's second Pod: as long as a new name, so that labels with it have room.
+/// Name of the `StatefulSet` of a workload's second Pod: as long as the workload's, so that labels with it have room.
 pub fn standby_name(workload: &str) -> String {
-    let stem = workload.rsplit_once('-').map_or(workload, |(stem, _)| stem);
-    format!("{stem}-{}", &sha256(format!("{workload}/standby").as_bytes())[..SUFFIX])
+    let (stem, suffix) = workload.rsplit_once('-').unwrap_or((workload, ""));
+    let length = if suffix.len() == SUFFIX { SUFFIX } else { FORMER_SUFFIX };
+    format!("{stem}-{}", &sha256(format!("{workload}/standby").as_bytes())[..length])
 }
+
+/// Length of the suffix of names that former versions and the Tailscale operator gave.
+const FORMER_SUFFIX: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -41,19 +48,24 @@ mod tests {
 
     #[test]
     fn workload_names_have_at_most_fifty_two_characters() {
-        for length in [1, 42, 43, 44, 63] {
-            let name = new_name(&"a".repeat(length), "uid");
+        let name = |name: &str, uid: &str| new_name(&WorkloadKey::Service("u".into(), name.into()), uid, 0);
+        for length in [1, 31, 32, 33, 63] {
+            let name = name(&"a".repeat(length), "uid");
             assert_eq!(name.len(), "ts--".len() + length.min(LONGEST_PART) + SUFFIX);
-            assert!(name.len() <= 52);
+            assert_eq!(standby_name(&name).len(), name.len());
+            assert!(name.len() <= MAX_LENGTH);
         }
-        assert_ne!(new_name("web", "1"), new_name("web", "2"), "a Service that is created again gets another name");
-        assert_eq!(new_name(&format!("{}-b", "a".repeat(42)), "1").matches("--").count(), 0);
+        assert_ne!(name("web", "1"), name("web", "2"), "a Service that is created again gets another name");
+        assert_ne!(name("web", "1"), new_name(&WorkloadKey::Ingress("u".into(), "web".into()), "1", 0));
+        assert_eq!(name(&format!("{}-b", "a".repeat(31)), "1").matches("--").count(), 0);
+        assert_eq!(standby_name("ts-web-abcde").len(), "ts-web-abcde".len(), "a name of a former version");
     }
 
     #[test]
     fn workload_with_a_device_is_kept() {
-        let pods = ["ts-web-ccccc-0"].into_iter().collect();
-        assert_eq!(workloads(["ts-web-aaaaa", "ts-web-bbbbb"].into_iter(), &pods), ["ts-web-ccccc", "ts-web-aaaaa", "ts-web-bbbbb"]);
-        assert_eq!(workloads(["ts-web-bbbbb", "ts-web-aaaaa"].into_iter(), &BTreeSet::new()), ["ts-web-aaaaa", "ts-web-bbbbb"]);
+        let sets = || ["ts-web-ccccc", "ts-web-aaaaa", "ts-web-bbbbb"].into_iter();
+        assert_eq!(workload(sets(), |set| *set == "ts-web-ccccc"), Some("ts-web-ccccc"));
+        assert_eq!(workload(sets(), |_| false), Some("ts-web-aaaaa"));
+        assert_eq!(workload([].into_iter(), |_| true), None);
     }
 }

@@ -178,6 +178,18 @@ impl Manifest {
         Self { object, value, adopt: false, yields: false }
     }
 
+    /// The manifest for this existing object only: the API server rejects it for another one of its name.
+    #[must_use]
+    pub fn replacing(mut self, existing: &Value) -> Self {
+        self.value["metadata"]["uid"] = existing["metadata"]["uid"].clone();
+        self
+    }
+
+    /// Whether it is planned for an existing object.
+    pub fn replaces(&self) -> bool {
+        self.value["metadata"]["uid"].is_string()
+    }
+
     /// Whether the object already has the desired content.
     pub fn holds(&self, observed: &Value) -> bool {
         applied(observed) == applied(&self.value) && covers(observed, &self.value)

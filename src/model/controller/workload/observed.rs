@@ -51,6 +51,8 @@ pub struct Observed {
     /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. Of EndpointSlices only those that the
     /// Tailscale operator wrote.
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// Owners of all child Services, of whichever workload, by name.
+    pub children: OrdMap<Arc<str>, ChildOwner>,
     /// EndpointSlices of Kubernetes' controller, by child.
     pub slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
     /// Users' Services by namespace and name: those that are assigned to this group or recorded in it, and those with a child in `owned`;
@@ -73,6 +75,14 @@ pub struct Observed {
     pub replacements: usize,
     /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
+}
+
+/// Owner of a child Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChildOwner {
+    pub key: WorkloadKey,
+    /// Namespace and name of the user's Service.
+    pub parent: (String, String),
 }
 
 /// Requests for advertised names of a group, with related state.

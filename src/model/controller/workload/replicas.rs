@@ -17,7 +17,7 @@ use crate::model::controller::ingress::IngressPlan;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
-use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion, whose};
+use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
 use crate::model::controller::workload::identity::{DeviceRecord, ExpectedDevice};
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
@@ -49,6 +49,10 @@ pub(crate) fn secrets(
     let none = ObservedReplica::default();
     for ordinal in 0..shape.replicas {
         work.want(&shape.owner, state(&shape.owner, ordinal));
+        if work.foreign(&shape.owner, &state_ref(&shape.owner, ordinal)) {
+            // The config Secret would record that the state is ours.
+            continue;
+        }
         // The replica owns its fields: they are never adopted.
         if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
             last.adopt = false;
@@ -71,7 +75,9 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = shape.stock() || replica.pod.is_some();
-    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: replica.has_device(), due };
+    // A Pod can remove its state Secret from the cache, not the record of its device.
+    let device = replica.has_device() || (state.is_none() && recorded.is_some());
+    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
     let id = config.and_then(|existing| existing.key_id.as_ref());
     let decision = decide(&login);
     if let KeyDecision::Keep | KeyDecision::Drop = decision {
@@ -101,7 +107,8 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
 fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
     let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
     let adopt = observed.is_some_and(|object| applied(object).is_none());
-    Box::new(ConfigDraft { inputs, adopt })
+    let uid = observed.and_then(|object| object["metadata"]["uid"].as_str().map(str::to_owned));
+    Box::new(ConfigDraft { inputs, adopt, uid })
 }
 
 /// Tags of a group's devices.
@@ -240,7 +247,7 @@ fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
 /// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
 fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
-    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| whose(owner, existing) == Ownership::Ours);
+    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| work.ownership(owner, object, existing) == Ownership::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
     work.delete(owner, &node_port_ref(owner, ordinal));
     let device = claimed_device(work, owner, ordinal, replica);

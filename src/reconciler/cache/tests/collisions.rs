@@ -8,10 +8,9 @@ use proptest::sample::Index;
 
 use super::cluster::{Cluster, NS, is_of, owner};
 use super::*;
-use crate::model::controller::workload::naming;
 use crate::api::names;
+use crate::model::controller::workload::naming;
 use crate::model::controller::workload::objects::child::child_name;
-use crate::model::controller::policy::requests as standalone;
 
 /// Rounds in which two owners of one object would overwrite each other.
 const ROUNDS: usize = 20;
@@ -204,7 +203,7 @@ fn workload_whose_name_a_new_service_computes_keeps_its_objects() {
 #[test]
 fn new_services_whose_workload_names_are_equal_settle() {
     let uids = (0..6_000).map(|number| format!("uid-{number}"));
-    let Some([first, second]) = pair(uids, |uid| naming::new_name("web", uid)) else { return };
+    let Some([first, second]) = pair(uids, |uid| naming::new_name(&"a/web".into(), uid, 0)) else { return };
     let mut cluster = Cluster::new();
     exposed(&mut cluster, "b", &first);
     exposed(&mut cluster, "a", &second);

@@ -44,7 +44,7 @@ fn condition(world: &World) -> (String, String, String) {
 }
 
 fn workload() -> String {
-    naming::new_name("web", "1234-UID")
+    naming::new_name(&"default/web".into(), "1234-UID", 0)
 }
 
 fn env(world: &World, name: &str) -> Option<String> {

@@ -11,7 +11,7 @@ fn key(number: usize) -> String {
 }
 
 fn pod(number: usize) -> String {
-    names::replica(&naming::new_name(&format!("web-{number:02}"), &format!("uid-{number}")), 0)
+    names::replica(&naming::new_name(&(&*key(number)).into(), &format!("uid-{number}"), 0), 0)
 }
 
 /// A cluster with this number of exposed Services.

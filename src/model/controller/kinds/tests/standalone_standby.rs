@@ -28,7 +28,7 @@ fn request(world: &mut World, standby: &str) {
 
 /// `StatefulSet`s of the first Pod and of the second one.
 fn sets() -> [ObjectRef; 2] {
-    let first = naming::new_name("web", "1234");
+    let first = naming::new_name(&"default/web".into(), "1234", 0);
     let second = naming::standby_name(&first);
     [first, second].map(|name| object(Kind::StatefulSet, &name))
 }

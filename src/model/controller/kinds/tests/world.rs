@@ -33,7 +33,7 @@ use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
-use crate::model::controller::workload::observed::{Class, ControlPlaneError, GroupCapabilities, Observed, TailnetState};
+use crate::model::controller::workload::observed::{ChildOwner, Class, ControlPlaneError, GroupCapabilities, Observed, TailnetState};
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
@@ -275,6 +275,7 @@ impl World {
             replicas,
             workload,
             owned: self.with_shared(owned, name),
+            children: self.child_owners(),
             slices: self.child_slices(name.group_name()),
             services: services.map(|(key, stored)| (key.clone(), self.show(key, stored))).collect(),
             nodes: Vec::new(),
@@ -286,6 +287,18 @@ impl World {
             replacements: self.memory.replacements.besides(name),
             denied: self.denied.clone(),
         }
+    }
+
+    fn child_owners(&self) -> imbl::OrdMap<Arc<str>, ChildOwner> {
+        let owner = |(object, child): (&ObjectRef, &Arc<Value>)| {
+            let label = |key: &str| child["metadata"]["labels"][key].as_str();
+            if object.kind != Kind::Service || label(names::PARENT_TYPE) != Some(names::PARENT_SERVICE) {
+                return None;
+            }
+            let parent = (label(names::PARENT_NAMESPACE)?.to_owned(), label(names::PARENT)?.to_owned());
+            Some((Arc::<str>::from(object.name.as_str()), ChildOwner { key: owner_of(child)?, parent }))
+        };
+        self.objects.iter().filter_map(owner).collect()
     }
 
     /// Objects of a group or of a standalone proxy.
@@ -305,15 +318,18 @@ impl World {
     }
 
     fn workload(&self, key: &WorkloadKey, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> String {
-        let Some(Publisher { name, .. }) = key.publisher() else { return key.name().to_owned() };
+        if !key.is_standalone() {
+            return key.name().to_owned();
+        }
         let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();
         let sets = owned.iter().filter(|(object, value)| object.kind == Kind::StatefulSet && is_first(value));
         let sets = sets.map(|(object, _)| object.name.as_str());
-        let has_device = |value: &Value| value["data"]["device_id"].is_string();
-        let devices = owned.iter().filter(|(object, value)| object.kind == Kind::Secret && has_device(value));
-        let devices = devices.map(|(object, _)| object.name.as_str()).collect();
+        let has_device = |set: &&str| {
+            let state = self.objects.get(&ObjectRef::new(Kind::Secret, NS, names::replica(set, 0)));
+            state.is_some_and(|state| state["data"]["device_id"].is_string())
+        };
         let uid = self.parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
-        naming::workloads(sets, &devices).first().map_or_else(|| naming::new_name(&name, uid), |name| (*name).to_owned())
+        naming::workload(sets, has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
     }
 
     pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {

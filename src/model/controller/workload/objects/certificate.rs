@@ -4,6 +4,7 @@
 //! per name and week are limited, so a certificate outlives objects that can be recreated.
 
 use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::workload::secret_name::SecretName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -62,8 +63,7 @@ pub fn valid_until(secret: &Value) -> Option<Timestamp> {
 
 /// DNS name of a certificate's Secret; `None` for other Secrets.
 pub fn domain_of(secret: &Value) -> Option<&str> {
-    let is = secret["metadata"]["labels"].get(names::SECRET_TYPE)? == names::CERTS;
-    secret["metadata"]["name"].as_str().filter(|_| is)
+    secret["metadata"]["name"].as_str().filter(|name| SecretName::parse(name) == SecretName::Certificate)
 }
 
 /// Whether a certificate's Secret was created for this Ingress, by a group or by a proxy of its own.

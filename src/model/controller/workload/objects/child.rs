@@ -49,12 +49,15 @@ pub struct ChildPort {
     pub match_port: u16,
 }
 
-/// Name of a new child: a prefix of the Service's name and a hash.
+/// Length of the suffix of a new child's name: 64 bits.
+const SUFFIX: usize = 16;
+
+/// Name of a new child: a prefix of the Service's name and a hash of Service and group, which no tenant can compute to be another's.
 pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
     let hash = digest(format!("{namespace}/{name}/{group}").as_bytes());
-    let room = 63 - "ts--".len() - 5;
+    let room = 63 - "ts--".len() - SUFFIX;
     let name = name.get(..name.len().min(room)).unwrap_or(name).trim_end_matches(['-', '.']);
-    format!("ts-{name}-{}", &hash[..5])
+    format!("ts-{name}-{}", &hash[..SUFFIX])
 }
 
 /// The recorded health port if the user does not use it, else the first unused candidate.

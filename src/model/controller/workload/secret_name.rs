@@ -1,0 +1,79 @@
+//! What a Secret of the proxies' namespace is, by its name.
+//!
+//! A replica's Role lets its Pods change labels, owner references and every other field of the Secrets that it may write, but not names. So
+//! the name decides what a Secret is, and the record of the workload (its `StatefulSet` and config Secrets, which no Pod may write) decides
+//! whose it is. The names of the kinds are disjoint: a DNS name has a dot, and no name of a workload has one.
+
+use crate::api::names;
+
+/// Kind of a Secret, with the part of its name that identifies its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretName<'a> {
+    /// Config Secret of a Pod. Pods only read it: its labels are the reconciler's.
+    Config { pod: &'a str },
+    /// State Secret of a replica.
+    State { workload: &'a str, ordinal: u32 },
+    /// Certificate of a DNS name.
+    Certificate,
+    /// ACME account of a group.
+    Account { workload: &'a str },
+    /// Everything else, for example the ACME accounts of all standalone proxies.
+    Other,
+}
+
+impl<'a> SecretName<'a> {
+    pub fn parse(name: &'a str) -> Self {
+        if name.contains('.') {
+            return Self::Certificate;
+        }
+        if let Some(pod) = name.strip_suffix(names::CONFIG_SECRET_SUFFIX) {
+            return Self::Config { pod };
+        }
+        if let Some(workload) = name.strip_suffix(names::ACCOUNT_SUFFIX) {
+            return if name == names::ACCOUNTS { Self::Other } else { Self::Account { workload } };
+        }
+        let replica = name.rsplit_once('-').and_then(|(workload, number)| Some((workload, ordinal(number)?)));
+        replica.map_or(Self::Other, |(workload, ordinal)| Self::State { workload, ordinal })
+    }
+
+    /// Name of the workload to which the Secret of a replica or an account belongs.
+    pub fn workload(self) -> Option<&'a str> {
+        match self {
+            Self::State { workload, .. } | Self::Account { workload } => Some(workload),
+            Self::Config { .. } | Self::Certificate | Self::Other => None,
+        }
+    }
+}
+
+/// An ordinal as Kubernetes writes it, without leading zeros.
+fn ordinal(text: &str) -> Option<u32> {
+    let number = text.parse().ok()?;
+    (format!("{number}") == text).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_decides_what_a_secret_is() {
+        use SecretName::{Account, Certificate, Config, Other, State};
+        let table = [
+            ("eg-0", State { workload: "eg", ordinal: 0 }),
+            ("ts-web-0123456789abcdef-0", State { workload: "ts-web-0123456789abcdef", ordinal: 0 }),
+            ("eg-12", State { workload: "eg", ordinal: 12 }),
+            ("eg-012", Other),
+            ("eg-+1", Other),
+            ("eg-0-config", Config { pod: "eg-0" }),
+            ("shop.tail1.ts.net", Certificate),
+            ("x-0.ts.net", Certificate),
+            ("in-acme-accounts", Account { workload: "in" }),
+            ("tailscale-acme-accounts", Other),
+            ("eg", Other),
+            ("", Other),
+        ];
+        for (name, wanted) in table {
+            assert_eq!(SecretName::parse(name), wanted, "{name}");
+        }
+    }
+}
