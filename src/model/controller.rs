@@ -1,7 +1,9 @@
 //! The reconciler: from observed objects to desired objects and conditions, one module for each kind, and match ports.
 
 pub mod annotations;
+pub mod budget;
 pub mod control_plane;
+pub mod event_schedule;
 pub mod finalizers;
 pub mod group_assignment;
 pub mod identity;

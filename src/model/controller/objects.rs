@@ -46,7 +46,7 @@ pub use nodeport::{held_ports, node_port, node_port_ref};
 pub use rbac::{endpoints, rbac};
 pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
 pub use services::ROOM as CONFIG_ROOM;
-pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
+pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, entries_size, next_port};
 pub use shape::{RenderContext, image_path};
 pub use slice::{CONTROLLER, ChildSlice, MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner, SliceWrite, StaleSlice};
 pub use standalone_service::{headless_service, selected_app};

@@ -36,6 +36,9 @@ pub struct GroupPlan {
     pub services: Vec<ObjectUpdate>,
     /// Events. Each comes with a change, so that a lasting state is reported once.
     pub events: Vec<Notice>,
+    /// Lasting faults of objects that have no condition for them. An [`EventSchedule`](crate::model::controller::event_schedule::EventSchedule)
+    /// decides when each is an Event.
+    pub faults: Vec<Notice>,
     /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.
@@ -172,7 +175,7 @@ impl GroupPlan {
 }
 
 /// Object of an Event.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
     Group,
     Service { namespace: String, name: String },
@@ -218,6 +221,16 @@ impl ConfigDraft {
     /// The Secret with a device record and without auth key.
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
         ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
+    }
+}
+
+impl Subject {
+    /// Namespace of the object; empty for a group.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Group => "",
+            Self::Service { namespace, .. } | Self::Ingress { namespace, .. } => namespace,
+        }
     }
 }
 

@@ -37,6 +37,7 @@ mod report;
 mod room;
 mod routes;
 mod service_state;
+mod share;
 mod summary;
 mod supported;
 mod teardown;
@@ -267,7 +268,7 @@ impl<'a> IngressPlan<'a> {
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
         config.orders = self.record_orders(work, &gone);
-        config.reported_events = self.report(work, shape, &gone);
+        self.report(work, shape, &gone);
         expiries(work);
         work.want(owner, config.manifest(owner, !shape.stock()));
     }

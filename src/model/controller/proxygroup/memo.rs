@@ -14,7 +14,6 @@ use super::IngressSummary;
 use super::readiness::{AckSummary, ReplicaAcks};
 use crate::api::egress;
 use crate::model::controller::group_assignment::AssignmentRules;
-use crate::model::controller::ingress_spec::Publisher;
 use crate::model::controller::objects::{ChildService, EgressConfigMap, Owner, RenderContext};
 use crate::model::controller::tenancy::Tenancy;
 
@@ -28,8 +27,6 @@ pub struct Memory {
     standing: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
     evaluated: u64,
-    /// Last message to each object that names a group which advertises nothing. If lost, it is emitted once more.
-    messages: HashMap<Publisher, String>,
     /// Ingress summary of the latest pass; `None` if the group advertises nothing.
     pub(super) summary: Option<IngressSummary>,
 }
@@ -78,19 +75,7 @@ impl Memory {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.config.is_none() && self.messages.is_empty()
-    }
-
-    /// Records a message to an object. Returns whether it is new.
-    pub(super) fn is_new_message(&mut self, claimant: &Publisher, message: Option<&str>) -> bool {
-        if self.messages.get(claimant).map(String::as_str) == message {
-            return false;
-        }
-        match message {
-            Some(message) => drop(self.messages.insert(claimant.clone(), message.to_owned())),
-            None => drop(self.messages.remove(claimant)),
-        }
-        true
+        self.services.is_empty() && self.config.is_none()
     }
 
     /// Discards results for other settings.

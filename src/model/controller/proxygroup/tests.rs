@@ -8,6 +8,7 @@ use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_
 use crate::api::names;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
+mod budget;
 mod certificates;
 mod config;
 mod convergence;

@@ -107,6 +107,11 @@ impl<'a> GroupPass<'a> {
         self.faults.push(GroupFault { reason, message });
     }
 
+    /// Reports a fault of an object while it lasts.
+    pub(super) fn lasting(&mut self, subject: Subject, reason: &'static str, message: String) {
+        self.pass.faults.push(Notice { subject, warning: true, reason, message });
+    }
+
     pub(super) fn warn(&mut self, subject: Subject, reason: &'static str, message: String) {
         self.pass.events.push(Notice { subject, warning: true, reason, message });
     }

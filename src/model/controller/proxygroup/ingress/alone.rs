@@ -5,7 +5,7 @@
 
 use super::claims::read;
 use super::summary::{Certified, issued};
-use super::{IngressPlan, Item, ServiceState, lacks_services};
+use super::{IngressPlan, Item, ServiceState, lacks_services, room};
 use crate::model::controller::ingress_spec::{Publisher, service_name};
 use crate::model::controller::objects::{Kind, RenderContext, domain_of};
 use crate::model::controller::proxygroup::TailnetState;
@@ -32,6 +32,7 @@ pub(in super::super) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContex
         // The last name stays.
         None => plan.unchanged = plan.before.names(),
     }
+    room::settle(&mut plan, !shape.stock());
     Ok(plan)
 }
 

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{IngressPlan, Item, Rejection, ServiceState};
+use super::{Item, Rejection, ServiceState};
 use crate::api::condition::{CERTIFIED, PUBLISHED};
 use crate::api::issuance::OrderNote;
 use crate::api::names;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress_spec::{CertificateIssue, PublishTarget, Publisher};
-use crate::model::controller::objects::{Owner, certificate_ref, digest, filled, valid_until};
+use crate::model::controller::objects::{Owner, certificate_ref, filled, valid_until};
 use crate::model::controller::proxygroup::work::GroupPass;
 
 /// Maximum names in a message.
@@ -93,8 +93,6 @@ pub(super) enum Extent {
 pub(super) struct SummaryBuilder {
     names: BTreeMap<Publisher, (PublishState, &'static str)>,
     certificates: BTreeMap<String, (Certified, String)>,
-    /// Fault messages, by object.
-    faults: BTreeMap<String, String>,
     /// The state of an object is not known yet: the previous conditions stay.
     unknown: bool,
 }
@@ -109,18 +107,11 @@ impl SummaryBuilder {
             Some((Extent::Nothing, _)) | None => PublishState::Whole,
         };
         self.names.insert(claimant.clone(), (state, rejection.map_or("NoReplica", |(_, reported)| reported.reason)));
-        self.faults.extend(rejection.map(|(_, outcome)| (claimant.to_string(), fingerprint(&outcome.message))));
     }
 
     /// Counts an object of unknown state: the previous conditions stay.
     pub(super) fn unknown(&mut self) {
         self.unknown = true;
-    }
-
-    /// Keeps the previous fault of an object.
-    pub(super) fn still(&mut self, claimant: &Publisher, plan: &IngressPlan<'_>) {
-        let key = claimant.to_string();
-        self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
     }
 
     pub(super) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
@@ -138,11 +129,6 @@ impl SummaryBuilder {
             };
             self.certificates.insert(host.clone(), (state, item.claimant.to_string()));
         }
-    }
-
-    /// Reported faults: hashes of the messages, by object.
-    pub(super) fn faults(&self) -> &BTreeMap<String, String> {
-        &self.faults
     }
 
     /// Writes the group's conditions and the figures.
@@ -224,9 +210,4 @@ pub(super) fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certifi
 fn list(all: &[String]) -> String {
     let first = all[..all.len().min(NAMED)].join(", ");
     if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
-}
-
-/// Hash of a message.
-fn fingerprint(text: &str) -> String {
-    digest(text.as_bytes())[..12].to_owned()
 }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
+use crate::model::controller::event_schedule::EventSchedule;
 use crate::model::controller::group_assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner, UserCertificate};
@@ -87,6 +88,7 @@ pub(super) struct Memories {
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) passes: BTreeMap<String, Memory>,
     pub(super) replacements: Replacements,
+    pub(super) schedule: EventSchedule,
 }
 
 impl Clone for Memories {
@@ -382,7 +384,7 @@ impl World {
 
 /// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
-    GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
+    GroupPlan { again: None, faults: Vec::new(), ..made.clone() } == GroupPlan::default()
 }
 
 fn read_secret(stored: &Value) -> Secret {
