@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod budget;
+pub mod certificate_orders;
 pub mod control_plane;
 pub mod event_schedule;
 pub mod finalizers;

@@ -25,6 +25,7 @@ use store::{ObjectStore, StoredObject};
 
 mod annotations;
 mod assignment;
+mod certificate_orders;
 mod certificates;
 mod foreign;
 mod index;

@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn alternating_messages_are_repeated_no_faster_than_one() {
         let mut schedule = EventSchedule::default();
-        let mut emitted = |seconds: i64| schedule.due("g", vec![fault("a", 1, ["x", "y"][(seconds % 2) as usize])], at(seconds)).notices.len();
+        let mut emitted =
+            |seconds: i64| schedule.due("g", vec![fault("a", 1, ["x", "y"][(seconds % 2) as usize])], at(seconds)).notices.len();
         assert_eq!((0..1_800).map(&mut emitted).sum::<usize>(), 2);
     }
 
@@ -196,7 +197,11 @@ mod tests {
     fn record_is_bounded_by_the_rate_and_ends_with_the_faults() {
         let mut schedule = EventSchedule::default();
         for second in 0..20_000 {
-            schedule.due("g", (0..50).map(|name| fault("a", 50 * usize::try_from(second).expect("a number") + name, "x")).collect(), at(second));
+            schedule.due(
+                "g",
+                (0..50).map(|name| fault("a", 50 * usize::try_from(second).expect("a number") + name, "x")).collect(),
+                at(second),
+            );
         }
         assert!(schedule.len() <= 100 + 2 * 1_800, "{}", schedule.len());
         schedule.due("other", Vec::new(), at(30_000));

@@ -37,12 +37,12 @@ pub use actions::{
     ClaimedDevice, ConfigDraft, ControlAction, Delete, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject,
 };
 pub use handover::proxy_conflict;
-pub use ingress::{Certified, IngressSummary, PublishState, serves};
+pub use ingress::{Certified, IngressSummary, PublishState, grants, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
 pub use observed::{
     Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
-    ReplicaConfig, ReplicaState, ServiceList, TailnetState,
+    RecordedCertificate, ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 pub use slices::{MAX_SLICE_WRITES, is_manual};

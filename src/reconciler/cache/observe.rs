@@ -58,6 +58,8 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(name) };
         let (replicas, waiting) = self.with_waiting(name, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let owned = self.with_shared(self.owned(name), name, &settings.namespace);
+        let recorded_certificates = self.recorded_certificates(&owned);
         Observed {
             name: name.to_owned(),
             now,
@@ -67,14 +69,14 @@ impl ClusterCache {
             replicas,
             waiting,
             workload,
-            owned: self.with_shared(self.owned(name), name, &settings.namespace),
+            owned,
             slices: self.indices.groups.get(name).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(name),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
             names_before,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
+            publish: PublishInputs { listed, approved, recorded_certificates, ..self.publishing(name, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
@@ -176,7 +178,8 @@ impl ClusterCache {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
         let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
         let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
-        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
+        let kept = self.recorded_keys();
+        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(kept).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.
@@ -196,11 +199,17 @@ impl ClusterCache {
         owned
     }
 
-    /// Adds objects that no single group owns: the Secret of the ACME accounts, and certificates of names requested from the group.
-    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+    /// Adds objects that no single group owns: the Secret of the ACME accounts, certificates of names requested from the group, and of a
+    /// standalone Ingress the record of certificates with the Secrets that it names.
+    pub(super) fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
+        for object in self.recorded_objects(group, namespace) {
+            if let Some(stored) = self.owned_object(&object) {
+                owned.insert(object, Arc::clone(stored));
+            }
+        }
         for label in self.requested_labels(group) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use super::{CachedObject, ClusterCache, Id, WatchRole};
@@ -116,6 +117,7 @@ impl ClusterCache {
             ingresses,
             certificates: self.own_certificates(group),
             reserved: self.reserved_certificates(group),
+            recorded_certificates: OrdMap::new(),
             backends,
             backed,
             rivals,

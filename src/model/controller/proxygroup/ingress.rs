@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::actions::device_of_replica;
-use super::work::{GroupPass, Ownership, whose};
+use super::work::{GroupPass, Ownership, deletion, whose};
 use super::{ServiceList, Subject, TailnetState};
 use crate::api::condition::reason;
 use crate::api::names;
@@ -26,6 +27,7 @@ use crate::model::ingress::cert_orders::Validity;
 
 use claims::{IngressClaim, claims, contest, firsts, read};
 use service_state::{listed, standing};
+use standalone_certificate::{RecordedOwner, recorded_owner};
 
 mod advertise;
 mod alone;
@@ -38,14 +40,22 @@ mod room;
 mod routes;
 mod service_state;
 mod share;
+mod standalone_certificate;
 mod summary;
 mod supported;
 mod teardown;
 
 pub use advertise::serves;
 pub(super) use alone::alone;
+pub use standalone_certificate::grants;
+pub(super) use standalone_certificate::kept;
 pub use summary::{Certified, IngressSummary, PublishState};
 pub(super) use teardown::{elsewhere, end, orphans};
+
+/// Requeue delay after the Secret of a former owner was deleted.
+const DELETED_REQUEUE: Duration = Duration::from_secs(1);
+/// Requeue delay while another owner uses the Secret.
+const IN_USE_REQUEUE: Duration = Duration::from_secs(30);
 
 /// Everything that a group advertises or has advertised.
 #[derive(Debug)]
@@ -230,7 +240,20 @@ impl<'a> IngressPlan<'a> {
     /// another owner, whatever its name.
     pub(super) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
         let of_group = |object: &Value| object["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str();
-        let ours = |object: &Value| whose(owner, object) == Ownership::Ours && (owner.parent.is_some() || of_group(object));
+        let issued: BTreeMap<&str, &Publisher> = self.issued().collect();
+        let served: BTreeSet<&str> = self.before.routes.values().flat_map(|site| site.hosts.keys().map(String::as_str)).collect();
+        let permitted = |object: &Value| {
+            let Some(dns) = domain_of(object) else { return false };
+            let claimant = issued.get(dns).copied().or(owner.parent.as_ref());
+            let recorded = |claimant| matches!(recorded_owner(work, object, claimant), RecordedOwner::Unrecorded | RecordedOwner::Same);
+            let is_requested = || issued.contains_key(dns) || served.contains(dns);
+            match claimant {
+                Some(claimant) => recorded(claimant) && (owner.parent.is_none() || is_requested()),
+                None => !work.observed.publish.recorded_certificates.contains_key(object["metadata"]["uid"].as_str().unwrap_or_default()),
+            }
+        };
+        let ours =
+            |object: &Value| whose(owner, object) == Ownership::Ours && (owner.parent.is_some() || of_group(object)) && permitted(object);
         let there = work.observed.of(Kind::Secret).filter(|(_, existing)| ours(existing)).filter_map(|(_, found)| domain_of(found));
         let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
         there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
@@ -282,10 +305,25 @@ impl<'a> IngressPlan<'a> {
             None => {}
         }
         for (dns, claimant) in self.issued() {
-            let existing = work.owned(&certificate_ref(owner, dns)).map(|object| &**object);
+            let object = certificate_ref(owner, dns);
+            let existing = work.owned(&object).map(|object| &**object);
+            let recorded = existing.map(|existing| (existing, recorded_owner(work, existing, claimant)));
+            match recorded {
+                Some((existing, RecordedOwner::Former)) => {
+                    work.pass.delete.push(deletion(&object, existing));
+                    work.again(DELETED_REQUEUE);
+                    continue;
+                }
+                Some((_, RecordedOwner::Other)) => {
+                    work.again(IN_USE_REQUEUE);
+                    continue;
+                }
+                _ => {}
+            }
+            let is_same = matches!(recorded, Some((_, RecordedOwner::Same)));
             let secret = certificate(owner, dns, claimant, existing);
             // It stays with its object when that moves between a group and a proxy of its own.
-            match existing.map(|existing| (whose(owner, existing), is_certificate_of(existing, claimant))) {
+            match existing.map(|existing| (whose(owner, existing), is_same || is_certificate_of(existing, claimant))) {
                 Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
                 _ => drop(work.want(owner, secret)),
             }

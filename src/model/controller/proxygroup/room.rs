@@ -19,8 +19,7 @@ use crate::model::controller::objects::{CONFIG_ROOM, EgressConfigMap, RenderCont
 /// Message for Services that do not fit.
 const FULL: &str = "The room of this namespace in the egress config of the ProxyGroup is full: use another ProxyGroup.";
 /// The same, if our image would have room.
-const FULL_STOCK: &str =
-    "The room of this namespace in the egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose \
+const FULL_STOCK: &str = "The room of this namespace in the egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose \
      limit is higher.";
 
 /// Whether entries must be selected: the config has no room for all, or new ones could exceed the share of their namespace.

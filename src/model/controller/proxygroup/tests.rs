@@ -25,6 +25,7 @@ mod routes;
 mod services;
 mod slices;
 mod standalone;
+mod standalone_certificates;
 mod standalone_ingress;
 mod standalone_pace;
 mod standalone_standby;

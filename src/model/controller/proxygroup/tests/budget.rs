@@ -140,6 +140,28 @@ fn namespace_that_fills_the_config_first_leaves_room_for_another() {
     assert_eq!((of(&world, "default"), of(&world, "other")), (first, 1), "existing entries stay, and the other namespace has room");
 }
 
+#[test]
+fn namespace_that_fills_the_egress_config_first_leaves_room_for_another() {
+    let mut world = World::new();
+    world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}}));
+    world.group("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10_000, "end": 60_000}}}));
+    let ports: Vec<u16> = (1..=400).collect();
+    for index in 0..45 {
+        world.service(&format!("s{index}"), to("pg"), &ports);
+    }
+    world.settle();
+    let first: Vec<_> = world.entries("pg").into_keys().collect();
+    assert!((10..40).contains(&first.len()), "{}", first.len());
+    let mut late = world.services[&("default".to_owned(), "s44".to_owned())].clone();
+    (late.metadata.namespace, late.metadata.name, late.status) = (Some("other".into()), Some("late".into()), None);
+    (late.metadata.uid, late.metadata.finalizers) = (Some("late".into()), None);
+    world.services.insert(("other".to_owned(), "late".to_owned()), late);
+    world.settle();
+    let entries = world.entries("pg");
+    assert!(entries.contains_key("other-late"), "{:?}", entries.keys());
+    assert!(first.iter().all(|name| entries.contains_key(name)) && entries.len() == first.len() + 1);
+}
+
 /// Ingresses of one case: namespace, paths, length of each path, tls entries with certificates of their own, length of the name.
 type Wants = Vec<(usize, usize, usize, usize, usize)>;
 

@@ -228,7 +228,7 @@ impl World {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
         let concerned = self.services.values().flat_map(|stored| concerns(stored, &self.assignment));
-        self.groups.keys().cloned().chain(labelled).chain(concerned).chain(published).collect()
+        self.groups.keys().cloned().chain(labelled).chain(concerned).chain(published).chain(self.recorded_keys()).collect()
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {

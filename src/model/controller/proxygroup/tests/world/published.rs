@@ -3,11 +3,14 @@
 use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
+use crate::model::controller::certificate_orders::{CertificateOrder, OrderRecord, namespace_of, orders_ref};
 use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
 use crate::model::controller::ingress_spec::{backends, certificates, has_conditions, ingress_label, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
-use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ReplicaConfig, ServiceList, proxy_conflict, serves};
+use crate::model::controller::proxygroup::{
+    Approved, NameConflict, PublishInputs, RecordedCertificate, ReplicaConfig, ServiceList, grants, proxy_conflict, serves,
+};
 
 /// Tailscale Services and routes of the control plane.
 #[derive(Debug, Clone, Default)]
@@ -208,12 +211,38 @@ impl World {
             certificates: certificates.map(|(name, own)| (name.clone(), own.clone())).collect(),
             backends: backends.collect(),
             backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
+            recorded_certificates: self.recorded_certificates(),
             rivals,
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
             ..PublishInputs::default()
         }
+    }
+
+    /// Owners of certificate Secrets by the records of all namespaces.
+    fn recorded_certificates(&self) -> imbl::OrdMap<String, RecordedCertificate> {
+        let records = self.objects.values().filter_map(|stored| Some((namespace_of(stored)?.to_owned(), OrderRecord::read(stored))));
+        let orders = records
+            .flat_map(|(namespace, record)| record.orders().iter().map(|order| (namespace.clone(), order.clone())).collect::<Vec<_>>());
+        let recorded = orders.filter(|(_, order)| !order.secret.is_empty()).map(|(namespace, order)| {
+            let ingress = Publisher { source: PublishSource::Ingress, namespace, name: order.ingress };
+            let owned = self.owned(&standalone::key(&ingress));
+            let in_use = owned.iter().any(|(object, role)| object.kind == Kind::Role && grants(role, &order.host));
+            (order.secret, RecordedCertificate { ingress, in_use })
+        });
+        recorded.collect()
+    }
+
+    /// Keys of Ingresses that records name.
+    pub(super) fn recorded_keys(&self) -> impl Iterator<Item = String> {
+        let records = self.objects.values().filter_map(|stored| Some((namespace_of(stored)?, OrderRecord::read(stored))));
+        records.flat_map(|(namespace, record)| {
+            let key = |name: &str| {
+                standalone::key(&Publisher { source: PublishSource::Ingress, namespace: namespace.to_owned(), name: name.to_owned() })
+            };
+            record.orders().iter().map(|order| key(&order.ingress)).collect::<Vec<_>>()
+        })
     }
 
     /// Proxies that objects of a group have or get, by names that they request from the group or have there.
@@ -262,8 +291,20 @@ impl World {
     pub(super) fn with_shared(&self, mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>, group: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
         let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
         let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
+        let parent = standalone::parse_key(group).filter(|parent| parent.source == PublishSource::Ingress);
+        let record = parent.as_ref().map(|parent| orders_ref(NS, &parent.namespace));
+        let orders =
+            record.as_ref().and_then(|record| self.objects.get(record)).map(|stored| OrderRecord::read(stored)).unwrap_or_default();
+        let recorded = |object: &ObjectRef| {
+            let is_named =
+                |order: &CertificateOrder| order.host == object.name && parent.as_ref().is_some_and(|parent| parent.name == order.ingress);
+            object.kind == Kind::Secret && orders.orders().iter().any(is_named)
+        };
         let shared = |object: &ObjectRef, stored: &Value| {
-            *object == accounts_ref(NS) || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
+            *object == accounts_ref(NS)
+                || record.as_ref() == Some(object)
+                || recorded(object)
+                || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
         };
         let more = self.objects.iter().filter(|(object, stored)| shared(object, stored));
         owned.extend(more.map(|(object, stored)| (object.clone(), Arc::clone(stored))));
