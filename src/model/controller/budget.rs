@@ -10,7 +10,7 @@ const SHARE: (usize, usize) = (3, 4);
 
 /// Room of `PARTS` shared objects, in bytes.
 #[derive(Debug, Clone)]
-pub struct Budget<const PARTS: usize> {
+pub struct NamespaceBudget<const PARTS: usize> {
     rooms: [usize; PARTS],
     used: [usize; PARTS],
     namespaces: BTreeMap<String, [usize; PARTS]>,
@@ -21,7 +21,7 @@ pub fn share_of(room: usize) -> usize {
     room / SHARE.1 * SHARE.0
 }
 
-impl<const PARTS: usize> Budget<PARTS> {
+impl<const PARTS: usize> NamespaceBudget<PARTS> {
     pub fn new(rooms: [usize; PARTS]) -> Self {
         Self { rooms, used: [0; PARTS], namespaces: BTreeMap::new() }
     }
@@ -63,14 +63,14 @@ mod tests {
 
     #[test]
     fn namespace_that_comes_first_leaves_a_quarter() {
-        let mut budget = Budget::new([1_000]);
+        let mut budget = NamespaceBudget::new([1_000]);
         let mut admitted = |namespace: &str| (0..2_000).filter(|_| budget.replace(namespace, [0], [1])).count();
         assert_eq!([admitted("a"), admitted("b"), admitted("c"), admitted("a")], [750, 186, 48, 0]);
     }
 
     #[test]
     fn existing_parts_stay_and_may_shrink_in_a_full_room() {
-        let mut budget = Budget::new([100, 100]);
+        let mut budget = NamespaceBudget::new([100, 100]);
         budget.keep("a", [150, 10]);
         assert!(budget.replace("a", [150, 10], [140, 10]) && !budget.replace("a", [140, 10], [141, 10]));
         assert!(!budget.replace("b", [0, 0], [1, 0]) && budget.replace("b", [0, 0], [0, 60]), "each room has its own share");
@@ -80,7 +80,7 @@ mod tests {
         /// The room is never exceeded, and a rejected part of one namespace changes nothing for another.
         #[test]
         fn rejected_parts_cost_nothing(wants in prop::collection::vec((0..4_usize, 1..400_usize), 0..60)) {
-            let mut budget = Budget::new([1_000]);
+            let mut budget = NamespaceBudget::new([1_000]);
             let mut accepted = Vec::new();
             for (namespace, size) in &wants {
                 if budget.replace(&namespace.to_string(), [0], [*size]) {
@@ -88,7 +88,7 @@ mod tests {
                 }
             }
             prop_assert!(accepted.iter().map(|(_, size)| size).sum::<usize>() <= 1_000);
-            let mut without = Budget::new([1_000]);
+            let mut without = NamespaceBudget::new([1_000]);
             for (namespace, size) in &accepted {
                 prop_assert!(without.replace(&namespace.to_string(), [0], [*size]));
             }

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(record.find("a", "b.ts.net").map(|order| order.secret.as_str()), Some("uid"));
         let week = i64::try_from(WEEK.as_secs()).expect("small");
         let recent = |second| record.recent(Timestamp::from_second(second).expect("a time"));
-        assert_eq!(recent(2_000), (3, WEEK - Duration::from_secs(2_000)));
+        assert_eq!(recent(2_000), (3, WEEK.saturating_sub(Duration::from_secs(2_000))));
         assert_eq!(recent(week), (2, Duration::from_secs(1_000)));
         assert_eq!(recent(week + 2_000), (0, WEEK));
     }

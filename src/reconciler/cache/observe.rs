@@ -76,7 +76,7 @@ impl ClusterCache {
             namespaces,
             names_before,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, recorded_certificates, ..self.publishing(name, &settings.namespace) },
+            publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(name, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
@@ -178,8 +178,8 @@ impl ClusterCache {
         let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
         let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
         let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
-        let kept = self.recorded_keys();
-        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(kept).collect()
+        let recorded = self.recorded_keys();
+        groups.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.
@@ -201,7 +201,12 @@ impl ClusterCache {
 
     /// Adds objects that no single group owns: the Secret of the ACME accounts, certificates of names requested from the group, and of a
     /// standalone Ingress the record of certificates with the Secrets that it names.
-    pub(super) fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+    pub(super) fn with_shared(
+        &self,
+        mut owned: OrdMap<ObjectRef, Arc<Value>>,
+        group: &str,
+        namespace: &str,
+    ) -> OrdMap<ObjectRef, Arc<Value>> {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));

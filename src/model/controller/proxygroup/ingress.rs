@@ -48,7 +48,7 @@ mod teardown;
 pub use advertise::serves;
 pub(super) use alone::alone;
 pub use standalone_certificate::grants;
-pub(super) use standalone_certificate::kept;
+pub(super) use standalone_certificate::retained;
 pub use summary::{Certified, IngressSummary, PublishState};
 pub(super) use teardown::{elsewhere, end, orphans};
 

@@ -1,9 +1,9 @@
 //! Selects Services for an egress config that has no room for all.
 //!
-//! Existing entries stay. Then come Services with a child, then the oldest, each within the share of its namespace ([`Budget`]). The others
-//! are rejected, use no resources, and are tried again in each pass.
+//! Existing entries stay. Then come Services with a child, then the oldest, each within the share of its namespace
+//! ([`NamespaceBudget`]). The others are rejected, use no resources, and are tried again in each pass.
 //!
-//! [`Budget`]: crate::model::controller::budget::Budget
+//! [`NamespaceBudget`]: crate::model::controller::budget::NamespaceBudget
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,12 +55,12 @@ fn within_shares<'a>(wanted: Vec<Wanted<'a>>, before: &Entries, plain: bool) -> 
     order.sort_by_key(|(size, namespace, _)| (*size, *namespace));
     let mut used: usize = order.iter().map(|(size, ..)| size).sum();
     let mut accepted = BTreeSet::new();
-    for (kept, _, own) in &order {
+    for (existing_size, _, own) in &order {
         let stay = existing(own);
-        let free = CONFIG_ROOM.saturating_sub(used - kept);
+        let free = CONFIG_ROOM.saturating_sub(used - existing_size);
         let count = most(stay, own.len(), |count| size(own, count) <= share_of(free));
         if count > stay {
-            used = used - kept + size(own, count);
+            used = used - existing_size + size(own, count);
         }
         accepted.extend(own.iter().take(count).map(|(_, name, _)| Arc::clone(name)));
     }

@@ -261,9 +261,9 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
         }
         return;
     }
-    let kept = ingress::kept(work, owner, parent.is_none());
+    let retained = ingress::retained(work, owner, parent.is_none());
     let deleted: BTreeSet<ObjectRef> = work.pass.delete.iter().map(|delete| delete.object.clone()).collect();
-    let undeleted = |object: &ObjectRef| !deleted.contains(object) && !kept.contains(object);
+    let undeleted = |object: &ObjectRef| !deleted.contains(object) && !retained.contains(object);
     // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
     let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
     let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));

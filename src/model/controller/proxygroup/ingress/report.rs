@@ -34,7 +34,7 @@ impl IngressPlan<'_> {
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
             match item {
-                Some(item) => self.published(work, shape, (claim, item), &mut account),
+                Some(item) => Self::published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
                     // The proxy of an Ingress exists before its name.
                     let remaining = work.observed.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
@@ -52,7 +52,6 @@ impl IngressPlan<'_> {
     }
 
     fn published(
-        &self,
         work: &mut GroupPass<'_>,
         shape: &RenderContext<'_>,
         (claim, item): (&IngressClaim<'_>, &Item),

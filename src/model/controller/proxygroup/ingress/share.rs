@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::config::put;
 use super::{IngressPlan, Rejection};
 use crate::api::routes::Site;
-use crate::model::controller::budget::{Budget, share_of};
+use crate::model::controller::budget::{NamespaceBudget, share_of};
 use crate::model::controller::ingress_spec::PublishTarget;
 use crate::model::controller::objects::{CONFIG_ROOM, IngressConfigMap};
 
@@ -30,7 +30,7 @@ pub(super) fn share(plan: &mut IngressPlan<'_>, order: Vec<String>, packs: bool)
     }
     let (recorded, new): (Vec<String>, Vec<String>) = order.into_iter().partition(|name| plan.recorded(name));
     let namespace = |name: &str| plan.before.origins.get(name).map_or("", |origin| origin.namespace.as_str());
-    let mut budget = Budget::new([CONFIG_ROOM; 3]);
+    let mut budget = NamespaceBudget::new([CONFIG_ROOM; 3]);
     let mut sizes = BTreeMap::new();
     for name in plan.unchanged.iter().chain(&plan.leaving).chain(&recorded) {
         let mut before = IngressConfigMap::default();

@@ -74,10 +74,10 @@ pub(super) fn admit(work: &mut GroupPass<'_>, tenancy: &Tenancy, owner: &Owner, 
     let now = work.observed.now;
     let object = certificate_ref(owner, dns);
     let before = stored(work, &parent.namespace);
-    let known = before.find(&parent.name, dns).cloned();
+    let recorded_order = before.find(&parent.name, dns).cloned();
     let new = CertificateOrder { ingress: parent.name.clone(), host: dns.to_owned(), ordered: now.as_second(), secret: String::new() };
-    let order = match (work.owned(&object), known) {
-        (Some(secret), known) => match existing(work, (owner, &parent), secret, known, new)? {
+    let order = match (work.owned(&object), recorded_order) {
+        (Some(secret), recorded_order) => match existing(work, (owner, &parent), secret, recorded_order, new)? {
             ExistingSecret::Own(order) => order,
             ExistingSecret::Foreign => return Ok(true),
             ExistingSecret::Deleted => {
@@ -87,7 +87,7 @@ pub(super) fn admit(work: &mut GroupPass<'_>, tenancy: &Tenancy, owner: &Owner, 
             }
         },
         // The replica writes a lost certificate back.
-        (None, Some(known)) => CertificateOrder { secret: String::new(), ..known },
+        (None, Some(recorded_order)) => CertificateOrder { secret: String::new(), ..recorded_order },
         (None, None) => {
             limit(work, tenancy, &parent.namespace, &before)?;
             new
@@ -112,21 +112,21 @@ fn existing(
     work: &GroupPass<'_>,
     (owner, parent): (&Owner, &Publisher),
     secret: &Value,
-    known: Option<CertificateOrder>,
+    recorded_order: Option<CertificateOrder>,
     new: CertificateOrder,
 ) -> Result<ExistingSecret, Rejection> {
     let by_labels = whose(owner, secret);
     let moved = by_labels == Ownership::Foreign && is_certificate_of(secret, parent);
     let secret_uid = uid(secret).to_owned();
-    Ok(match (recorded_owner(work, secret, parent), known) {
+    Ok(match (recorded_owner(work, secret, parent), recorded_order) {
         (RecordedOwner::Other, _) => {
             let host = &new.host;
             let message = format!("Secret {host} is the certificate of another Ingress, which has this name too: rename one of them.");
             return Err(Rejection::new("CertificateInUse", message));
         }
-        (RecordedOwner::Same, Some(known)) => ExistingSecret::Own(known),
-        (RecordedOwner::Unrecorded, Some(known)) if by_labels == Ownership::Ours => {
-            ExistingSecret::Own(CertificateOrder { secret: secret_uid, ..known })
+        (RecordedOwner::Same, Some(recorded_order)) => ExistingSecret::Own(recorded_order),
+        (RecordedOwner::Unrecorded, Some(recorded_order)) if by_labels == Ownership::Ours => {
+            ExistingSecret::Own(CertificateOrder { secret: secret_uid, ..recorded_order })
         }
         (RecordedOwner::Unrecorded, None) if moved || (by_labels == Ownership::Ours && is_granted(work, owner, &new.host)) => {
             let created = secret["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
@@ -172,14 +172,14 @@ pub(super) fn is_kept(work: &GroupPass<'_>, parent: &Publisher, secret: &Value) 
 }
 
 /// Certificates of a released Ingress that stay for the rest of their week. The others are deleted, and their orders forgotten after it.
-pub(in super::super) fn kept(work: &mut GroupPass<'_>, owner: &Owner, is_gone: bool) -> BTreeSet<ObjectRef> {
+pub(in super::super) fn retained(work: &mut GroupPass<'_>, owner: &Owner, is_gone: bool) -> BTreeSet<ObjectRef> {
     let Some(parent) = owner.parent.clone() else { return BTreeSet::new() };
     let is_anothers = |secret: &Value| matches!(recorded_owner(work, secret, &parent), RecordedOwner::Former | RecordedOwner::Other);
     // Their labels name this object.
     let others = work.observed.of(Kind::Secret).filter(|(_, secret)| is_anothers(secret)).map(|(object, _)| object.clone());
-    let mut kept: BTreeSet<ObjectRef> = others.collect();
+    let mut retained: BTreeSet<ObjectRef> = others.collect();
     if parent.source != PublishSource::Ingress {
-        return kept;
+        return retained;
     }
     let now = work.observed.now;
     let before = stored(work, &parent.namespace);
@@ -194,7 +194,7 @@ pub(in super::super) fn kept(work: &mut GroupPass<'_>, owner: &Owner, is_gone: b
             work.again(order.rest(now));
             if let Some(secret) = recorded.filter(|secret| filled(secret)) {
                 record.put(CertificateOrder { secret: uid(secret).to_owned(), ..order.clone() });
-                kept.insert(object);
+                retained.insert(object);
                 continue;
             }
         }
@@ -209,5 +209,5 @@ pub(in super::super) fn kept(work: &mut GroupPass<'_>, owner: &Owner, is_gone: b
     }
     record.retain(|order| order.ingress != parent.name || order.is_recent(now) || deleted_now.contains(&order.host));
     write(work, &parent.namespace, &before, &record);
-    kept
+    retained
 }

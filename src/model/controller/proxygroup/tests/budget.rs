@@ -1,5 +1,7 @@
 //! Budgets of shared objects: no tenant makes an object that the API server rejects, and none is refused for what another one wants.
 
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
