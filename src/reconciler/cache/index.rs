@@ -37,6 +37,8 @@ pub(super) struct Indices {
     /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
+    /// Ingresses that ordered certificates, by UID of the Secret.
+    pub(super) certificates: OrdMap<String, Publisher>,
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +143,10 @@ impl ClusterCache {
             CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
-                WatchRole::Owned(Kind::ConfigMap) => self.index_origins(id, value, came),
+                WatchRole::Owned(Kind::ConfigMap) => {
+                    self.index_origins(id, value, came);
+                    self.index_certificates(value, came);
+                }
                 _ => {}
             },
             _ => {}

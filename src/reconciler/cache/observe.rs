@@ -64,6 +64,8 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let owned = self.with_shared(self.owned(key), key, &settings.namespace);
+        let recorded_certificates = self.recorded_certificates(&owned);
         Observed {
             key: key.clone(),
             now,
@@ -73,14 +75,14 @@ impl ClusterCache {
             replicas,
             waiting,
             workload,
-            owned: self.with_shared(self.owned(key), key, &settings.namespace),
+            owned,
             slices: self.indices.workloads.get(key).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(key),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
             names_before,
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, ..self.publishing(key, &settings.namespace) },
+            publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
@@ -183,7 +185,8 @@ impl ClusterCache {
         let groups = names(WatchRole::Group).map(WorkloadKey::ProxyGroup);
         let workloads = groups.chain(self.indices.workloads.keys().cloned()).map(WorkKey::Workload);
         let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
-        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
+        let recorded = self.recorded_keys();
+        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.
@@ -203,11 +206,22 @@ impl ClusterCache {
         owned
     }
 
-    /// Adds objects that no single group owns: the Secret of the ACME accounts, and certificates of names requested from the group.
-    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, key: &WorkloadKey, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+    /// Adds objects that no single group owns: the Secret of the ACME accounts, certificates of names requested from the group, and of a
+    /// standalone Ingress the record of certificates with the Secrets that it names.
+    pub(super) fn with_shared(
+        &self,
+        mut owned: OrdMap<ObjectRef, Arc<Value>>,
+        key: &WorkloadKey,
+        namespace: &str,
+    ) -> OrdMap<ObjectRef, Arc<Value>> {
         let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
         let accounts = accounts_ref(namespace);
         owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
+        for object in self.recorded_objects(key, namespace) {
+            if let Some(stored) = self.owned_object(&object) {
+                owned.insert(object, Arc::clone(stored));
+            }
+        }
         for label in self.requested_labels(key) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));

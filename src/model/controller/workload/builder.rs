@@ -109,6 +109,11 @@ impl<'a> GroupPass<'a> {
         self.faults.push(GroupFault { reason, message });
     }
 
+    /// Reports a fault of an object while it lasts.
+    pub(crate) fn lasting(&mut self, subject: WorkloadKey, reason: &'static str, message: String) {
+        self.pass.faults.push(Notice { subject, warning: true, reason, message });
+    }
+
     /// Emits a warning about the workload's own object.
     pub(crate) fn warn_workload(&mut self, reason: &'static str, message: String) {
         self.warn(self.observed.key.clone(), reason, message);
