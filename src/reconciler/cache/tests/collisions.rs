@@ -8,10 +8,9 @@ use proptest::sample::Index;
 
 use super::cluster::{Cluster, NS, is_of, owner};
 use super::*;
-use crate::model::controller::workload::naming;
 use crate::api::names;
+use crate::model::controller::workload::naming;
 use crate::model::controller::workload::objects::child::child_name;
-use crate::model::controller::policy::requests as standalone;
 
 /// Rounds in which two owners of one object would overwrite each other.
 const ROUNDS: usize = 20;
