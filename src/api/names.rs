@@ -95,6 +95,8 @@ pub const INGRESS_CONTROLLER: &str = "tailscale.com/ts-ingress";
 pub const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
 /// Annotation of a group: whether its replicas share the ACME account of all groups of their tailnet.
 pub const SHARE_ACCOUNT: &str = "tailscale.com/share-acme-account";
+/// Ours, label of the `ConfigMap` that records the certificates of standalone Ingresses: the namespace of the Ingresses.
+pub const CERTIFICATE_ORDERS: &str = "tailyard.io/certificate-orders-of";
 /// Finalizer of the Secret [`ACCOUNTS`].
 pub const ACCOUNTS_FINALIZER: &str = "tailscale.com/acme-account-protection";
 /// Ours, annotation of a group: names, separated by commas; the group adopts their Tailscale Services that have no owner.
@@ -177,6 +179,11 @@ pub fn account(group: &str) -> String {
 /// Ours: name of the Lease of the replica that orders a group's certificates.
 pub fn issuer(group: &str) -> String {
     format!("{group}-issuer")
+}
+
+/// `ConfigMap` of [`CERTIFICATE_ORDERS`].
+pub fn certificate_orders(namespace: &str) -> String {
+    format!("tailyard-certificates-{namespace}")
 }
 
 pub fn ingress_config(group: &str) -> String {

@@ -16,10 +16,6 @@ pub const KEY_COMPRESSED: &str = "tailyard-routes.json.gz";
 /// Key of the owner record of a config's services: a JSON object of [`Origin`] by the Tailscale Service's name.
 pub const ORIGINS: &str = "tailyard-owners.json";
 
-/// Key of the record of emitted Events: a JSON object of message fingerprints by kind, namespace and name. Not read by replicas; absent if
-/// empty.
-pub const REPORTED_EVENTS: &str = "tailyard-emitted-events.json";
-
 /// Key of the record of certificates that were ordered within a week and whose Secrets are deleted: a JSON object by namespace of lists of
 /// pairs (Unix time of the Secret's creation, DNS name). Not read by replicas; absent if empty.
 pub const ORDERS: &str = "tailyard-orders.json";

@@ -25,6 +25,7 @@ use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, Object
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::kinds::standalone::rejected;
 use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice};
+use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::objects::nodeport::held_ports;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied};
 use crate::model::controller::workload::observed::Observed;
@@ -100,6 +101,8 @@ pub struct Applier {
     events: EventWriter,
     stores: Stores,
     controls: Arc<ControlPlanes>,
+    /// Emitted Events about lasting faults.
+    schedule: Mutex<EventSchedule>,
     /// Last applied manifest and resulting version of an object. The same manifest at that version means that the API server normalizes the
     /// object: it is not written again.
     settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
@@ -108,7 +111,7 @@ pub struct Applier {
 impl Applier {
     /// Creates an applier with this client.
     pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>) -> Self {
-        Self { writes, events, stores, controls, settled: Mutex::default() }
+        Self { writes, events, stores, controls, schedule: Mutex::default(), settled: Mutex::default() }
     }
 
     pub fn writes(&self) -> &LeaderClient {
@@ -149,9 +152,10 @@ impl Applier {
     /// Reports an API rejection in the condition of the group or standalone Service, or to the standalone Ingress, unless reported already.
     pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
         if observed.key.is_standalone() {
-            let GroupPlan { services, events, .. } = rejected(observed, why);
+            let GroupPlan { services, events, faults, .. } = rejected(observed, why);
             self.services(&services, &Versions::default(), When::Between, &PartialErrors::default()).await?;
             self.write_events(observed, events).await;
+            self.report_faults(observed, faults).await;
             return Ok(());
         }
         let Some(group) = &observed.group else { return Ok(()) };
@@ -166,6 +170,17 @@ impl Applier {
         self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
         self.write_events(observed, vec![Notice { subject: observed.key.clone(), warning: true, reason, message }]).await;
         Ok(())
+    }
+
+    /// Writes the Events of lasting faults that are due, whether or not the rest of their plan was applied. Returns the time until the
+    /// next one.
+    pub async fn report_faults(&self, observed: &Observed, faults: Vec<Notice>) -> Option<Duration> {
+        if faults.is_empty() || !self.writes.open() {
+            return None;
+        }
+        let due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
+        self.write_events(observed, due.notices).await;
+        due.next
     }
 
     /// Writes an Event about an object. A failure is logged.

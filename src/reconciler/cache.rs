@@ -27,6 +27,7 @@ pub use observe::ControlPlaneView;
 
 mod annotations;
 mod assignment;
+mod certificate_orders;
 mod certificates;
 mod foreign;
 mod index;

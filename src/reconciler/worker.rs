@@ -179,10 +179,13 @@ impl Worker {
             (cache.observe(key, settings, plane, Timestamp::now()), contested)
         };
         observed.replacements = self.replacements().besides(key);
-        let pass = self.pass(key, &observed);
+        let mut pass = self.pass(key, &observed);
         self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
         let again = pass.again;
-        match self.actor.apply_plan(&observed, pass).await {
+        let faults = std::mem::take(&mut pass.faults);
+        let applied = self.actor.apply_plan(&observed, pass).await;
+        let repeats = self.actor.report_faults(&observed, faults).await;
+        match applied {
             Ok(ApplyResult::Done) => {}
             Ok(ApplyResult::Incomplete) => return Ok(WorkOutcome::RequeueAfter(INCOMPLETE_REQUEUE)),
             Err(error) => {
@@ -194,7 +197,7 @@ impl Worker {
             }
         }
         let contested = contested.then_some(IN_THE_WAY);
-        let soonest = again.into_iter().chain(contested).min();
+        let soonest = again.into_iter().chain(contested).chain(repeats).min();
         Ok(soonest.map_or(WorkOutcome::Done, WorkOutcome::RequeueAfter))
     }
 }

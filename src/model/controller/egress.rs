@@ -63,7 +63,11 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     });
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
     let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
-    if !config.fits(shape.stock()) {
+    let adds = || {
+        let before = self::before(work, observed);
+        entries.keys().any(|name| !before.contains_key(name))
+    };
+    if capacity::is_short(&config, shape.stock(), adds) {
         entries = Arc::new(capacity::fitting(&claims, &self::before(work, observed), &entries, shape));
         capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of rejected Services are not used: the next search starts at the same place.

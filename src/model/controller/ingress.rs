@@ -6,6 +6,7 @@
 
 pub mod advertise;
 pub mod capacity;
+pub mod certificate_orders;
 pub mod claims;
 pub mod config;
 pub mod device_site;
@@ -13,28 +14,30 @@ pub mod quota;
 pub mod report;
 pub mod routes;
 pub mod service_state;
+pub mod share;
 pub mod slice_rights;
 pub mod spec;
+pub mod standalone_certificate;
 pub mod summary;
 pub mod supported;
 pub mod teardown;
 
-use crate::model::controller::ingress::claims::claims;
-use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::claims::{IngressClaim, contest, firsts, read};
+use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, firsts, read};
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, UserCertificate, service_name};
+use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::builder::GroupPass;
-use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
+use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::certificate::{
-    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until,
+    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
 };
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -42,6 +45,11 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::{ServiceList, TailnetState};
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
 use crate::model::ingress::cert_orders::Validity;
+
+/// Requeue delay after the Secret of a former owner was deleted.
+pub(crate) const DELETED_REQUEUE: Duration = Duration::from_secs(1);
+/// Requeue delay while another owner uses the Secret.
+const IN_USE_REQUEUE: Duration = Duration::from_secs(30);
 
 /// Everything that a group advertises or has advertised.
 #[derive(Debug)]
@@ -225,9 +233,21 @@ impl<'a> IngressPlan<'a> {
     /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret that somebody else
     /// created, whatever its name.
     pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
+        let parent = owner.key.publisher();
+        let issued: BTreeMap<&str, &Publisher> = self.issued().collect();
         let hosts = self.before.routes.values().flat_map(|site| &site.hosts).filter(|(_, host)| host.issue).map(|(dns, _)| dns.as_str());
-        let is_free = |dns: &&str| !work.foreign(owner, &certificate_ref(owner, dns));
-        self.issued().map(|(dns, _)| dns).chain(hosts).filter(is_free).map(str::to_owned).collect()
+        let permitted = |dns: &&str| {
+            let object = certificate_ref(owner, dns);
+            let Some(existing) = work.owned(&object) else { return true };
+            let uid = || existing["metadata"]["uid"].as_str().unwrap_or_default();
+            let recorded = match issued.get(dns).copied().or(parent.as_ref()) {
+                Some(claimant) => matches!(recorded_owner(work, existing, claimant), RecordedOwner::Unrecorded | RecordedOwner::Same),
+                None => !work.observed.publish.recorded_certificates.contains_key(uid()),
+            };
+            let is_moving = || issued.get(dns).is_some_and(|claimant| is_certificate_of(existing, claimant));
+            recorded && (!work.foreign(owner, &object) || is_moving())
+        };
+        issued.keys().copied().chain(hosts).filter(permitted).map(str::to_owned).collect()
     }
 
     /// Secrets of user-provided certificates in use.
@@ -262,7 +282,7 @@ impl<'a> IngressPlan<'a> {
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
         config.orders = self.record_orders(work, &gone);
-        config.reported_events = self.report(work, shape, &gone);
+        self.report(work, shape, &gone);
         expiries(work);
         work.want(owner, config.manifest(owner, !shape.stock()));
     }
@@ -276,9 +296,28 @@ impl<'a> IngressPlan<'a> {
             None => {}
         }
         for (dns, claimant) in self.issued() {
-            let existing = work.owned(&certificate_ref(owner, dns)).map(|object| &**object);
+            let object = certificate_ref(owner, dns);
+            let existing = work.owned(&object).map(|object| &**object);
+            let recorded = existing.map(|existing| (existing, recorded_owner(work, existing, claimant)));
+            match recorded {
+                Some((existing, RecordedOwner::Former)) => {
+                    work.pass.delete.push(deletion(&object, existing));
+                    work.again(DELETED_REQUEUE);
+                    continue;
+                }
+                Some((_, RecordedOwner::Other)) => {
+                    work.again(IN_USE_REQUEUE);
+                    continue;
+                }
+                _ => {}
+            }
+            let is_same = matches!(recorded, Some((_, RecordedOwner::Same)));
             let secret = certificate(owner, dns, claimant, existing);
-            work.want(owner, secret);
+            // It stays with its object when that moves between a group and a proxy of its own.
+            match existing.map(|existing| (work.ownership(owner, &object, existing), is_same || is_certificate_of(existing, claimant))) {
+                Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
+                _ => drop(work.want(owner, secret)),
+            }
         }
     }
 

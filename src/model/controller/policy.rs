@@ -2,5 +2,6 @@
 
 pub mod annotations;
 pub mod assignment;
+pub mod budget;
 pub mod requests;
 pub mod tenancy;

@@ -4,6 +4,7 @@ pub mod actions;
 pub mod auth_keys;
 pub mod builder;
 pub mod control_plane;
+pub mod event_schedule;
 pub mod finalizers;
 pub mod identity;
 pub mod key;

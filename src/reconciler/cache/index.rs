@@ -48,9 +48,11 @@ pub(super) struct Indices {
     /// Secrets of groups' ACME accounts by workload.
     pub(super) accounts: BTreeMap<String, Arc<Value>>,
     /// Secrets of certificates by DNS name.
-    pub(super) certificates: BTreeMap<String, Arc<Value>>,
+    pub(super) certificate_secrets: BTreeMap<String, Arc<Value>>,
     /// Names in the tailnet that a group's config has.
     pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
+    /// Ingresses that ordered certificates, by UID of the Secret.
+    pub(super) certificates: OrdMap<String, Publisher>,
 }
 
 #[derive(Debug, Default)]
@@ -156,7 +158,10 @@ impl ClusterCache {
             CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
-                WatchRole::Owned(Kind::ConfigMap) => self.index_origins(id, value, came),
+                WatchRole::Owned(Kind::ConfigMap) => {
+                    self.index_origins(id, value, came);
+                    self.index_certificates(value, came);
+                }
                 _ => {}
             },
             _ => {}
@@ -179,7 +184,7 @@ impl ClusterCache {
                 }
             }
             (SecretName::Account { workload }, CachedObject::Owned(value)) => set(&mut indices.accounts, workload, value, came),
-            (SecretName::Certificate, CachedObject::Owned(value)) => set(&mut indices.certificates, name, value, came),
+            (SecretName::Certificate, CachedObject::Owned(value)) => set(&mut indices.certificate_secrets, name, value, came),
             _ => {}
         }
     }

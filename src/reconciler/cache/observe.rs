@@ -65,6 +65,8 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
+        let recorded_certificates = self.recorded_certificates(&owned);
         Observed {
             key: key.clone(),
             now,
@@ -73,8 +75,8 @@ impl ClusterCache {
             tailnet,
             replicas,
             waiting,
-            owned: self.with_secrets(self.owned(key), key, &workload, &settings.namespace),
             workload,
+            owned,
             children: self.indices.child_owners.clone(),
             slices: self.indices.workloads.get(key).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(key),
@@ -82,7 +84,7 @@ impl ClusterCache {
             namespaces,
             names_before,
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, ..self.publishing(key, &settings.namespace) },
+            publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
@@ -185,7 +187,8 @@ impl ClusterCache {
         let groups = names(WatchRole::Group).map(WorkloadKey::ProxyGroup);
         let workloads = groups.chain(self.indices.workloads.keys().cloned()).map(WorkKey::Workload);
         let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
-        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).collect()
+        let recorded = self.recorded_keys();
+        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.
@@ -207,7 +210,7 @@ impl ClusterCache {
 
     /// Adds Secrets that Pods may write, by their names: those of the workload's replicas, its ACME account and the shared one, and the
     /// certificates of names that it requests or has.
-    fn with_secrets(
+    pub(super) fn with_secrets(
         &self,
         mut owned: OrdMap<ObjectRef, Arc<Value>>,
         key: &WorkloadKey,
@@ -219,13 +222,18 @@ impl ClusterCache {
         let sets = owned.range(ObjectRef::new(Kind::StatefulSet, "", "")..).take_while(|(object, _)| object.kind == Kind::StatefulSet);
         let workloads: BTreeSet<String> = sets.map(|(object, _)| object.name.clone()).chain([workload.to_owned()]).collect();
         let states = workloads.iter().filter_map(|name| self.indices.states.get(name)).flat_map(BTreeMap::values).map(|(value, _)| value);
+        for object in self.recorded_objects(key, namespace) {
+            if let Some(stored) = self.owned_object(&object) {
+                owned.insert(object, Arc::clone(stored));
+            }
+        }
         let accounts = workloads.iter().filter_map(|name| self.indices.accounts.get(name));
         let recorded = self.indices.recorded_names.get(key).into_iter().flatten();
         let recorded = recorded.filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels: BTreeSet<String> = self.requested_labels(key).chain(recorded).collect();
         let certificates = labels.iter().flat_map(|label| {
             let begin = format!("{label}.");
-            let same = self.indices.certificates.range(begin.clone()..).take_while(move |(dns, _)| dns.starts_with(&begin));
+            let same = self.indices.certificate_secrets.range(begin.clone()..).take_while(move |(dns, _)| dns.starts_with(&begin));
             same.map(|(_, value)| value)
         });
         for secret in states.chain(accounts).chain(certificates).cloned().collect::<Vec<_>>() {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use super::{CachedObject, ClusterCache, Id, WatchRole};
@@ -121,6 +122,7 @@ impl ClusterCache {
             ingresses,
             certificates: self.own_certificates(key),
             reserved: self.reserved_certificates(key),
+            recorded_certificates: OrdMap::new(),
             backends,
             backed,
             rivals,

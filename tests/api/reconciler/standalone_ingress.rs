@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Secret, Service};
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
@@ -51,14 +51,15 @@ pub(super) async fn serve(stage: &Stage) -> String {
     workload
 }
 
-/// Deletes an Ingress and waits until nothing of its proxy remains.
+/// Deletes an Ingress and waits until nothing of its proxy remains but the certificate, which stays for a week.
 async fn ends(stage: &Stage, ingress: &str, workload: &str) {
     stage.delete(&stage.ingresses(), ingress).await;
     stage.gone(&stage.here::<StatefulSet>(), workload).await;
     assert!(stage.hosted.devices().contains(&format!("n{ingress}")), "its Pod may still serve");
     stage.pod_goes(&format!("{workload}-0")).await;
     stage.gone(&stage.ingresses(), ingress).await;
-    assert_eq!((INGRESS.objects(stage, ingress).await, stage.hosted.devices().len()), (Vec::new(), 0));
+    let certificate = format!("shop.{DOMAIN}");
+    assert_eq!((INGRESS.objects(stage, ingress).await, stage.hosted.devices().len()), (vec![certificate], 0));
 }
 
 #[test]
@@ -103,7 +104,10 @@ fn changed_host_renames_the_device_in_place() {
         stage.cluster.patch_secret(&format!("{workload}-0"), &[("device_fqdn", &format!("store.{DOMAIN}."))]).await;
         certify(&stage, "store").await;
         shows(&stage, "app", addresses("store", &[443, 80])).await;
-        stage.gone(&stage.here::<Secret>(), &format!("shop.{DOMAIN}")).await;
+        let former = format!("shop.{DOMAIN}");
+        let role = async || json!(stage.here::<Role>().get(&workload).await.expect("a Role").rules).to_string();
+        eventually_async("a Role without the former name", DEADLINE, role, |rules| !rules.contains(&former)).await;
+        assert!(stage.here::<Secret>().get_opt(&former).await.expect("an answer").is_some(), "it stays for its week");
         assert_eq!(stage.hosted.devices().len(), 1);
     });
 }

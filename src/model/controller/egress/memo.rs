@@ -15,7 +15,6 @@ use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::ingress::summary::IngressSummary;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
-use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::EgressConfigMap;
@@ -31,8 +30,6 @@ pub struct Memory {
     standing: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
     evaluated: u64,
-    /// Last message to each object that names a group which advertises nothing. If lost, it is emitted once more.
-    messages: HashMap<Publisher, String>,
     /// Ingress summary of the latest pass; `None` if the group advertises nothing.
     pub(crate) summary: Option<IngressSummary>,
 }
@@ -81,19 +78,7 @@ impl Memory {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.config.is_none() && self.messages.is_empty()
-    }
-
-    /// Records a message to an object. Returns whether it is new.
-    pub(crate) fn is_new_message(&mut self, claimant: &Publisher, message: Option<&str>) -> bool {
-        if self.messages.get(claimant).map(String::as_str) == message {
-            return false;
-        }
-        match message {
-            Some(message) => drop(self.messages.insert(claimant.clone(), message.to_owned())),
-            None => drop(self.messages.remove(claimant)),
-        }
-        true
+        self.services.is_empty() && self.config.is_none()
     }
 
     /// Discards results for other settings.

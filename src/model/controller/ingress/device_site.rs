@@ -3,15 +3,16 @@
 //! The control plane gives a device another name if its own is taken. So the name is read from the device, and nothing is served before it
 //! has joined. A renamed device serves its new name as soon as tailscaled reports it.
 
+use serde_json::Value;
+
 use crate::model::controller::ingress::claims::read;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::summary::{Certified, issued};
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_services};
+use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, lacks_services, standalone_certificate};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::builder::Ownership;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
-use crate::model::controller::workload::key::Publisher;
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -32,11 +33,23 @@ pub(crate) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> 
     match dns {
         Some(dns) => {
             former_certificates(work, shape, &dns);
-            plan.items.insert(service_name(&wish.label), Item { claimant, wish, dns, standing });
+            let admitted = match standing {
+                ServiceState::Device => standalone_certificate::admit(work, &plan.tenancy, &shape.owner, &dns),
+                _ => Ok(true),
+            };
+            match admitted {
+                Ok(true) => drop(plan.items.insert(service_name(&wish.label), Item { claimant, wish, dns, standing })),
+                Ok(false) => plan.unchanged = plan.before.names(),
+                Err(refused) => {
+                    plan.refused.insert(claimant, refused);
+                    plan.unchanged = plan.before.names();
+                }
+            }
         }
         // The last name stays.
         None => plan.unchanged = plan.before.names(),
     }
+    capacity::settle(&mut plan, !shape.stock());
     Ok(plan)
 }
 
@@ -70,11 +83,13 @@ fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
     (is_given && record.domain.as_deref() == Some(name.domain())).then(|| name.as_str().to_owned())
 }
 
-/// Deletes the certificates of former names of the device.
+/// Deletes the certificates of former names of the device, a week after their orders.
 fn former_certificates(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, dns: &str) {
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
     let ours = secrets.filter(|(object, secret)| work.ownership(&shape.owner, object, secret) == Ownership::Ours);
-    let former: Vec<_> = ours.map(|(object, secret)| deletion(object, secret)).collect();
+    let parent = shape.owner.key.publisher();
+    let is_kept = |secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_kept(work, parent, secret));
+    let former: Vec<_> = ours.filter(|(_, secret)| !is_kept(secret)).map(|(object, secret)| deletion(object, secret)).collect();
     work.pass.delete.extend(former);
 }
 

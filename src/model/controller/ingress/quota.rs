@@ -21,8 +21,10 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 
 /// Period for counting orders: Let's Encrypt's limits are per week.
 const WEEK: Duration = Duration::from_hours(7 * 24);
-/// Maximum recorded orders of deleted Secrets, about 60 bytes each.
-const MAX_RECORDED: usize = 1_000;
+/// Maximum size of the record of deleted Secrets in bytes: about a thousand orders, beside the room of the config.
+const ORDERS_ROOM: usize = 64 << 10;
+/// JSON bytes of an order besides its DNS name, and of a namespace besides its name.
+const ORDER_SIZE: usize = 20;
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
 pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
@@ -80,17 +82,32 @@ impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(crate) fn record_orders(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
         let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
-        let orders = recent(&self.before.orders, going, work.observed.now);
-        let mut newest: Vec<_> = orders.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (order, namespace))).collect();
-        if newest.len() <= MAX_RECORDED {
-            return orders;
+        let mut orders = recent(&self.before.orders, going, work.observed.now);
+        for (namespace, orders) in &mut orders {
+            // More than the limit change nothing.
+            let allowance = self.tenancy.allowance(namespace, TenancyScope::Group(work.observed.key.group_name()));
+            let most = allowance.map_or(usize::MAX, |allowance| allowance.max_certificates);
+            while orders.len() > most {
+                orders.pop_first();
+            }
         }
-        newest.sort();
-        let newest_orders = newest.split_off(newest.len() - MAX_RECORDED);
-        newest_orders.into_iter().fold(BTreeMap::new(), |mut all, (order, namespace)| {
-            all.entry(namespace.clone()).or_insert_with(Ordered::new).insert(order.clone());
-            all
-        })
+        orders.retain(|_, orders| !orders.is_empty());
+        forget_excess(&mut orders);
+        orders
+    }
+}
+
+/// Drops orders that have no room: the oldest of the namespace with most of them.
+fn forget_excess(orders: &mut BTreeMap<String, Ordered>) {
+    let size = |dns: &str| dns.len() + ORDER_SIZE;
+    let names = orders.iter().flat_map(|(namespace, orders)| [namespace].into_iter().chain(orders.iter().map(|(_, dns)| dns)));
+    let mut used: usize = names.map(|name| size(name)).sum();
+    while used > ORDERS_ROOM {
+        let Some((_, most)) = orders.iter_mut().max_by_key(|(_, orders)| orders.len()) else { return };
+        match most.pop_first() {
+            Some((_, dns)) => used -= size(&dns),
+            None => return,
+        }
     }
 }
 
@@ -131,4 +148,19 @@ fn order(secret: &Value) -> Option<(String, (i64, String))> {
 fn rest(created: i64, now: Timestamp) -> Duration {
     let age = u64::try_from(now.as_second().saturating_sub(created)).unwrap_or(0);
     WEEK.saturating_sub(Duration::from_secs(age))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excess_of_one_namespace_drops_no_order_of_another() {
+        let ordered = |count: i64| -> Ordered { (0..count).map(|at| (at, format!("name-{at}.{}.ts.net", "x".repeat(40)))).collect() };
+        let mut orders = BTreeMap::from([("a".to_owned(), ordered(50)), ("b".to_owned(), ordered(5_000))]);
+        forget_excess(&mut orders);
+        assert_eq!(orders["a"], ordered(50));
+        assert!(serde_json::to_vec(&orders).is_ok_and(|text| text.len() <= ORDERS_ROOM), "{}", orders["b"].len());
+        assert!(orders["b"].len() > 500 && orders["b"].last() == ordered(5_000).last(), "the oldest go first");
+    }
 }

@@ -1,8 +1,8 @@
 //! Status of advertised objects: conditions of Services, `status.loadBalancer`, Events and the finalizer.
 //!
-//! An Ingress has no conditions: its faults are Events, emitted once. Unchanged status is not written.
+//! An Ingress has no conditions: its faults are Events, repeated while they last. Unchanged status is not written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
@@ -33,33 +33,30 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 type Said = (&'static str, ConditionStatus, &'static str, String);
 
 impl IngressPlan<'_> {
-    /// Updates the status of all objects; `gone` are fully withdrawn names. Returns the reported faults by object.
-    pub(crate) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
+    /// Updates the status of all objects; `gone` are fully withdrawn names.
+    pub(crate) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         let mut account = SummaryBuilder::default();
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
             match item {
-                Some(item) => self.published(work, shape, (claim, item), &mut account),
+                Some(item) => Self::published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
                     // The proxy of an Ingress exists before its name.
                     let remaining = work.observed.key.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
                         account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
-                        self.news(work, claim, refused, &account);
+                        news(work, claim, refused);
                     }
                     unserved(work, claim, refused, remaining);
                 }
                 None => {}
             }
         }
-        let faults = account.faults().clone();
         account.give(work);
-        faults
     }
 
     fn published(
-        &self,
         work: &mut GroupPass<'_>,
         shape: &RenderContext<'_>,
         (claim, item): (&IngressClaim<'_>, &Item),
@@ -70,13 +67,11 @@ impl IngressPlan<'_> {
         let accepts = !is_device(work, &name) || work.observed.replicas.values().any(live);
         let finalized = accepts || finalizers::has(claim.object.metadata(), claim.finalizer);
         account.certificates(work, &shape.owner, item);
-        if undecided(work, shape, item) {
-            account.still(&claim.claimant, self);
-            // An unavailable control plane is not waited for.
-            if matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
-                account.unknown();
-                return update(work, claim, finalized, None, balancer(claim));
-            }
+        // An unavailable control plane is not waited for.
+        let waits = || matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
+        if undecided(work, shape, item) && waits() {
+            account.unknown();
+            return update(work, claim, finalized, None, balancer(claim));
         }
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
@@ -95,17 +90,8 @@ impl IngressPlan<'_> {
         }
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
         account.name(&claim.claimant, shown, serving > 0);
-        self.news(work, claim, shown.map(|(_, rejection)| rejection), account);
+        news(work, claim, shown.map(|(_, rejection)| rejection));
         update(work, claim, finalized, Some(said), status);
-    }
-
-    /// Emits an Event unless the config records it as emitted.
-    fn news(&self, work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>, account: &SummaryBuilder) {
-        let key = claim.claimant.to_string();
-        let news = account.faults().get(&key) != self.before.reported_events.get(&key);
-        if let Some(Rejection { reason, message }) = fault.filter(|_| news) {
-            work.warn(subject(&claim.claimant), reason, message.clone());
-        }
     }
 
     /// `status.loadBalancer` of an advertised object.
@@ -146,6 +132,12 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
 
 const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
      spec.tls[].secretName.";
+
+fn news(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
+    if let Some(Rejection { reason, message }) = fault {
+        work.lasting(subject(&claim.claimant), reason, message.clone());
+    }
+}
 
 /// Whether the state of a name still depends on a control plane request.
 fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {

@@ -9,11 +9,11 @@ use crate::api::issuance::OrderNote;
 use crate::api::names;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishTarget};
-use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState};
+use crate::model::controller::ingress::{Item, Rejection, ServiceState};
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, valid_until};
-use crate::model::controller::workload::objects::{Owner, digest};
 
 /// Maximum names in a message.
 const NAMED: usize = 5;
@@ -95,8 +95,6 @@ pub(crate) enum Extent {
 pub(crate) struct SummaryBuilder {
     names: BTreeMap<Publisher, (PublishState, &'static str)>,
     certificates: BTreeMap<String, (Certified, String)>,
-    /// Fault messages, by object.
-    faults: BTreeMap<String, String>,
     /// The state of an object is not known yet: the previous conditions stay.
     unknown: bool,
 }
@@ -111,18 +109,11 @@ impl SummaryBuilder {
             Some((Extent::Nothing, _)) | None => PublishState::Whole,
         };
         self.names.insert(claimant.clone(), (state, rejection.map_or("NoReplica", |(_, reported)| reported.reason)));
-        self.faults.extend(rejection.map(|(_, outcome)| (claimant.to_string(), fingerprint(&outcome.message))));
     }
 
     /// Counts an object of unknown state: the previous conditions stay.
     pub(crate) fn unknown(&mut self) {
         self.unknown = true;
-    }
-
-    /// Keeps the previous fault of an object.
-    pub(crate) fn still(&mut self, claimant: &Publisher, plan: &IngressPlan<'_>) {
-        let key = claimant.to_string();
-        self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
     }
 
     pub(crate) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
@@ -140,11 +131,6 @@ impl SummaryBuilder {
             };
             self.certificates.insert(host.clone(), (state, item.claimant.to_string()));
         }
-    }
-
-    /// Reported faults: hashes of the messages, by object.
-    pub(crate) fn faults(&self) -> &BTreeMap<String, String> {
-        &self.faults
     }
 
     /// Writes the group's conditions and the figures.
@@ -226,9 +212,4 @@ pub(crate) fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certifi
 fn list(all: &[String]) -> String {
     let first = all[..all.len().min(NAMED)].join(", ");
     if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
-}
-
-/// Hash of a message.
-fn fingerprint(text: &str) -> String {
-    digest(text.as_bytes())[..12].to_owned()
 }

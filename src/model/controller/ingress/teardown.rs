@@ -176,10 +176,8 @@ fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bo
             });
             let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
-            if work.memory.is_new_message(&claim.claimant, refused.map(|refused| refused.message.as_str()))
-                && let Some(Rejection { reason, message }) = refused
-            {
-                work.warn(subject(&claim.claimant), reason, message.clone());
+            if let Some(Rejection { reason, message }) = refused {
+                work.lasting(subject(&claim.claimant), reason, message.clone());
             }
             crate::model::controller::ingress::report::unserved(work, &claim, refused, !done);
         }

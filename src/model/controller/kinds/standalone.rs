@@ -18,6 +18,7 @@ use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::services;
 use crate::model::controller::ingress::device_site;
+use crate::model::controller::ingress::standalone_certificate::retained;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::requests::{Parent, requests};
 use crate::model::controller::workload::actions::GroupPlan;
@@ -54,13 +55,13 @@ pub(crate) fn plan(work: &mut GroupPass<'_>) {
     }
 }
 
-/// Reports an object that the API server has rejected, unless reported already.
+/// Reports an object that the API server has rejected.
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     let mut memory = Memory::default();
     let mut work = GroupPass::new(observed, &mut memory);
     match observed.parent() {
         Some(Parent::Service(service)) => report::failed(&mut work, service, why),
-        Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, Some((reason::PROXY_FAILED, why.to_owned()))),
+        Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, (reason::PROXY_FAILED, why.to_owned())),
         None => {}
     }
     work.pass
@@ -137,13 +138,13 @@ fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
     match admit(work, Parent::Ingress(ingress)) {
         Admission::Granted => {}
         Admission::Undecided => return,
-        Admission::Refused(reason, why) => return report::news(work, ingress, Some((reason, why))),
+        Admission::Refused(reason, why) => return report::news(work, ingress, (reason, why)),
     }
     let Some((mut usable, mut shape)) = shape(work, owner, Single::None) else { return };
     let read = request::ingress(ingress, &shape).and_then(|()| device_site::alone(work, &shape));
     let plan = match read {
         Ok(plan) => plan,
-        Err(wrong) => return report::news(work, ingress, Some(wrong)),
+        Err(wrong) => return report::news(work, ingress, wrong),
     };
     if shape.stock() {
         let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
@@ -164,8 +165,9 @@ fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
     plan.carry(work, &shape);
     let fault = work.faults.first().map(|fault| (fault.reason, fault.message.clone()));
     let moving = || handover::joining(work.observed).map(|message| (reason::PROXY_MOVING, message));
-    let news = fault.or_else(moving);
-    report::news(work, ingress, news);
+    if let Some(news) = fault.or_else(moving) {
+        report::news(work, ingress, news);
+    }
 }
 
 /// Plans the objects of a proxy.
@@ -190,7 +192,7 @@ fn stays(work: &mut GroupPass<'_>, owner: &Owner, parent: Parent<'_>) -> bool {
         replicas::secrets(work, &shape, &BTreeMap::new(), None);
     }
     if let Some(message) = handover::leaving(observed, parent, group) {
-        report::moving(work, parent, Some(message));
+        report::moving(work, parent, message);
     }
     work.again(handover::POLL_INTERVAL);
     true
@@ -229,8 +231,9 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
         }
         return;
     }
+    let retained = retained(work, owner, parent.is_none());
     let deleted: BTreeSet<ObjectRef> = work.pass.delete.iter().map(|delete| delete.object.clone()).collect();
-    let undeleted = |object: &ObjectRef| !deleted.contains(object);
+    let undeleted = |object: &ObjectRef| !deleted.contains(object) && !retained.contains(object);
     // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
     let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
     let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));

@@ -16,6 +16,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, ControlPlaneError, GroupCapabilities, TailnetState};
 
+mod budget;
 mod certificates;
 mod config;
 mod convergence;
@@ -32,6 +33,7 @@ mod routes;
 mod services;
 mod slices;
 mod standalone;
+mod standalone_certificates;
 mod standalone_ingress;
 mod standalone_pace;
 mod standalone_standby;

@@ -39,6 +39,9 @@ pub struct GroupPlan {
     pub services: Vec<ObjectUpdate>,
     /// Events. Each comes with a change, so that a lasting state is reported once.
     pub events: Vec<Notice>,
+    /// Lasting faults of objects that have no condition for them. An [`EventSchedule`](crate::model::controller::workload::event_schedule::EventSchedule)
+    /// decides when each is an Event.
+    pub faults: Vec<Notice>,
     /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.

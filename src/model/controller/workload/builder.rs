@@ -114,6 +114,11 @@ impl<'a> GroupPass<'a> {
         self.faults.push(GroupFault { reason, message });
     }
 
+    /// Reports a fault of an object while it lasts.
+    pub(crate) fn lasting(&mut self, subject: WorkloadKey, reason: &'static str, message: String) {
+        self.pass.faults.push(Notice { subject, warning: true, reason, message });
+    }
+
     /// Emits a warning about the workload's own object.
     pub(crate) fn warn_workload(&mut self, reason: &'static str, message: String) {
         self.warn(self.observed.key.clone(), reason, message);
@@ -153,7 +158,9 @@ impl GroupPass<'_> {
                 self.is_own_workload(owner, workload) && (is_managed(existing) || recorded())
             }
             SecretName::Account { workload } => workload == owner.name && is_managed(existing),
-            SecretName::Certificate => is_managed(existing),
+            // That of a group's name is the group's that has the name.
+            SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
+            SecretName::Certificate => is_managed(existing) && existing["metadata"]["labels"][names::CONFIG_PARENT_INGRESS].is_null(),
             SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
         };
         match (going(existing), ours) {

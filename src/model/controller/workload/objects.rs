@@ -116,7 +116,7 @@ impl Owner {
 
     /// Labels that select its Pods.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        if !self.key.is_standalone() { self.labels() } else { [(APP.to_owned(), self.app.clone())].into() }
+        if self.key.is_standalone() { [(APP.to_owned(), self.app.clone())].into() } else { self.labels() }
     }
 
     pub fn pod_labels(&self) -> BTreeMap<String, String> {

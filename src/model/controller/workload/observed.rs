@@ -96,6 +96,8 @@ pub struct PublishInputs {
     pub certificates: BTreeMap<String, UserCertificate>,
     /// Namespaces that may use a Secret, for those that are restricted.
     pub reserved: BTreeMap<String, Patterns>,
+    /// Owners of certificate Secrets by the records of all namespaces, by UID of the Secret.
+    pub recorded_certificates: OrdMap<String, RecordedCertificate>,
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
@@ -105,6 +107,14 @@ pub struct PublishInputs {
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
     pub approved: BTreeMap<DeviceId, Approved>,
+}
+
+/// A certificate's Secret by the record of its namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedCertificate {
+    pub ingress: Publisher,
+    /// Whether the Role of its proxy names the Secret.
+    pub in_use: bool,
 }
 
 /// Approved routes of a device at a time.

@@ -83,32 +83,23 @@ pub(crate) fn waiting(work: &mut GroupPass<'_>, parent: Parent<'_>) {
         Parent::Service(service) => {
             set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), ObjectChange::default());
         }
-        Parent::Ingress(ingress) => news(work, ingress, Some((reason::PROXY_FAILED, message))),
+        Parent::Ingress(ingress) => news(work, ingress, (reason::PROXY_FAILED, message)),
     }
 }
 
-/// Emits a fault of an Ingress as an Event once: reason and message. An Ingress has no conditions.
-pub(crate) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, fault: Option<(&'static str, String)>) {
-    let publisher = Parent::Ingress(ingress).publisher();
-    let is_new = work.memory.is_new_message(&publisher, fault.as_ref().map(|(_, message)| message.as_str()));
-    if let Some((reason, message)) = fault.filter(|_| is_new) {
-        work.warn((&publisher).into(), reason, message);
-    }
+/// Reports a fault of an Ingress, reason and message, while it lasts. An Ingress has no conditions.
+pub(crate) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, (reason, message): (&'static str, String)) {
+    work.lasting((&Parent::Ingress(ingress).publisher()).into(), reason, message);
 }
 
-/// Emits the message of a move to a group as an Event once.
-pub(crate) fn moving(work: &mut GroupPass<'_>, parent: Parent<'_>, message: Option<String>) {
-    let publisher = parent.publisher();
-    let is_new = work.memory.is_new_message(&publisher, message.as_deref());
-    if let Some(message) = message.filter(|_| is_new) {
-        let (subject, reason) = ((&publisher).into(), reason::PROXY_MOVING);
-        work.pass.events.push(Notice { subject, warning: false, reason, message });
-    }
+/// Reports a move to a group while it lasts.
+pub(crate) fn moving(work: &mut GroupPass<'_>, parent: Parent<'_>, message: String) {
+    let (subject, reason) = ((&parent.publisher()).into(), reason::PROXY_MOVING);
+    work.pass.faults.push(Notice { subject, warning: false, reason, message });
 }
 
 /// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
 pub(crate) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
-    news(work, ingress, None);
     let metadata = &ingress.metadata;
     let addresses = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
     let cleared =
@@ -119,7 +110,6 @@ pub(crate) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
 pub(crate) fn released(work: &mut GroupPass<'_>, service: &Service, egress: bool) {
-    moving(work, Parent::Service(service), None);
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let remains = service.metadata.deletion_timestamp.is_none();
     let changed = conditions::remove(&mut all, PROXY_READY) && remains;

@@ -109,7 +109,7 @@ fn unusable_default_group_is_reported_with_its_setting() {
     let made = world.pass("pg");
     let wrong = "ProxyGroup pg, the default of --default-ingress-group (chart: defaultProxyGroups.ingress), is of type egress, which publishes \
          nothing: name one of type ingress.";
-    let reported: Vec<_> = made.events.iter().map(|event| (event.reason, event.message.as_str())).collect();
+    let reported: Vec<_> = made.faults.iter().map(|event| (event.reason, event.message.as_str())).collect();
     assert_eq!(reported, [("ProxyGroupNotReady", wrong); 2], "the Ingress and the Service");
     world.settle();
     assert_eq!(world.condition("web", INGRESS_SVC_VALID).expect("a condition").2, wrong);

@@ -25,6 +25,7 @@ use crate::model::controller::policy::assignment::{AssignmentRules, GroupAssignm
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels};
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, ExternalNameUpdate, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::naming;
@@ -97,6 +98,7 @@ pub(super) struct Memories {
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) passes: BTreeMap<WorkloadKey, Memory>,
     pub(super) replacements: Replacements,
+    pub(super) schedule: EventSchedule,
 }
 
 impl Clone for Memories {
@@ -236,7 +238,15 @@ impl World {
         let labelled = self.objects.values().filter_map(|stored| owner_of(stored));
         let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
         let concerned = self.services.values().flat_map(|stored| concerns(stored, &self.assignment));
-        self.groups.keys().cloned().map(WorkloadKey::ProxyGroup).chain(labelled).chain(concerned).chain(published).collect()
+        self.groups
+            .keys()
+            .cloned()
+            .map(WorkloadKey::ProxyGroup)
+            .chain(labelled)
+            .chain(concerned)
+            .chain(published)
+            .chain(self.recorded_keys())
+            .collect()
     }
 
     fn show(&self, key: &(String, String), stored: &Service) -> Arc<Service> {
@@ -409,7 +419,7 @@ impl World {
 
 /// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
-    GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
+    GroupPlan { again: None, faults: Vec::new(), ..made.clone() } == GroupPlan::default()
 }
 
 fn read_secret(stored: &Value) -> Secret {

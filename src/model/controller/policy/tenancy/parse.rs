@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::api::proxygroup::Tenant;
 
 /// Fields of a tenant that apply to standalone proxies.
-const FIELDS: [&str; 5] = ["namespaceSelector", "names", "tags", "funnel", "maxNames"];
+const FIELDS: [&str; 6] = ["namespaceSelector", "names", "tags", "funnel", "maxNames", "maxCertificatesPerWeek"];
 /// Maximum number of tenants, as of a group.
 const MAX_TENANTS: usize = 64;
 /// Maximum number of patterns of a field, as of a group.
@@ -51,8 +51,10 @@ fn tenant(value: Value) -> Result<Tenant, String> {
             return Err(format!("{field} has {wrong:?}: use names, or prefixes with a final *"));
         }
     }
-    if tenant.max_names.is_some_and(i64::is_negative) {
-        return Err("maxNames is negative".to_owned());
+    for (field, limit) in [("maxNames", tenant.max_names), ("maxCertificatesPerWeek", tenant.max_certificates_per_week)] {
+        if limit.is_some_and(i64::is_negative) {
+            return Err(format!("{field} is negative"));
+        }
     }
     Ok(tenant)
 }
@@ -127,6 +129,7 @@ mod tests {
             (selected("tags", json!(["tag:1"])), r#"tags has "tag:1""#),
             (selected("funnel", json!("yes")), "invalid type"),
             (selected("maxNames", json!(-1)), "maxNames is negative"),
+            (selected("maxCertificatesPerWeek", json!(-1)), "maxCertificatesPerWeek is negative"),
             (json!(vec![json!({"namespaceSelector": {}}); 65]), "at most 64"),
         ];
         for (value, why) in table {

@@ -26,8 +26,6 @@ pub struct IngressConfigMap {
     pub mappings: BTreeMap<String, ingress::IngressService>,
     pub routes: BTreeMap<String, Site>,
     pub origins: BTreeMap<String, Origin>,
-    /// Events that were emitted and still apply: hashes of their messages, by kind, namespace and name.
-    pub reported_events: BTreeMap<String, String>,
     /// Certificates ordered within a week whose Secrets were deleted, by namespace.
     pub orders: BTreeMap<String, Ordered>,
 }
@@ -45,9 +43,8 @@ impl IngressConfigMap {
             (routes::KEY, text(&self.routes)),
             (routes::ORIGINS, text(&self.origins)),
         ];
-        let events = (!self.reported_events.is_empty()).then(|| (routes::REPORTED_EVENTS, text(&self.reported_events)));
         let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
-        data.into_iter().chain(events).chain(orders)
+        data.into_iter().chain(orders)
     }
 
     /// Size of its values in bytes, plain or compressed; the API server accepts 1 MiB.
@@ -73,7 +70,6 @@ impl IngressConfigMap {
             mappings: part(config_map, ingress::KEY),
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
-            reported_events: part(config_map, routes::REPORTED_EVENTS),
             orders: part(config_map, routes::ORDERS),
         }
     }

@@ -57,6 +57,12 @@ impl EgressConfigMap {
         self.text.len() <= ROOM || (!plain && self.packed().is_some_and(|packed| packed.len() <= ROOM))
     }
 
+    /// Bytes that count against the shares of namespaces; `plain`: for an image that reads only the plain key. One that fits without
+    /// compression counts nothing for others.
+    pub fn used(&self, plain: bool) -> usize {
+        if plain { self.text.len() } else { self.packed().map_or(0, Vec::len) }
+    }
+
     fn packed(&self) -> Option<&Vec<u8>> {
         self.packed.get_or_init(|| compressed(&self.text)).as_ref()
     }
@@ -87,6 +93,12 @@ impl EgressConfigMap {
         let config_map = ConfigMap { metadata, binary_data: Some(data.into()), ..ConfigMap::default() };
         Manifest::with_hash(Kind::ConfigMap, serde_json::to_value(&config_map).unwrap_or_default(), self.hash.clone())
     }
+}
+
+/// Bytes of some services in a full config; `plain`: without compression.
+pub fn entries_size(services: &BTreeMap<impl Serialize, impl Serialize>, plain: bool) -> usize {
+    let text = serde_json::to_vec(services).unwrap_or_default();
+    if plain { text.len() } else { gzip::pack(&text).map_or(text.len(), |packed| packed.len()) }
 }
 
 fn compressed(text: &[u8]) -> Option<Vec<u8>> {

@@ -5,13 +5,16 @@ use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
 use crate::model::controller::ingress::advertise::serves;
+use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, namespace_of, orders_ref};
 use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::{has_conditions, service_name};
+use crate::model::controller::ingress::standalone_certificate::grants;
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
 use crate::model::controller::policy::requests::{ingress_label, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
+use crate::model::controller::workload::observed::RecordedCertificate;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
 use crate::model::controller::workload::observed::{Approved, NameConflict, PublishInputs, ServiceList};
 use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
@@ -219,12 +222,36 @@ impl World {
             certificates: certificates.map(|(name, own)| (name.clone(), own.clone())).collect(),
             backends: backends.collect(),
             backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
+            recorded_certificates: self.recorded_certificates(),
             rivals,
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
             ..PublishInputs::default()
         }
+    }
+
+    /// Owners of certificate Secrets by the records of all namespaces.
+    fn recorded_certificates(&self) -> imbl::OrdMap<String, RecordedCertificate> {
+        let records = self.objects.values().filter_map(|stored| Some((namespace_of(stored)?.to_owned(), OrderRecord::read(stored))));
+        let orders = records
+            .flat_map(|(namespace, record)| record.orders().iter().map(|order| (namespace.clone(), order.clone())).collect::<Vec<_>>());
+        let recorded = orders.filter(|(_, order)| !order.secret.is_empty()).map(|(namespace, order)| {
+            let ingress = Publisher { source: PublishSource::Ingress, namespace, name: order.ingress };
+            let owned = self.owned(&WorkloadKey::from(&ingress));
+            let in_use = owned.iter().any(|(object, role)| object.kind == Kind::Role && grants(role, &order.host));
+            (order.secret, RecordedCertificate { ingress, in_use })
+        });
+        recorded.collect()
+    }
+
+    /// Keys of Ingresses that records name.
+    pub(super) fn recorded_keys(&self) -> impl Iterator<Item = WorkloadKey> {
+        let records = self.objects.values().filter_map(|stored| Some((namespace_of(stored)?, OrderRecord::read(stored))));
+        records.flat_map(|(namespace, record)| {
+            let key = |name: &str| WorkloadKey::of_object(PublishSource::Ingress, namespace, name);
+            record.orders().iter().map(|order| key(&order.ingress)).collect::<Vec<_>>()
+        })
     }
 
     /// Proxies that objects of a group have or get, by names that they request from the group or have there.
@@ -277,8 +304,19 @@ impl World {
     ) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
         let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| *of == *group);
         let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
+        let ingress = if let WorkloadKey::Ingress(namespace, name) = group { Some((namespace, name)) } else { None };
+        let record = ingress.map(|(namespace, _)| orders_ref(NS, namespace));
+        let orders =
+            record.as_ref().and_then(|record| self.objects.get(record)).map(|stored| OrderRecord::read(stored)).unwrap_or_default();
+        let recorded = |object: &ObjectRef| {
+            let is_named = |order: &CertificateOrder| order.host == object.name && ingress.is_some_and(|(_, name)| *name == order.ingress);
+            object.kind == Kind::Secret && orders.orders().iter().any(is_named)
+        };
         let shared = |object: &ObjectRef, stored: &Value| {
-            *object == accounts_ref(NS) || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
+            *object == accounts_ref(NS)
+                || record.as_ref() == Some(object)
+                || recorded(object)
+                || domain_of(stored).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
         };
         let more = self.objects.iter().filter(|(object, stored)| shared(object, stored));
         owned.extend(more.map(|(object, stored)| (object.clone(), Arc::clone(stored))));
