@@ -21,7 +21,7 @@ use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::kinds::{concerns, pass, plan_with_memo};
-use crate::model::controller::policy::assignment::{AssignmentRules, GroupAssignment};
+use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels};
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, ExternalNameUpdate, GroupPlan, ObjectUpdate};

@@ -30,6 +30,8 @@ pub struct IngressConfigMap {
     pub reported_events: BTreeMap<String, String>,
     /// Certificates ordered within a week whose Secrets were deleted, by namespace.
     pub orders: BTreeMap<String, Ordered>,
+    /// Since when no replica's config has a leaving name that a replica still claims to advertise, in seconds since 1970.
+    pub leaving: BTreeMap<String, i64>,
 }
 
 /// Certificates: creation time of the Secret in seconds since 1970, and DNS name.
@@ -47,7 +49,8 @@ impl IngressConfigMap {
         ];
         let events = (!self.reported_events.is_empty()).then(|| (routes::REPORTED_EVENTS, text(&self.reported_events)));
         let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
-        data.into_iter().chain(events).chain(orders)
+        let leaving = (!self.leaving.is_empty()).then(|| (routes::LEAVING, text(&self.leaving)));
+        data.into_iter().chain(events).chain(orders).chain(leaving)
     }
 
     /// Size of its values in bytes, plain or compressed; the API server accepts 1 MiB.
@@ -75,6 +78,7 @@ impl IngressConfigMap {
             origins: Self::origins(config_map),
             reported_events: part(config_map, routes::REPORTED_EVENTS),
             orders: part(config_map, routes::ORDERS),
+            leaving: part(config_map, routes::LEAVING),
         }
     }
 
