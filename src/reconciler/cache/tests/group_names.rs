@@ -241,26 +241,6 @@ fn served_object_with_an_invalid_group_is_released_when_deleted() {
 }
 
 #[test]
-fn object_with_an_invalid_group_does_not_keep_a_deleted_group() {
-    for (kind, name) in OBJECTS {
-        let mut cluster = cluster();
-        let group = if name == "db" { "eg" } else { "in" };
-        cluster.put(kind, object(name, Some(group)));
-        assert!(cluster.settles(), "{:?}", cluster.events);
-        cluster.patch(kind, "t", name, &json!({"metadata": {"annotations": {names::PROXY_GROUP: "v/nas"}}}));
-        assert!(cluster.settles(), "{:?}", cluster.events);
-        let events = cluster.events.len();
-        cluster.patch("ProxyGroup", "", group, &json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}}));
-        assert!(cluster.settles(), "{:?}", cluster.events);
-        assert_eq!(cluster.object("ProxyGroup", "", group), None, "{kind} {name}");
-        let stored = cluster.object(kind, "t", name).expect("the object");
-        let finalizers = stored["metadata"]["finalizers"].as_array().map_or(0, Vec::len);
-        assert!(finalizers == 0 || name == "db", "{kind} {name}: {}", stored["metadata"]);
-        assert!(!reports(&cluster, (kind, name), events).is_empty(), "{kind} {name}");
-    }
-}
-
-#[test]
 fn empty_group_opts_out_and_joins_no_other_key() {
     for value in ["", " "] {
         for (kind, name) in OBJECTS {

@@ -96,3 +96,17 @@ fn deleted_name_waits_for_its_successor_for_minutes_only() {
     assert!(!world.hosted.vips.contains_key("svc:shop"));
     assert_eq!(world.ingresses.keys().map(|(_, name)| name.as_str()).collect::<Vec<_>>(), ["late"]);
 }
+
+#[test]
+fn object_with_an_invalid_group_does_not_keep_a_deleted_group() {
+    let mut world = claimed();
+    world.asleep.clear();
+    world.ingress("shop", "v/nas", ("shop", "web"));
+    world.settle();
+    assert!(world.hosted.vips.contains_key("svc:shop") && world.config("in").origins.contains_key("svc:shop"));
+    world.delete_group("in");
+    world.settle();
+    assert!(world.groups.is_empty() && world.hosted.vips.is_empty(), "{:?}", world.hosted.vips.keys());
+    assert!(world.ingresses.values().all(|stored| stored.metadata.finalizers.as_ref().is_none_or(Vec::is_empty)));
+    assert_eq!(world.event_count("InvalidIngressConfiguration"), 3, "by the group, at its deletion, and by no group");
+}
