@@ -58,7 +58,7 @@ impl IngressPlan<'_> {
             match withdrawal {
                 _ if self.awaits_successor(work, name) => work.again(POLL_INTERVAL),
                 Withdrawal::Configured => work.again(TIMEOUT),
-                Withdrawal::Claimed(since) if since < CLAIM_DEADLINE => work.again(TIMEOUT.min(CLAIM_DEADLINE - since)),
+                Withdrawal::Claimed(since) if since < CLAIM_DEADLINE => work.again(TIMEOUT.min(CLAIM_DEADLINE.saturating_sub(since))),
                 Withdrawal::Claimed(_) | Withdrawal::Done => {
                     if released(work, self.listed, name) {
                         if let Withdrawal::Claimed(since) = withdrawal {
