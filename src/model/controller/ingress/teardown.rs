@@ -95,10 +95,15 @@ impl IngressPlan<'_> {
         Withdrawal::Claimed(since.map_or(Duration::ZERO, |since| elapsed(since, now)))
     }
 
-    /// Since when no config names the leaving names that replicas still claim, in seconds since 1970.
+    /// Since when no config names the leaving names that replicas claim or claimed, in seconds since 1970. A claim that ends and begins again
+    /// gets no new time.
     pub(crate) fn record_leaving(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, i64> {
         let advertised = advertised_by_pods(work);
-        let is_claimed = |name: &&String| matches!(self.withdrawal(work, &advertised, name), Withdrawal::Claimed(_));
+        let is_claimed = |name: &&String| match self.withdrawal(work, &advertised, name) {
+            Withdrawal::Claimed(_) => true,
+            Withdrawal::Done => self.before.leaving.contains_key(*name),
+            Withdrawal::Configured => false,
+        };
         let claimed = self.leaving.difference(gone).filter(is_claimed);
         let (old, new): (Vec<_>, Vec<_>) = claimed.partition(|name| self.before.leaving.contains_key(*name));
         let since = |name: &String| self.before.leaving.get(name).copied().unwrap_or_else(|| work.observed.now.as_second());

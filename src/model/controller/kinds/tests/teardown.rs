@@ -110,3 +110,16 @@ fn object_with_an_invalid_group_does_not_keep_a_deleted_group() {
     assert!(world.ingresses.values().all(|stored| stored.metadata.finalizers.as_ref().is_none_or(Vec::is_empty)));
     assert_eq!(world.event_count("InvalidIngressConfiguration"), 3, "by the group, at its deletion, and by no group");
 }
+
+#[test]
+fn repeated_claim_gets_no_new_deadline() {
+    let mut world = claimed();
+    world.delete_ingress("shop");
+    run(&mut world, MIN_WAIT);
+    let begun = world.config("in").leaving;
+    // The control plane is not asked yet: a name that no replica claims waits for it.
+    world.tailnet = TailnetState::Asking;
+    world.asleep.clear();
+    run(&mut world, MIN_WAIT);
+    assert_eq!((world.config("in").leaving, begun.len()), (begun.clone(), 1));
+}
