@@ -20,6 +20,10 @@ pub const ORIGINS: &str = "tailyard-owners.json";
 /// pairs (Unix time of the Secret's creation, DNS name). Not read by replicas; absent if empty.
 pub const ORDERS: &str = "tailyard-orders.json";
 
+/// Key of the record of deadlines: a JSON object of Unix times by the Tailscale Service's name. Since then no replica's config names a service
+/// that a replica still claims to advertise. Not read by replicas; absent if empty.
+pub const LEAVING: &str = "tailyard-leaving.json";
+
 /// The object that requested a service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

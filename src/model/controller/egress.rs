@@ -28,7 +28,7 @@ use crate::model::controller::egress::claims::{ServiceClaim, ServiceRole};
 use crate::model::controller::egress::memo::{Entries, ServedService};
 use crate::model::controller::egress::services::{ServiceOutcome, ServingChild, host};
 use crate::model::controller::policy::tenancy::Tenancy;
-use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::builder::{GroupPass, in_the_way};
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::{egress_config, egress_config_ref, next_port};
@@ -169,6 +169,10 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
     }
     // Before a port is taken: a Service without child uses none.
     if let Some(conflict) = name_conflict(work, &shape.owner, claim) {
+        let object = ObjectRef::new(Kind::Service, &shape.owner.namespace, claims::name_of_child(work.observed, claim));
+        if work.foreign(&shape.owner, &object) {
+            work.faults.push(in_the_way(&shape.owner, &object));
+        }
         return ServiceOutcome::Refused(conflict);
     }
     let Some((child, service)) = claims::child(work.observed, claim, ports, shape.health_port()).zip(claim.service) else {

@@ -121,7 +121,8 @@ pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
-        let spec = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
+        let valid = claim.fault().map_or(Ok(()), Err).and_then(|()| contest(&firsts, claim));
+        let spec = valid.and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
             supported::fits(work, shape, &wish)?;
             let joins = quota::admit(&plan.tenancy, claim, &shape.owner.name, &wish)?;
             Ok((wish, joins))
@@ -226,7 +227,8 @@ impl<'a> IngressPlan<'a> {
         self.unchanged = recorded(work, &self.before);
         let message = unconfirmed(work);
         for claim in self.claims.iter().filter(|claim| claim.asks) {
-            self.refused.insert(claim.claimant.clone(), Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone()));
+            let waits = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone());
+            self.refused.insert(claim.claimant.clone(), claim.fault().unwrap_or_else(waits));
         }
     }
 
@@ -282,6 +284,7 @@ impl<'a> IngressPlan<'a> {
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
         config.orders = self.record_orders(work, &gone);
+        config.leaving = self.record_leaving(work, &gone);
         self.report(work, shape, &gone);
         expiries(work);
         work.want(owner, config.manifest(owner, !shape.stock()));

@@ -41,15 +41,18 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
 }
 
 /// The groups that a user's Service affects, besides those with a child of it: the assigned one, the one in its conditions, and its own key
-/// if it has a standalone proxy. The empty name means a Service that must be released and has neither.
+/// if it has a standalone proxy. The empty name means a Service that must be released, or whose annotation is invalid, and has neither.
 pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<WorkloadKey> {
-    let assigned = rules.egress(service).group();
-    let mut groups: BTreeSet<_> = assigned.into_iter().chain(services::recorded(service)).map(WorkloadKey::of_group).collect();
-    if groups.is_empty() && claims::recorded(service) {
+    let assignment = rules.egress(service);
+    let recorded = services::recorded(service);
+    let mut groups: BTreeSet<_> = assignment.group().into_iter().chain(recorded).map(WorkloadKey::of_group).collect();
+    let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
+    let is_standalone = rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service));
+    // The key of its own proxy reports a fault.
+    if groups.is_empty() && (claims::recorded(service) || (assignment.is_faulty() && !is_standalone)) {
         groups.insert(WorkloadKey::of_group(""));
     }
-    let (namespace, name) = (service.metadata.namespace.as_deref().unwrap_or_default(), service.metadata.name.as_deref());
-    if rules.is_standalone(service) || (rules.standalone.has(namespace) && is_recorded(service)) {
+    if is_standalone {
         groups.insert(WorkloadKey::of_object(PublishSource::Service, namespace, name.unwrap_or_default()));
     }
     groups

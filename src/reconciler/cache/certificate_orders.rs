@@ -97,7 +97,7 @@ mod tests {
         let owned = |cache: &ClusterCache| cache.with_secrets(cache.owned(&key), &key, "", "tailscale");
         let secret = ObjectRef::new(Kind::Secret, "tailscale", "shop.ts.net");
         assert!(owned(&cache).contains_key(&secret) && owned(&cache).contains_key(&orders_ref("tailscale", "default")));
-        let of_other = cache.owned(&"ingress/other/mine".into());
+        let of_other = owned(&cache);
         let ingress = Publisher { source: PublishSource::Ingress, namespace: "default".into(), name: "shop".into() };
         let recorded = |cache: &ClusterCache| cache.recorded_certificates(&of_other).get("uid").cloned();
         assert_eq!(recorded(&cache), Some(RecordedCertificate { ingress: ingress.clone(), in_use: false }));

@@ -15,8 +15,7 @@ use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::{has_conditions, service_name};
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
-use crate::model::controller::policy::assignment::GroupAssignment;
-use crate::model::controller::policy::requests::{ingress_label, service_label};
+use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::certificate::domain_of;
@@ -43,7 +42,7 @@ pub(super) struct PublishRequest {
     pub(super) key: Option<WorkloadKey>,
     /// Whether it requests a name, also while its group is undecided.
     pub(super) wants: bool,
-    /// Whether its `IngressClass` names no usable group.
+    /// Whether its annotation or `IngressClass` names no usable group.
     faulty: bool,
     pub(super) label: String,
 }
@@ -64,7 +63,7 @@ impl ClusterCache {
             None if assignment.is_undecided() => recorded(),
             assigned => assigned.map(WorkloadKey::of_group),
         };
-        let (wants, faulty) = (key.is_some() || assignment.is_undecided(), matches!(assignment, GroupAssignment::Unusable(_)));
+        let (wants, faulty) = (key.is_some() || assignment.is_undecided(), assignment.is_faulty());
         Some(PublishRequest { claimant, key, wants, faulty, label })
     }
 
@@ -81,7 +80,10 @@ impl ClusterCache {
         // A proxy of its own does not remove the finalizer of a group.
         let is_orphan = finalized && keys.iter().all(WorkloadKey::is_standalone);
         let has_conditions = || matches!(object, CachedObject::Service(service) if has_conditions(service));
-        if is_orphan || (keys.is_empty() && (faulty || has_conditions())) {
+        // The key of its own proxy reports a fault.
+        let is_proxied =
+            || matches!(object, CachedObject::Service(service) if self.assignment.standalone.has(&id.0) && is_recorded(service));
+        if is_orphan || (keys.is_empty() && ((faulty && !is_proxied()) || has_conditions())) {
             keys.insert(WorkloadKey::of_group(""));
         }
         keys

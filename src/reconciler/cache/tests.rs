@@ -93,14 +93,15 @@ fn standalone_service_is_observed_while_it_has_objects() {
     };
     assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
     assert_eq!(world.workload(&"u/s".into()), "ts-s-bbbbb");
-    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), ["u/s"]);
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), [""; 0], "no record of it");
+    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("", "ts-s-ccccc-0-config"))), ["u/s"]);
     assert_eq!(world.workload(&"u/s".into()), "ts-s-ccccc", "the one with a device");
     assert_eq!(world.replicas(&"u/s".into(), "ts-s-ccccc").len(), 1);
 
     let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
     assert_eq!(groups_of(&world.put(WatchRole::Service, plain.clone())), ["u/s"]);
     assert_eq!(world.services(&"u/s".into()).len(), 1, "it is released first");
-    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0")] {
+    for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0"), (Kind::Secret, "ts-s-ccccc-0-config")] {
         world.gone(WatchRole::Owned(kind), &own("", name));
     }
     assert_eq!(world.services(&"u/s".into()).len(), 0);
@@ -135,7 +136,9 @@ fn pass_sees_the_objects_of_its_group() {
     let replicas = world.replicas(&"g".into(), "g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
     assert!(replicas[&0].state.is_some() && replicas[&0].config.is_some() && replicas[&11].config.is_none());
-    assert_eq!(world.owned(&"g".into()).len(), 5);
+    assert_eq!(world.owned(&"g".into()).len(), 2, "child and config Secret, by labels");
+    let all = world.with_secrets(world.owned(&"g".into()), &"g".into(), "g", "ts");
+    assert_eq!(all.len(), 4, "state Secrets, by name");
     assert_eq!(world.services(&"g".into()).len(), 1, "its child is ours");
     let all: Vec<_> = world.all().into_iter().collect();
     assert_eq!(all, [WorkKey::Workload("g".into()), WorkKey::Workload("other".into()), WorkKey::DefaultControlPlane]);

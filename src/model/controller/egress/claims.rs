@@ -3,6 +3,7 @@
 //! Services come from records (children, by labels) and from annotations. A Service that becomes invalid, or moves to another group, keeps
 //! its ports until its replacement serves.
 
+use crate::api::names;
 use crate::model::controller::egress::validate;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::model::controller::egress::memo::{Entries, Memory, ServedService, address};
 use crate::model::controller::workload::builder as work;
+use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::{ChildPort, ChildRecord, ChildService, PortProtocol, child_name, health_port};
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
@@ -64,7 +66,11 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
             let (name, served) = (Arc::clone(&served.name), Some(Arc::clone(served)));
             claims.push(ServiceClaim { name, served, object: Some(object), ..ServiceClaim::new(key, ServiceRole::Serve, Some(service)) });
         } else if let Some(role) = role(observed, service) {
-            let wrong = if role == ServiceRole::Serve && served.is_none() { validate::service(service) } else { Vec::new() };
+            let wrong = match role {
+                ServiceRole::Serve if served.is_none() => validate::service(service),
+                ServiceRole::Hold => observed.assignment.egress(service).fault().into_iter().collect(),
+                _ => Vec::new(),
+            };
             let role = if wrong.is_empty() { role } else { ServiceRole::Hold };
             claims.push(ServiceClaim { wrong, name: plain(key), ..ServiceClaim::new(key, role, Some(service)) });
         }
@@ -161,8 +167,13 @@ fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
 
 /// Role of a user's Service for a group; `None` if it is not an egress Service.
 fn role(observed: &Observed, service: &Service) -> Option<ServiceRole> {
-    let assigned = observed.assignment.egress(service).group();
-    match (service.metadata.deletion_timestamp.is_some(), assigned) {
+    let assignment = observed.assignment.egress(service);
+    match (service.metadata.deletion_timestamp.is_some(), assignment.group()) {
+        // It stays in the group that has a child of it, as the finalizer says; without one, its fault is reported to it.
+        (false, None) if assignment.is_undecided() => {
+            let is_elsewhere = observed.key.group() == Some("") && finalizers::has(&service.metadata, names::FINALIZER);
+            (!is_elsewhere).then_some(ServiceRole::Hold)
+        }
         (false, Some(group)) if group == observed.key.group_name() => Some(ServiceRole::Serve),
         (false, Some(_)) => Some(ServiceRole::Moved),
         (true, Some(group)) if group == observed.key.group_name() => Some(ServiceRole::Release),

@@ -201,7 +201,8 @@ fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
     conditions.update(work, finalized(service, claim), None);
 }
 
-fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
+/// Reports an invalid Service. It is served as before, unless its group is gone.
+pub(crate) fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
     let mut conditions = ConditionWriter::new(work, service);
     if conditions.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
@@ -209,7 +210,8 @@ fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
     }
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
-    conditions.update(work, finalized(service, claim), None);
+    let name = name_without_group(work, service, claim);
+    conditions.update(work, finalized(service, claim), name);
 }
 
 /// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
@@ -218,10 +220,15 @@ pub(crate) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, servic
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
+    let name = name_without_group(work, service, claim);
+    conditions.update(work, finalized(service, claim), name);
+}
+
+/// The user's `externalName`, if the group is gone and the Service still names its child.
+fn name_without_group(work: &GroupPass<'_>, service: &Service, claim: &ServiceClaim<'_>) -> Option<ExternalNameUpdate> {
     let child = claim.served.as_ref().map(|served| &*served.child.name).or(claim.record.as_ref().map(|record| record.name));
     let dead = work.observed.group.is_none() && child.is_some_and(|child| external_name(service) == host(work, child));
-    let restored = if dead { restored(work, service) } else { None };
-    conditions.update(work, finalized(service, claim), restored);
+    if dead { restored(work, service) } else { None }
 }
 
 /// Releases a Service once its child is deleted.

@@ -22,7 +22,7 @@ impl IngressPlan<'_> {
         let before: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
         let stays = |name: &&String| before.contains(name.as_str());
         let unchanged = self.unchanged.iter().filter(stays);
-        let staying = self.leaving.iter().filter(|name| stays(name) && awaited(work, name));
+        let staying = self.leaving.iter().filter(|name| stays(name) && self.awaits_successor(work, name));
         let items = self.items.iter().filter(|(name, item)| match &item.standing {
             ServiceState::Unknown => before.contains(name.as_str()),
             ServiceState::Owned(addresses) => self.ready(work, shape, replica, (name, item), addresses),

@@ -18,6 +18,8 @@ use crate::model::controller::workload::observed::Observed;
 
 /// Reason of Events about our `IngressClass`.
 pub(crate) const INVALID_CLASS: &str = "InvalidIngressClass";
+/// Reason of Events about an invalid Ingress.
+const INVALID_INGRESS: &str = "InvalidIngressConfiguration";
 
 /// An object that requests a name, or had one.
 #[derive(Debug)]
@@ -39,6 +41,16 @@ impl IngressClaim<'_> {
     /// Creation time in seconds.
     pub(crate) fn created(&self) -> i64 {
         created(self.object.metadata())
+    }
+
+    /// Fault of its annotation or class, by which no group is named for it.
+    pub(crate) fn fault(&self) -> Option<Rejection> {
+        let reason = match (self.assignment, self.object) {
+            (GroupAssignment::Unusable(_), _) => INVALID_CLASS,
+            (_, Parent::Ingress(_)) => INVALID_INGRESS,
+            (_, Parent::Service(_)) => reason::INGRESS_SVC_INVALID,
+        };
+        self.assignment.fault().map(|message| Rejection::new(reason, message))
     }
 }
 
@@ -65,7 +77,6 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let (metadata, claimant) = (object.metadata(), object.publisher());
         let going = metadata.deletion_timestamp.is_some();
         let assigned = assignment.group();
-        let ours = assigned.is_none_or(|assigned| assigned == group);
         let standalone = matches!(object, Parent::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
         let marker = if standalone { names::FINALIZER } else { claimant.source.finalizer() };
         let finalized = finalizers::has(metadata, marker);
@@ -77,9 +88,11 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
             recorded.push(own);
         }
-        // While undecided it stays where it is; if that is nowhere, invalid parameters are reported to it.
-        let stays = assignment.is_undecided() && !recorded.is_empty();
-        let reported = observed.key.group() == Some("") && matches!(assignment, GroupAssignment::Unusable(_));
+        // While undecided it stays where it is; if that is nowhere, its fault is reported to it.
+        let (undecided, unassigned) = (assignment.is_undecided(), observed.key.group() == Some(""));
+        let ours = if undecided { unassigned || !recorded.is_empty() } else { assigned.is_none_or(|assigned| assigned == group) };
+        let stays = undecided && !recorded.is_empty();
+        let reported = unassigned && assignment.is_faulty();
         let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
         let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
         if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
@@ -123,15 +136,12 @@ pub(crate) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str, 
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
     let reserved = &observed.publish.reserved;
     let context = SpecContext { suffix, device, services: &services, namespace, certificates, reserved, now: observed.now };
-    if let GroupAssignment::Unusable(why) = claim.assignment {
-        return Err(Rejection::new(INVALID_CLASS, why.to_owned()));
-    }
     let (read, reason) = match claim.object {
         Parent::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();
             return Err(Rejection::new(INVALID_CLASS, why));
         }
-        Parent::Ingress(ingress) => (spec::ingress::ingress(ingress, &context), "InvalidIngressConfiguration"),
+        Parent::Ingress(ingress) => (spec::ingress::ingress(ingress, &context), INVALID_INGRESS),
         Parent::Service(service) => (spec::service::service(service), reason::INGRESS_SVC_INVALID),
     };
     read.map_err(|wrong| Rejection::new(reason, wrong.join(" ")))

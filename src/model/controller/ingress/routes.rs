@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::api::ingress::IngressService;
-use crate::model::controller::ingress::advertise::{awaited, live};
+use crate::model::controller::ingress::advertise::live;
 use crate::model::controller::ingress::service_state::OLD;
 use crate::model::controller::ingress::spec::L4Service;
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
@@ -86,7 +86,7 @@ impl IngressPlan<'_> {
     pub(crate) fn routes(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
         let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
-        let leaving = self.leaving.iter().filter(|name| awaited(work, name));
+        let leaving = self.leaving.iter().filter(|name| self.awaits_successor(work, name));
         let staying = self.unchanged.iter().chain(unknown).chain(leaving).flat_map(|name| self.recorded_routes(name));
         let staying = staying.filter(|route| advertised.contains(route.as_str()));
         let items = self.items.iter().filter_map(|(name, item)| match &item.standing {

@@ -1,17 +1,21 @@
 //! Removal of a name: replicas withdraw it, then its Tailscale Service is deleted, then config entry and certificate.
+//!
+//! Replicas report in their state Secrets that they withdraw a name. A Pod can claim there whatever it likes: after [`CLAIM_DEADLINE`] only
+//! the config counts, which no Pod writes. The deadline starts when a pass finds that no config names it any more; the config records that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::model::controller::ingress::advertise::awaited;
-use crate::model::controller::ingress::claims::{INVALID_CLASS, claims};
+use crate::model::controller::ingress::claims::claims;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subject};
 use crate::model::controller::kinds::standalone::handover::POLL_INTERVAL;
-use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
@@ -22,8 +26,24 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, ServiceList, TailnetState};
 use crate::model::controller::workload::readiness;
-use crate::model::controller::workload::readiness::TIMEOUT;
+use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
 use crate::model::controller::workload::vip_service::{Release, release};
+
+/// Time for replicas to withdraw a name after their configs stopped naming it. Mounted configs arrive within two minutes.
+const CLAIM_DEADLINE: Duration = Duration::from_mins(2);
+/// Time for another workload to serve the name of a deleted object.
+const SUCCESSOR_DEADLINE: Duration = Duration::from_mins(10);
+/// Maximum names with a recorded deadline, 80 kB; others get one when these are withdrawn.
+const MAX_DEADLINES: usize = 1_000;
+
+/// How far the replicas have withdrawn a name.
+enum Withdrawal {
+    /// A config of a replica names it.
+    Configured,
+    /// A replica claims to advertise it, for this time after the configs stopped naming it.
+    Claimed(Duration),
+    Done,
+}
 
 impl IngressPlan<'_> {
     /// Withdraws names as far as possible. Returns the fully withdrawn ones.
@@ -34,17 +54,71 @@ impl IngressPlan<'_> {
         }
         let advertised = advertised_by_pods(work);
         for name in &self.leaving {
-            if awaited(work, name) {
-                work.again(POLL_INTERVAL);
-            } else if !withdrawn(work, &advertised, name, &self.former_routes(name)) {
-                work.again(TIMEOUT);
-            } else if released(work, self.listed, name) {
-                gone.insert(name.clone());
+            let withdrawal = self.withdrawal(work, &advertised, name);
+            match withdrawal {
+                _ if self.awaits_successor(work, name) => work.again(POLL_INTERVAL),
+                Withdrawal::Configured => work.again(TIMEOUT),
+                Withdrawal::Claimed(since) if since < CLAIM_DEADLINE => work.again(TIMEOUT.min(CLAIM_DEADLINE.saturating_sub(since))),
+                Withdrawal::Claimed(_) | Withdrawal::Done => {
+                    if released(work, self.listed, name) {
+                        if let Withdrawal::Claimed(since) = withdrawal {
+                            claimed(work, name, since);
+                        }
+                        gone.insert(name.clone());
+                    }
+                }
             }
         }
         certificates(work, &shape.owner, &gone);
         gone
     }
+
+    /// Whether a name stays served until another group, or the proxy of its object, serves it. That object is not deleted, or was lately.
+    pub(crate) fn awaits_successor(&self, work: &GroupPass<'_>, name: &String) -> bool {
+        let deleted = self.claims.iter().filter(|claim| claim.recorded.contains(name));
+        let mut deleted = deleted.filter_map(|claim| claim.object.metadata().deletion_timestamp.as_ref());
+        awaited(work, name) && !deleted.any(|deleted| elapsed(deleted.0, work.observed.now) >= SUCCESSOR_DEADLINE)
+    }
+
+    fn withdrawal(&self, work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {
+        let (now, routes) = (work.observed.now, self.former_routes(name));
+        if advertised.contains(name) || !advertised.is_disjoint(&routes) {
+            return Withdrawal::Configured;
+        }
+        let silent = |replica: &ObservedReplica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
+        let by_route = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(&routes));
+        let leads = |replica: &ObservedReplica| replica.advertises(name) || by_route(replica);
+        if work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica)) {
+            return Withdrawal::Done;
+        }
+        let since = self.before.leaving.get(name).and_then(|since| Timestamp::from_second(*since).ok());
+        Withdrawal::Claimed(since.map_or(Duration::ZERO, |since| elapsed(since, now)))
+    }
+
+    /// Since when no config names the leaving names that replicas claim or claimed, in seconds since 1970. A claim that ends and begins again
+    /// gets no new time.
+    pub(crate) fn record_leaving(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, i64> {
+        let advertised = advertised_by_pods(work);
+        let is_claimed = |name: &&String| match self.withdrawal(work, &advertised, name) {
+            Withdrawal::Claimed(_) => true,
+            Withdrawal::Done => self.before.leaving.contains_key(*name),
+            Withdrawal::Configured => false,
+        };
+        let claimed = self.leaving.difference(gone).filter(is_claimed);
+        let (old, new): (Vec<_>, Vec<_>) = claimed.partition(|name| self.before.leaving.contains_key(*name));
+        let since = |name: &String| self.before.leaving.get(name).copied().unwrap_or_else(|| work.observed.now.as_second());
+        old.into_iter().chain(new).take(MAX_DEADLINES).map(|name| (name.clone(), since(name))).collect()
+    }
+}
+
+/// Reports that a name is removed although a replica claims that it advertises it.
+fn claimed(work: &mut GroupPass<'_>, name: &str, since: Duration) {
+    let message = format!(
+        "A replica reports that it still advertises {name}, {} s after its config stopped naming it. The name is removed nevertheless: delete \
+         the Pod if it does not stop.",
+        since.as_secs()
+    );
+    work.warn_workload("TailscaleServiceStillAdvertised", message);
 }
 
 /// Names and routes in the configs of replicas with a Pod.
@@ -52,17 +126,6 @@ fn advertised_by_pods(work: &GroupPass<'_>) -> BTreeSet<String> {
     let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
     let configs = there.filter_map(|replica| replica.config.as_ref());
     configs.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
-}
-
-/// Whether no live replica advertises a name or its routes.
-fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
-    let now = work.observed.now;
-    let silent = |replica: &ObservedReplica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
-    let by_route = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
-    let leads = |replica: &ObservedReplica| replica.advertises(name) || by_route(replica);
-    !advertised.contains(name)
-        && advertised.is_disjoint(routes)
-        && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))
 }
 
 /// Whether this cluster no longer owns a part of a Tailscale Service; plans the necessary requests.
@@ -170,10 +233,9 @@ pub(crate) fn elsewhere(work: &mut GroupPass<'_>, fault: &str) {
 fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
-            let refused = claim.asks.then(|| match claim.assignment {
-                GroupAssignment::Unusable(why) => Rejection::new(INVALID_CLASS, why.to_owned()),
-                assignment => Rejection::new(reason::PROXY_GROUP_NOT_READY, assignment.message(work.observed.key.group_name(), fault)),
-            });
+            let message = || claim.assignment.message(work.observed.key.group_name(), fault);
+            let unusable = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message());
+            let refused = claim.asks.then(|| claim.fault().unwrap_or_else(unusable));
             let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
             if let Some(Rejection { reason, message }) = refused {

@@ -17,9 +17,11 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::services;
+use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::standalone_certificate::retained;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
+use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{Parent, requests};
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::builder::{GroupPass, going};
@@ -49,9 +51,18 @@ pub(crate) fn plan(work: &mut GroupPass<'_>) {
     match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
         Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
         Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(work, owner, ingress),
-        // While its class is unknown or names no usable group, it stays.
-        Some(Parent::Ingress(ingress)) if rules.ingress(ingress).is_undecided() => {}
+        Some(parent) if rules.of(parent).is_undecided() => hold(work, parent, rules.of(parent)),
         _ => release(work, &owner, parent),
+    }
+}
+
+/// Leaves a proxy as it is while the annotation is invalid, or the class is unknown or names no usable group. Reports the fault.
+fn hold(work: &mut GroupPass<'_>, parent: Parent<'_>, assignment: GroupAssignment<'_>) {
+    let Some(why) = assignment.fault() else { return };
+    let reason = if matches!(assignment, GroupAssignment::Unusable(_)) { INVALID_CLASS } else { reason::PROXY_INVALID };
+    match parent {
+        Parent::Service(service) => report::invalid(work, service, &[why]),
+        Parent::Ingress(ingress) => report::news(work, ingress, (reason, why)),
     }
 }
 

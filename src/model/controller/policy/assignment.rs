@@ -1,7 +1,7 @@
 //! Assignment of users' Services and Ingresses to `ProxyGroup`s: annotation, else `IngressClass`, else default group.
 //!
-//! The cache and the passes use the same rules, so that both see an object in the same group. An annotation always wins, also an empty one,
-//! and an object that requests nothing of Tailscale is in no group.
+//! The cache and the passes use the same rules, so that both see an object in the same group. An annotation always wins, also an empty or
+//! invalid one, and an object that requests nothing of Tailscale is in no group.
 
 use imbl::OrdSet;
 use k8s_openapi::api::core::v1::Service;
@@ -11,10 +11,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::api::names;
 use crate::model::controller::policy::annotations::{annotation, dns_label, is_true};
 use crate::model::controller::policy::requests;
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::Labels;
 
 /// API group of `ProxyGroup`s.
 const API_GROUP: &str = "tailscale.com";
+
+/// Maximum characters of an invalid value in a message.
+const MAX_SHOWN: usize = 64;
 
 /// Groups of objects that name none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,6 +76,8 @@ pub enum DefaultGroup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupAssignment<'a> {
     Annotated(&'a str),
+    /// The annotation is no DNS label: its value. The object stays in the workload that serves it.
+    InvalidName(&'a str),
     /// Named by the parameters of the `IngressClass`.
     ByClass(&'a str),
     ByDefault(DefaultGroup, &'a str),
@@ -183,6 +189,17 @@ impl AssignmentRules {
         class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
     }
 
+    /// Assignment of an object that may have a proxy of its own, which also serves Services that groups ignore.
+    pub fn of<'a>(&'a self, parent: Parent<'a>) -> GroupAssignment<'a> {
+        match parent {
+            Parent::Ingress(ingress) => self.ingress(ingress),
+            Parent::Service(service) if requests::directions(service) != (false, false) => {
+                self.assign(&service.metadata, || GroupAssignment::NotOurs)
+            }
+            Parent::Service(_) => GroupAssignment::NotOurs,
+        }
+    }
+
     /// Whether the label of its namespace can change the group of a Service.
     pub fn depends_on_namespace(&self, service: &Service) -> bool {
         let default = direction(service).and_then(|direction| self.default_group(direction));
@@ -201,7 +218,8 @@ impl AssignmentRules {
 
     fn assign<'a>(&'a self, metadata: &'a ObjectMeta, unnamed: impl FnOnce() -> GroupAssignment<'a>) -> GroupAssignment<'a> {
         match annotation(metadata.annotations.as_ref(), names::PROXY_GROUP) {
-            Some(named) => GroupAssignment::Annotated(named),
+            Some(named) if dns_label(named) => GroupAssignment::Annotated(named),
+            Some(value) => GroupAssignment::InvalidName(value),
             None if has_annotation(metadata) => GroupAssignment::OptedOut,
             None => match unnamed() {
                 GroupAssignment::NotOurs => GroupAssignment::NotOurs,
@@ -228,13 +246,33 @@ impl<'a> GroupAssignment<'a> {
     pub fn group(self) -> Option<&'a str> {
         match self {
             Self::Annotated(group) | Self::ByClass(group) | Self::ByDefault(_, group) => Some(group),
-            Self::Unusable(_) | Self::Undecided | Self::OptedOut | Self::NotOurs => None,
+            Self::InvalidName(_) | Self::Unusable(_) | Self::Undecided | Self::OptedOut | Self::NotOurs => None,
         }
     }
 
     /// Whether the object stays in the group that has a record of it.
     pub fn is_undecided(self) -> bool {
-        matches!(self, Self::Unusable(_) | Self::Undecided)
+        matches!(self, Self::InvalidName(_) | Self::Unusable(_) | Self::Undecided)
+    }
+
+    /// Whether the object, or its class, has a fault.
+    pub fn is_faulty(self) -> bool {
+        matches!(self, Self::InvalidName(_) | Self::Unusable(_))
+    }
+
+    /// Message about that fault, with an action.
+    pub fn fault(self) -> Option<String> {
+        match self {
+            Self::InvalidName(value) => {
+                let shown: String = value.chars().take(MAX_SHOWN).collect();
+                Some(format!(
+                    "{} is {shown:?}, which is not a DNS label of at most 63 characters: name a ProxyGroup, or remove the annotation.",
+                    names::PROXY_GROUP
+                ))
+            }
+            Self::Unusable(why) => Some(why.to_owned()),
+            _ => None,
+        }
     }
 
     /// Message to an object whose group cannot serve it: the group with the source of its name, and the fault with an action.
@@ -243,7 +281,7 @@ impl<'a> GroupAssignment<'a> {
             Self::ByClass(_) => ", which spec.parameters of the IngressClass name,",
             Self::ByDefault(DefaultGroup::Ingress, _) => ", the default of --default-ingress-group (chart: defaultProxyGroups.ingress),",
             Self::ByDefault(DefaultGroup::Egress, _) => ", the default of --default-egress-group (chart: defaultProxyGroups.egress),",
-            Self::Annotated(_) | Self::Unusable(_) | Self::Undecided | Self::OptedOut | Self::NotOurs => "",
+            _ => "",
         };
         format!("ProxyGroup {group}{source} {fault}")
     }
@@ -270,7 +308,7 @@ fn direction(service: &Service) -> Option<DefaultGroup> {
 
 #[cfg(test)]
 mod tests {
-    use GroupAssignment::{Annotated, ByClass, ByDefault, NotOurs, OptedOut, Undecided, Unusable};
+    use GroupAssignment::{Annotated, ByClass, ByDefault, InvalidName, NotOurs, OptedOut, Undecided, Unusable};
     use serde_json::{Value, json};
 
     use super::*;
@@ -327,6 +365,10 @@ mod tests {
             ("a", json!({"tailscale.com/proxy-group": " g "}), &balanced, Annotated("g"), NotOurs),
             ("out", json!({"tailscale.com/proxy-group": "g"}), &balanced, Annotated("g"), NotOurs),
             ("new", json!({"tailscale.com/proxy-group": "g", "tailscale.com/tailnet-ip": "::1"}), &external, NotOurs, Annotated("g")),
+            // No DNS label: neither the default nor another key.
+            ("a", json!({"tailscale.com/proxy-group": "v/nas"}), &balanced, InvalidName("v/nas"), NotOurs),
+            ("a", json!({"tailscale.com/proxy-group": "G", "tailscale.com/tailnet-ip": "::1"}), &external, NotOurs, InvalidName("G")),
+            ("a", json!({"tailscale.com/proxy-group": "v/nas"}), &plain, NotOurs, NotOurs),
             // Opted out.
             ("a", json!({"tailscale.com/proxy-group": ""}), &balanced, OptedOut, NotOurs),
             ("a", json!({"tailscale.com/proxy-group": " ", "tailscale.com/tailnet-ip": "::1"}), &external, NotOurs, OptedOut),
@@ -353,12 +395,14 @@ mod tests {
         let balanced = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale"});
         let external = json!({"type": "ExternalName", "externalName": "x"});
         let (group, none) = (json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        let invalid = json!({"tailscale.com/proxy-group": "default/s"});
         let alias = json!({"tailscale.com/ts-tailnet-target-ip": "100.64.0.1"});
         // namespace, annotations, spec → with default groups, without
         let table = [
             ("a", &json!({}), &balanced, false, true),
             ("a", &none, &balanced, true, true),
             ("a", &group, &balanced, false, false),
+            ("a", &invalid, &balanced, false, false),
             ("a", &alias, &external, true, true),
             ("out", &json!({}), &balanced, true, true),
             // The labels of its namespace are not known: a default may apply.
@@ -380,6 +424,7 @@ mod tests {
         let group = || ClassParameters::Group("classy".into());
         let invalid = || ClassParameters::Invalid("why".into());
         let (none, named, empty) = (json!({}), json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        let slash = json!({"tailscale.com/proxy-group": "ingress/v/shop"});
         let table = [
             ("a", &none, Some("tailscale"), ClassParameters::Unset, DEFAULT_IN),
             ("a", &none, Some("tailscale"), group(), ByClass("classy")),
@@ -391,6 +436,8 @@ mod tests {
             ("a", &named, Some("tailscale"), group(), Annotated("g")),
             ("a", &named, Some("tailscale"), invalid(), Annotated("g")),
             ("out", &named, Some("tailscale"), ClassParameters::Unknown, Annotated("g")),
+            ("a", &slash, Some("tailscale"), group(), InvalidName("ingress/v/shop")),
+            ("a", &slash, Some("nginx"), group(), NotOurs),
             ("a", &empty, Some("tailscale"), group(), OptedOut),
             ("out", &none, Some("tailscale"), group(), OptedOut),
             ("out", &none, Some("tailscale"), invalid(), OptedOut),
@@ -408,11 +455,13 @@ mod tests {
     #[test]
     fn ingresses_without_a_group_are_standalone() {
         let (none, named, empty) = (json!({}), json!({"tailscale.com/proxy-group": "g"}), json!({"tailscale.com/proxy-group": ""}));
+        let slash = json!({"tailscale.com/proxy-group": "a/i"});
         // namespace, annotations, class → with default group, with group of the class, with an unknown class, with neither
         let table = [
             ("a", &none, Some("tailscale"), [false, false, false, true]),
             ("a", &empty, Some("tailscale"), [true, true, true, true]),
             ("a", &named, Some("tailscale"), [false, false, false, false]),
+            ("a", &slash, Some("tailscale"), [false, false, false, false]),
             ("a", &empty, Some("nginx"), [false, false, false, false]),
             ("a", &none, None, [false, false, false, false]),
             ("out", &none, Some("tailscale"), [true, true, true, true]),
@@ -429,6 +478,14 @@ mod tests {
             assert_eq!(found, expected, "{namespace} {annotations} {class:?}");
             assert!(!self::rules(ClassParameters::Unset).is_standalone_ingress(&ingress), "disabled");
         }
+    }
+
+    #[test]
+    fn message_about_an_invalid_group_is_bounded_and_names_the_annotation() {
+        let long = "\n".repeat(200_000);
+        let message = InvalidName(&long).fault().expect("a message");
+        assert!(message.starts_with("tailscale.com/proxy-group is ") && message.len() < 512, "{message}");
+        assert_eq!(Annotated("g").fault().or(OptedOut.fault()).or(Undecided.fault()), None);
     }
 
     #[test]

@@ -160,7 +160,11 @@ impl GroupPass<'_> {
             SecretName::Account { workload } => workload == owner.name && is_managed(existing),
             // That of a group's name is the group's that has the name.
             SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
-            SecretName::Certificate => is_managed(existing) && existing["metadata"]["labels"][names::CONFIG_PARENT_INGRESS].is_null(),
+            SecretName::Certificate => {
+                let labels = &existing["metadata"]["labels"];
+                let is_anothers = labels.get(names::PARENT_TYPE).is_some_and(|kind| kind != names::PARENT_INGRESS);
+                is_managed(existing) && !is_anothers && labels[names::CONFIG_PARENT_INGRESS].is_null()
+            }
             SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
         };
         match (going(existing), ours) {
@@ -191,7 +195,7 @@ fn is_labelled(owner: &Owner, existing: &Value) -> bool {
     }
 }
 
-fn in_the_way(owner: &Owner, object: &ObjectRef) -> GroupFault {
+pub(crate) fn in_the_way(owner: &Owner, object: &ObjectRef) -> GroupFault {
     let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
     let message = format!("{object} is in the way: it was not made for this {}. {end}", owner.key.kind());
     GroupFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }

@@ -191,6 +191,56 @@ fn served_object_with_an_invalid_group_stays_served() {
 }
 
 #[test]
+fn standalone_proxy_with_an_invalid_group_stays() {
+    let mut faults = Vec::new();
+    for (kind, name) in OBJECTS {
+        let mut cluster = cluster();
+        cluster.put(kind, object(name, None));
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        let shown = |cluster: &Cluster| {
+            let stored = cluster.object(kind, "t", name).expect("the object");
+            json!([stored["status"]["loadBalancer"], stored["spec"]["externalName"], stored["metadata"]["finalizers"]])
+        };
+        let before = (others(&cluster), shown(&cluster));
+        let own = if kind == "Ingress" { format!("ingress/t/{name}") } else { format!("t/{name}") };
+        for value in invalid() {
+            let events = cluster.events.len();
+            cluster.patch(kind, "t", name, &json!({"metadata": {"annotations": {names::PROXY_GROUP: value}}}));
+            if !cluster.settles() {
+                faults.push(format!("{kind} {name} {value:?}: no rest"));
+            }
+            if (others(&cluster), shown(&cluster)) != before {
+                faults.push(format!("{kind} {name} {value:?}: its proxy changes"));
+            }
+            if seen_by(&cluster, kind, name) != [own.clone()].into() {
+                faults.push(format!("{kind} {name} {value:?}: seen by {:?}", seen_by(&cluster, kind, name)));
+            }
+            if reports(&cluster, (kind, name), events).len() != 1 {
+                faults.push(format!("{kind} {name} {value:?}: not one report about the annotation"));
+            }
+        }
+        cluster.patch(kind, "t", name, &json!({"metadata": {"annotations": {names::PROXY_GROUP: null}}}));
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        assert_eq!(((others(&cluster), shown(&cluster)) == before, reports(&cluster, (kind, name), cluster.events.len()).len()), (true, 0));
+    }
+    assert!(faults.is_empty(), "{} faults: {faults:#?}", faults.len());
+}
+
+#[test]
+fn served_object_with_an_invalid_group_is_released_when_deleted() {
+    for (kind, name) in OBJECTS {
+        let mut cluster = cluster();
+        cluster.put(kind, object(name, Some(if name == "db" { "eg" } else { "in" })));
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        cluster.patch(kind, "t", name, &json!({"metadata": {"annotations": {names::PROXY_GROUP: "v/nas"}}}));
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        cluster.patch(kind, "t", name, &json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}}));
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        assert_eq!(cluster.object(kind, "t", name), None, "no finalizer is left");
+    }
+}
+
+#[test]
 fn empty_group_opts_out_and_joins_no_other_key() {
     for value in ["", " "] {
         for (kind, name) in OBJECTS {

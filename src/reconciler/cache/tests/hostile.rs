@@ -215,7 +215,8 @@ fn fault(scene: &Scene, (key, attacker): (&str, &str), before: &GroupPlan, after
     let deleted = after.delete.iter().map(|delete| &delete.object);
     for object in after.apply.iter().map(|manifest| &manifest.object).chain(deleted) {
         let foreign = stored(object.kind, &object.namespace, &object.name).map(owner).filter(|owner| !is_of(key, owner));
-        if let Some(foreign) = foreign.filter(|_| object.name != names::ACCOUNTS) {
+        // No workload alone has the ACME accounts and the records of certificates.
+        if let Some(foreign) = foreign.filter(|_| object.name != names::ACCOUNTS && !object.name.starts_with("tailyard-certificates-")) {
             return Some(format!("the plan of {key} changes {object} of {foreign}"));
         }
     }

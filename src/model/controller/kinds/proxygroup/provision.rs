@@ -143,9 +143,12 @@ pub(crate) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>
     for claim in &claims(work.observed, work.memory) {
         match (claim.role, claim.service) {
             (ServiceRole::Serve | ServiceRole::Hold, service) => {
-                if let Some((why, service)) = why.zip(service) {
-                    let message = work.observed.assignment.egress(service).message(&owner.name, why);
-                    services::waiting(work, claim, service, &message);
+                let Some((why, service)) = why.zip(service) else { continue };
+                let assignment = work.observed.assignment.egress(service);
+                if assignment.is_faulty() {
+                    services::invalid(work, claim.key, service, claim);
+                } else {
+                    services::waiting(work, claim, service, &assignment.message(&owner.name, why));
                 }
             }
             (ServiceRole::Moved, _) => {}

@@ -33,11 +33,13 @@ fn name_that_a_replica_claims_for_ever_is_withdrawn_after_a_deadline() {
     let mut world = claimed();
     world.delete_ingress("shop");
     run(&mut world, MIN_WAIT);
+    assert_eq!(world.config("in").leaving.keys().collect::<Vec<_>>(), ["svc:shop"], "any leader continues the deadline");
     assert!(world.hosted.vips.contains_key("svc:shop"), "a replica may still drain connections to it");
     run(&mut world, MAX_WAIT);
     assert!(!world.hosted.vips.contains_key("svc:shop"), "the claim of a replica keeps the Tailscale Service");
     assert!(world.ingresses.is_empty(), "the claim of a replica keeps the Ingress");
-    assert!(!world.config("in").origins.contains_key("svc:shop"));
+    assert!(!world.config("in").origins.contains_key("svc:shop") && world.config("in").leaving.is_empty());
+    assert_eq!(world.event_count("TailscaleServiceStillAdvertised"), 1);
     let certificates = world.objects.keys().filter(|object| object.name.starts_with("shop."));
     assert_eq!(certificates.count(), 0, "the certificate is deleted with the name");
     assert!(world.hosted.vips.contains_key("svc:db"), "other names stay");
@@ -60,4 +62,64 @@ fn claim_does_not_delay_a_name_that_replicas_withdraw() {
     world.delete_ingress("shop");
     run(&mut world, MIN_WAIT);
     assert!(world.ingresses.is_empty() && !world.hosted.vips.contains_key("svc:shop"));
+}
+
+#[test]
+fn requested_name_keeps_no_deadline() {
+    let mut world = claimed();
+    world.delete_ingress("shop");
+    run(&mut world, MIN_WAIT);
+    world.ingress("other", "in", ("shop", "web"));
+    run(&mut world, MIN_WAIT);
+    assert!(world.config("in").leaving.is_empty() && world.hosted.vips.contains_key("svc:shop"));
+}
+
+#[test]
+fn deleted_group_waits_for_no_claim() {
+    let mut world = claimed();
+    world.delete_group("in");
+    run(&mut world, MIN_WAIT);
+    assert!(world.groups.is_empty() && world.hosted.vips.is_empty(), "{:?}", world.hosted.vips.keys());
+}
+
+#[test]
+fn deleted_name_waits_for_its_successor_for_minutes_only() {
+    let mut world = claimed();
+    world.asleep.clear();
+    world.group("other", ingress());
+    world.ingress("late", "other", ("shop", "web"));
+    world.delete_ingress("shop");
+    // No replica of the other group ever serves it.
+    run(&mut world, 2 * MIN_WAIT);
+    assert!(world.hosted.vips.contains_key("svc:shop"), "it is served until then");
+    run(&mut world, MAX_WAIT);
+    assert!(!world.hosted.vips.contains_key("svc:shop"));
+    assert_eq!(world.ingresses.keys().map(|(_, name)| name.as_str()).collect::<Vec<_>>(), ["late"]);
+}
+
+#[test]
+fn object_with_an_invalid_group_does_not_keep_a_deleted_group() {
+    let mut world = claimed();
+    world.asleep.clear();
+    world.ingress("shop", "v/nas", ("shop", "web"));
+    world.settle();
+    assert!(world.hosted.vips.contains_key("svc:shop") && world.config("in").origins.contains_key("svc:shop"));
+    world.delete_group("in");
+    world.settle();
+    assert!(world.groups.is_empty() && world.hosted.vips.is_empty(), "{:?}", world.hosted.vips.keys());
+    assert!(world.ingresses.values().all(|stored| stored.metadata.finalizers.as_ref().is_none_or(Vec::is_empty)));
+    assert_eq!(world.event_count("InvalidIngressConfiguration"), 3, "by the group, at its deletion, and by no group");
+}
+
+#[test]
+fn repeated_claim_gets_no_new_deadline() {
+    let mut world = claimed();
+    world.delete_ingress("shop");
+    run(&mut world, MIN_WAIT);
+    let begun = world.config("in").leaving;
+    // The control plane is not asked yet: a name that no replica claims waits for it.
+    world.tailnet = TailnetState::Asking;
+    world.asleep.clear();
+    run(&mut world, MIN_WAIT);
+    assert_eq!((world.config("in").leaving, begun.len()), (begun.clone(), 1));
 }

@@ -21,7 +21,7 @@ use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::kinds::{concerns, pass, plan_with_memo};
-use crate::model::controller::policy::assignment::{AssignmentRules, GroupAssignment};
+use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels};
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, ExternalNameUpdate, GroupPlan, ObjectUpdate};
@@ -334,12 +334,14 @@ impl World {
         let is_first = |value: &Value| value["metadata"]["labels"][names::STANDBY].is_null();
         let sets = owned.iter().filter(|(object, value)| object.kind == Kind::StatefulSet && is_first(value));
         let sets = sets.map(|(object, _)| object.name.as_str());
+        let configs = owned.keys().filter(|object| object.kind == Kind::Secret);
+        let configs = configs.filter_map(|object| Some(object.name.strip_suffix(names::CONFIG_SECRET_SUFFIX)?.rsplit_once('-')?.0));
         let has_device = |set: &&str| {
             let state = self.objects.get(&ObjectRef::new(Kind::Secret, NS, names::replica(set, 0)));
             state.is_some_and(|state| state["data"]["device_id"].is_string())
         };
         let uid = self.parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
-        naming::workload(sets, has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
+        naming::workload(sets.chain(configs), has_device).map_or_else(|| naming::new_name(key, uid, 0), str::to_owned)
     }
 
     pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {

@@ -28,6 +28,8 @@ pub struct IngressConfigMap {
     pub origins: BTreeMap<String, Origin>,
     /// Certificates ordered within a week whose Secrets were deleted, by namespace.
     pub orders: BTreeMap<String, Ordered>,
+    /// Since when no replica's config has a leaving name that a replica still claims to advertise, in seconds since 1970.
+    pub leaving: BTreeMap<String, i64>,
 }
 
 /// Certificates: creation time of the Secret in seconds since 1970, and DNS name.
@@ -44,7 +46,8 @@ impl IngressConfigMap {
             (routes::ORIGINS, text(&self.origins)),
         ];
         let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
-        data.into_iter().chain(orders)
+        let leaving = (!self.leaving.is_empty()).then(|| (routes::LEAVING, text(&self.leaving)));
+        data.into_iter().chain(orders).chain(leaving)
     }
 
     /// Size of its values in bytes, plain or compressed; the API server accepts 1 MiB.
@@ -71,6 +74,7 @@ impl IngressConfigMap {
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
             orders: part(config_map, routes::ORDERS),
+            leaving: part(config_map, routes::LEAVING),
         }
     }
 

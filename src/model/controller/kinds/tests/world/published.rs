@@ -11,7 +11,7 @@ use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::{has_conditions, service_name};
 use crate::model::controller::ingress::standalone_certificate::grants;
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
-use crate::model::controller::policy::requests::{ingress_label, service_label};
+use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
 use crate::model::controller::workload::observed::RecordedCertificate;
@@ -194,8 +194,13 @@ impl World {
         let proxied = metadata.is_some_and(|stored| finalizers::has(stored, names::FINALIZER)) && claimant.source == PublishSource::Ingress;
         groups.extend((proxied && self.assignment.standalone.has(&key.0)).then(|| WorkloadKey::from(claimant)));
         let finalized = metadata.is_some_and(|stored| finalizers::has(stored, claimant.source.finalizer()));
-        let faulty = claimant.source == PublishSource::Ingress
-            && self.ingresses.get(&key).is_some_and(|stored| matches!(self.assignment.ingress(stored), GroupAssignment::Unusable(_)));
+        let faulty = match claimant.source {
+            PublishSource::Ingress => self.ingresses.get(&key).is_some_and(|stored| self.assignment.ingress(stored).is_faulty()),
+            PublishSource::Service => {
+                let own = |stored: &&Service| self.assignment.standalone.has(&key.0) && is_recorded(stored);
+                service.filter(|stored| !own(stored)).is_some_and(|stored| self.assignment.published(stored).is_faulty())
+            }
+        };
         let is_orphan = finalized && groups.iter().all(WorkloadKey::is_standalone);
         if is_orphan || (groups.is_empty() && (faulty || service.is_some_and(has_conditions))) {
             groups.insert(WorkloadKey::of_group(""));
