@@ -12,6 +12,7 @@ use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds::plan_with_memo;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::{GroupCapabilities, Observed, ServiceList, TailnetState};
@@ -58,6 +59,7 @@ pub(super) struct Cluster {
     watches: Vec<InformerWatch>,
     settings: Arc<GroupSettings>,
     memos: RefCell<BTreeMap<String, Memory>>,
+    schedule: EventSchedule,
     vips: BTreeMap<String, VipService>,
     listed: Option<Arc<ServiceList>>,
     now: i64,
@@ -124,6 +126,7 @@ impl Cluster {
             watches,
             settings: Arc::new(settings),
             memos: RefCell::default(),
+            schedule: EventSchedule::default(),
             vips: BTreeMap::new(),
             listed: None,
             now: 1_800_000_000,
@@ -223,7 +226,7 @@ impl Cluster {
         let plan = plan_with_memo(&observed, self.memos.borrow_mut().entry(key.to_owned()).or_default());
         self.act(key, &plan);
         // An Event may be repeated while a fault lasts.
-        GroupPlan { again: None, events: Vec::new(), ..plan } != GroupPlan::default()
+        GroupPlan { again: None, events: Vec::new(), faults: Vec::new(), ..plan } != GroupPlan::default()
     }
 
     /// Runs one pass over each key, then the kubelets and replicas.
@@ -261,7 +264,9 @@ impl Cluster {
     }
 
     fn act(&mut self, key: &str, plan: &GroupPlan) {
-        self.events.extend(plan.events.iter().map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
+        let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
+        self.events
+            .extend(plan.events.iter().chain(&lasting).map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
         if let Some(update) = &plan.group {
             if let Some(finalizers) = &update.finalizers {
                 self.patch("ProxyGroup", "", key, &json!({"metadata": {"finalizers": finalizers}}));
@@ -292,7 +297,8 @@ impl Cluster {
         let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
         let mut value = manifest.value.clone();
         if let Some(existing) = self.objects.get(&id).cloned() {
-            if self.cache.version(object).is_none() {
+            let is_unknown = self.cache.version(object).is_none() && !manifest.replaces();
+            if is_unknown || self.cache.foreign_object(&key.into(), object).is_some() {
                 self.cache.found(&key.into(), object.clone(), existing, Instant::now());
                 return false;
             }

@@ -350,7 +350,8 @@ fn state_secret_without_labels_keeps_its_group_ready() {
             let message = ready(&cluster)["message"].to_string();
             assert!(!message.contains("in the way"), "labels {labels}: {message}");
         }
-        assert!(cluster.settles(), "labels {labels}: {:?}", cluster.events);
+        let settles = cluster.settles();
+        assert!(settles, "labels {labels}: {:?} {:?}", cluster.events, &cluster.writes[cluster.writes.len() - 10..]);
         let condition = ready(&cluster);
         assert_eq!(condition["status"], "True", "labels {labels}: {}", condition["message"]);
         let replica = &cluster.observe(&cluster.cache, "eg").replicas[&0];

@@ -108,7 +108,7 @@ fn object_with_an_invalid_group_does_not_keep_a_deleted_group() {
     world.settle();
     assert!(world.groups.is_empty() && world.hosted.vips.is_empty(), "{:?}", world.hosted.vips.keys());
     assert!(world.ingresses.values().all(|stored| stored.metadata.finalizers.as_ref().is_none_or(Vec::is_empty)));
-    assert_eq!(world.event_count("InvalidIngressConfiguration"), 3, "by the group, at its deletion, and by no group");
+    assert_eq!(world.event_count("InvalidIngressConfiguration"), 2, "by the group and by no group");
 }
 
 #[test]
