@@ -238,7 +238,8 @@ impl ClusterCache {
         });
         for secret in states.chain(accounts).chain(certificates).cloned().collect::<Vec<_>>() {
             let name = secret["metadata"]["name"].as_str().unwrap_or_default();
-            owned.entry(ObjectRef::new(Kind::Secret, namespace, name)).or_insert(secret);
+            // It replaces what a failed write found of it.
+            owned.insert(ObjectRef::new(Kind::Secret, namespace, name), secret);
         }
         owned
     }
