@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod control_plane;
+pub mod device_index;
 pub mod finalizers;
 pub mod group_assignment;
 pub mod identity;

@@ -17,8 +17,8 @@ use tailyard::model::controller::group_assignment::{AssignmentRules, StandaloneS
 use tailyard::model::controller::identity::{DeviceId, DeviceName, DeviceRecord};
 use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
-    Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaConfig, ReplicaState, ServiceList,
-    TailnetState, pass,
+    Class, DeviceInputs, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaConfig, ReplicaState,
+    ServiceList, TailnetState, pass,
 };
 use tailyard::model::controller::standalone::{Parent, as_group, new_name};
 
@@ -66,6 +66,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,
+        devices: DeviceInputs::default(),
         denied: BTreeMap::new(),
     }
 }
@@ -269,7 +270,8 @@ fn standalone_ingress() -> (&'static str, Observed) {
         ..PublishInputs::default()
     };
     let state = ReplicaState { device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
-    let device = DeviceRecord { id: DeviceId::parse("n1").expect("an ID"), domain: Some("tail1234.ts.net".into()), tags: Vec::new() };
+    let record = json!({"id": "n1", "domain": "tail1234.ts.net", "name": "in-0.tail1234.ts.net", "addresses": ["100.64.0.1"]});
+    let device: DeviceRecord = serde_json::from_value(record).expect("a record");
     let config = ReplicaConfig { device: Some(device), ..ReplicaConfig::default() };
     let replica = ObservedReplica { state: Some(Arc::new(state)), config: Some(Arc::new(config)), ..ObservedReplica::default() };
     observed.replicas = BTreeMap::from([(0, replica)]);

@@ -13,6 +13,7 @@ use crate::model::controller::standalone::{is_recorded, key};
 
 mod actions;
 mod claims;
+mod device_records;
 mod egress;
 mod endpoints;
 mod handover;
@@ -34,15 +35,16 @@ mod validate;
 mod work;
 
 pub use actions::{
-    ClaimedDevice, ConfigDraft, ControlAction, Delete, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject,
+    ClaimedDevice, ConfigDraft, ControlAction, Delete, DeviceReport, ExternalNameUpdate, GroupPlan, GroupUpdate, Notice, ObjectUpdate,
+    Subject,
 };
 pub use handover::proxy_conflict;
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
 pub use observed::{
-    Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
-    ReplicaConfig, ReplicaState, ServiceList, TailnetState,
+    Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, GroupCapabilities, GroupSettings, NameConflict, Observed,
+    ObservedReplica, PublishInputs, ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_from_pod, is_lost, is_ready, lost_message};
 pub use slices::{MAX_SLICE_WRITES, is_manual};

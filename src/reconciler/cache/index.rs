@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::publishers::{self, PublishRequest};
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
+use crate::model::controller::device_index::DeviceIndex;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, ObjectRef, group_of};
 use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
@@ -33,6 +34,8 @@ pub(super) struct Indices {
     /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
+    /// Devices and joining host names of all config Secrets.
+    pub(super) devices: DeviceIndex,
 }
 
 #[derive(Debug, Default)]
@@ -135,6 +138,7 @@ impl ClusterCache {
                 }
             }
             CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
+            CachedObject::Config(_, config) => self.indices.devices.follow(&id.1, &config.entry(), came),
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
                 WatchRole::Owned(Kind::ConfigMap) => self.index_origins(id, value, came),

@@ -20,7 +20,8 @@ use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of, group_of};
 use crate::model::controller::proxyclass;
 use crate::model::controller::proxygroup::{
-    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState, is_lost,
+    Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList,
+    TailnetState, is_lost,
 };
 use crate::model::controller::standalone::{self, Parent};
 use crate::model::failover::ReplicaPod;
@@ -32,11 +33,12 @@ pub struct ControlPlaneView {
     pub denied: BTreeMap<String, ControlPlaneError>,
     pub listed: Option<Arc<ServiceList>>,
     pub approved: BTreeMap<DeviceId, Approved>,
+    pub device_reads: OrdMap<DeviceId, DeviceRead>,
 }
 
 impl ClusterCache {
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
-        let ControlPlaneView { tailnet, denied, listed, approved } = plane;
+        let ControlPlaneView { tailnet, denied, listed, approved, device_reads } = plane;
         let parent = self.standalone_parent(name);
         let group = match parent {
             Some(parent) => Some(Arc::new(standalone::as_group(parent, &settings.standalone_tenants))),
@@ -78,6 +80,7 @@ impl ClusterCache {
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
+            devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads },
             denied,
         }
     }

@@ -12,8 +12,8 @@ use tailyard::api::egress;
 use tailyard::model::controller::identity::DeviceId;
 use tailyard::model::controller::objects::{Kind, egress_config};
 use tailyard::model::controller::proxygroup::{
-    Class, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, PublishInputs, ReplicaState,
-    TailnetState, plan_with_memo,
+    Class, DeviceInputs, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, PublishInputs,
+    ReplicaState, TailnetState, plan_with_memo,
 };
 use tailyard::model::controller::tenancy::DefaultTenancy;
 
@@ -124,6 +124,7 @@ fn nothing() -> Observed {
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,
+        devices: DeviceInputs::default(),
         denied: BTreeMap::new(),
     }
 }

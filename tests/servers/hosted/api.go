@@ -33,6 +33,7 @@ type api struct {
 	keyTags  []string             // of every key that was made
 	gone     map[key.NodePublic]bool
 	expired  map[key.NodePublic]bool
+	created  map[key.NodePublic]time.Time
 	services map[string]service
 	refused  map[string]bool // service and node
 
@@ -56,6 +57,7 @@ type device struct {
 	Addresses  []string `json:"addresses"`
 	Tags       []string `json:"tags"`
 	Authorized bool     `json:"authorized"`
+	Created    string   `json:"created"` // RFC 3339 in whole seconds
 }
 
 type service struct {
@@ -70,7 +72,7 @@ type service struct {
 func newAPI(tailnet *testcontrol.Server, client, secret string) *api {
 	return &api{
 		tailnet: tailnet, client: client, secret: secret,
-		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{},
+		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{}, created: map[key.NodePublic]time.Time{},
 		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{}, lab: newLab(),
 	}
 }
@@ -328,18 +330,35 @@ func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
 // deviceOf describes a node. testcontrol does not report with which auth key a node joined, so one without tags has those of every key
 // that was made; the real API reports the tags of its own key.
 func (a *api) deviceOf(node *tailcfg.Node) device {
-	addresses := []string{}
-	for _, prefix := range node.Addresses {
-		addresses = append(addresses, prefix.Addr().String())
-	}
 	tags := append([]string{}, node.Tags...)
 	if len(tags) == 0 {
 		tags = append(tags, a.keyTags...)
 	}
 	return device{
 		ID: fmt.Sprint(int64(node.ID)), NodeID: string(node.StableID), Name: strings.TrimSuffix(node.Name, "."),
-		Hostname: node.Hostinfo.Hostname(), Addresses: addresses, Tags: tags, Authorized: node.MachineAuthorized,
+		Hostname: node.Hostinfo.Hostname(), Addresses: addressesOf(node), Tags: tags, Authorized: node.MachineAuthorized,
+		Created: a.createdAt(node).UTC().Format(time.RFC3339),
 	}
+}
+
+func addressesOf(node *tailcfg.Node) []string {
+	addresses := []string{}
+	for _, prefix := range node.Addresses {
+		addresses = append(addresses, prefix.Addr().String())
+	}
+	return addresses
+}
+
+// createdAt is when a node joined. testcontrol does not record that, so it is the time at which the node's key was seen first: a node that
+// joins again with another auth key has a new one.
+func (a *api) createdAt(node *tailcfg.Node) time.Time {
+	if !node.Created.IsZero() {
+		return node.Created
+	}
+	if _, seen := a.created[node.Key]; !seen {
+		a.created[node.Key] = time.Now()
+	}
+	return a.created[node.Key]
 }
 
 func answer(w http.ResponseWriter, value any) {

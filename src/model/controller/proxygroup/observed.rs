@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType, Tenant};
 use crate::api::vip::VipService;
+use crate::model::controller::device_index::DeviceIndex;
 use crate::model::controller::group_assignment::AssignmentRules;
 use crate::model::controller::identity::DeviceId;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner, UserCertificate};
@@ -74,6 +75,8 @@ pub struct Observed {
     pub waiting: Option<Arc<Pod>>,
     /// Other standalone proxies that are being replaced.
     pub replacements: usize,
+    /// Devices of all replicas, and earlier requests for devices.
+    pub devices: DeviceInputs,
     /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
 }
@@ -98,6 +101,22 @@ pub struct PublishInputs {
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
     pub approved: BTreeMap<DeviceId, Approved>,
+}
+
+/// Inputs for device checks.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceInputs {
+    pub index: DeviceIndex,
+    /// Last read of a device from the control plane, by this process.
+    pub reads: OrdMap<DeviceId, DeviceRead>,
+}
+
+/// The last read of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceRead {
+    pub at: Timestamp,
+    /// Number of reads since the last one that confirmed the replica's report.
+    pub unconfirmed: u32,
 }
 
 /// Approved routes of a device at a time.

@@ -14,8 +14,8 @@ use super::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::api::ingress::IngressService;
 use crate::model::controller::ingress_spec::L4Service;
 use crate::model::controller::objects::RenderContext;
+use crate::model::controller::proxygroup::device_records::claimed_device;
 use crate::model::controller::proxygroup::readiness::{elapsed, is_lost};
-use crate::model::controller::proxygroup::replicas::claimed_device;
 use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica};
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
 use super::{is_current, set_ref};
-use crate::api::condition::{PROXY_READY, reason};
+use crate::api::condition::{PROXY_READY, TRUE, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
@@ -42,6 +42,11 @@ impl ProxyCondition {
 
 /// Reports a Service whose objects are planned.
 pub(super) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &RenderContext<'_>) {
+    if keeps_report(work, service) {
+        let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, true);
+        work.pass.update(update);
+        return;
+    }
     let device = device(work, &shape.owner);
     let reached = device.as_ref().map(|(device, name)| (device, name.as_str()));
     let host = host(work, &shape.owner.group);
@@ -167,6 +172,16 @@ fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, f
     work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
 }
 
+/// Whether the report of a served Service stays, as the device of its live Pod has no complete record yet: after an upgrade, or a take-over
+/// while the control plane is away.
+fn keeps_report(work: &GroupPass<'_>, service: &Service) -> bool {
+    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let is_served = conditions::get(conditions, PROXY_READY).is_some_and(|condition| condition.status == TRUE);
+    let replica = work.observed.replicas.get(&0);
+    let is_live = replica.is_some_and(|replica| status::live_name(replica).is_some() && status::is_unread(replica));
+    is_served && is_live && work.faults.is_empty() && rejected_target(work).is_none()
+}
+
 /// Why the target is not served, as its proxy reports.
 fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
     let state = work.observed.replicas.get(&0)?.state.as_ref()?;
@@ -179,9 +194,9 @@ fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)
     let pod = replica.pod.as_deref()?;
     let object = set_ref(owner, pod);
     let is_current = is_current(work.owned(&object)?, pod) && !work.is_planned(&object);
-    let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
+    let name = replica.device_name()?.as_str().to_owned();
     let is_reached = is_current && rejected_target(work).is_none() && handover::joining(work.observed).is_none();
-    status::device(replica).filter(|_| is_reached).map(|device| (device, name))
+    status::device(replica, &[]).filter(|_| is_reached).map(|device| (device, name))
 }
 
 fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
@@ -215,6 +230,9 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
+        Some((true, true)) if replica.is_some_and(|replica| status::live_name(replica).is_some() && replica.claimed_record().is_none()) => {
+            "the control plane has not confirmed its device"
+        }
         Some((true, true)) => "its Pod is not ready, or is being replaced",
         Some((true, false)) => "its Pod has not logged in to the tailnet",
         _ => "its Pod does not exist",

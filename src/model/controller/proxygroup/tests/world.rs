@@ -17,25 +17,28 @@ use serde_json::{Value, json};
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
+use crate::model::controller::device_index::DeviceIndex;
 use crate::model::controller::group_assignment::{AssignmentRules, GroupAssignment};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, ServiceOwner, UserCertificate};
 use crate::model::controller::objects::{ChildSlice, IngressConfigMap, Kind, Manifest, ObjectRef, SliceWrite, egress_config, group_of};
 use crate::model::controller::proxygroup::{
-    ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, ExternalNameUpdate, GroupCapabilities, GroupPlan, GroupSettings,
-    Memory, ObjectUpdate, Observed, ObservedReplica, Replacements, TailnetState, concerns, is_manual, pass, plan_with_memo,
+    ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, DeviceInputs, DeviceRead, ExternalNameUpdate, GroupCapabilities,
+    GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, Replacements, TailnetState, concerns, is_manual, pass,
+    plan_with_memo,
 };
 use crate::model::controller::standalone;
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 
+mod devices;
 mod look;
 mod published;
 mod replicas;
 mod server;
 mod slices;
 
+pub(super) use devices::device_id;
 pub(super) use published::{Hosted, claimant};
-pub(super) use replicas::device_id;
 
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
@@ -52,6 +55,9 @@ pub(super) struct World {
     pub(super) objects: BTreeMap<ObjectRef, Arc<Value>>,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) devices: BTreeMap<DeviceId, Device>,
+    pub(super) device_reads: imbl::OrdMap<DeviceId, DeviceRead>,
+    /// Number of requests for a device.
+    pub(super) device_requests: u32,
     pub(super) denied: BTreeMap<String, ControlPlaneError>,
     /// Created keys that are neither used nor revoked.
     pub(super) keys: BTreeSet<KeyId>,
@@ -137,6 +143,8 @@ impl World {
             objects: BTreeMap::new(),
             pods: BTreeMap::new(),
             devices: BTreeMap::new(),
+            device_reads: imbl::OrdMap::new(),
+            device_requests: 0,
             names_before: 0,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
@@ -273,6 +281,7 @@ impl World {
             publish: self.publishing(name),
             waiting,
             replacements: self.memory.replacements.besides(name),
+            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone() },
             denied: self.denied.clone(),
         }
     }
