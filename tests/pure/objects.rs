@@ -269,8 +269,9 @@ fn standalone_ingress() -> (&'static str, Observed) {
         backends: [(id("web"), Arc::new(serde_json::from_value(web).expect("a Service")))].into(),
         ..PublishInputs::default()
     };
-    let state = ReplicaState { device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
-    let record = json!({"id": "n1", "domain": "tail1234.ts.net", "name": "in-0.tail1234.ts.net", "addresses": ["100.64.0.1"]});
+    let device_id = DeviceId::parse("n1");
+    let state = ReplicaState { device_id, device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
+    let record = json!({"id": "n1", "domain": "tail1234.ts.net", "name": "app.tail1234.ts.net", "addresses": ["100.64.0.1"]});
     let device: DeviceRecord = serde_json::from_value(record).expect("a record");
     let config = ReplicaConfig { device: Some(device), ..ReplicaConfig::default() };
     let replica = ObservedReplica { state: Some(Arc::new(state)), config: Some(Arc::new(config)), ..ObservedReplica::default() };

@@ -101,7 +101,7 @@ impl ControlPlanes {
         }
         let found = found?.ok_or_else(|| Denied::UnknownDevice(id.clone()))?;
         let record = DeviceRecord::new(id, found, domain);
-        self.devices.record(tailnet, &record.id, record.is_complete() && report.agrees(&record));
+        self.devices.record(tailnet, &record.id, report.confirms(&record, domain));
         Ok(record)
     }
 }

@@ -126,9 +126,10 @@ func (a *api) addNode(id, hostname string) {
 	six := netip.MustParseAddr(fmt.Sprintf("fd7a:115c:a1e0::100:%x", a.made))
 	a.lab.nodes = append(a.lab.nodes, &tailcfg.Node{
 		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: name, Tags: []string{"tag:k8s"},
-		Key: key.NewNode().Public(), Hostinfo: info, MachineAuthorized: true, Created: time.Now(),
+		Key: key.NewNode().Public(), Hostinfo: info, MachineAuthorized: true,
 		Addresses: []netip.Prefix{netip.PrefixFrom(four, 32), netip.PrefixFrom(six, 128)},
 	})
+	a.nodes() // It has joined now.
 }
 
 // scripted records requests, fails those that tests have scripted, and passes all others on.

@@ -103,6 +103,11 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
+    /// Whether a new record needs no other read soon: it agrees, and is complete or lacks only a domain.
+    pub fn confirms(&self, record: &DeviceRecord, domain: Option<&str>) -> bool {
+        self.agrees(record) && (record.is_complete() || (domain.is_none() && !record.addresses.is_empty()))
+    }
+
     /// Whether a record has everything that is reported.
     pub fn agrees(&self, record: &DeviceRecord) -> bool {
         (self.name.is_none() || self.name == record.name) && (self.addresses.is_empty() || self.addresses.matches(&record.addresses))

@@ -33,8 +33,9 @@ pub(super) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordina
     let recorded = replica.device();
     let is_recorded = recorded.is_some_and(|record| record.id == id);
     let report = DeviceReport { name: state.device_name.clone(), addresses: state.device_ips.clone() };
+    let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
     let may_ask = match recorded {
-        Some(record) if is_recorded => (!record.is_complete() || !report.agrees(record)) && is_due(work, record),
+        Some(record) if is_recorded => is_outdated(work, record, &report, domain.as_deref()) && is_due(work, record),
         _ => !is_foreign(work, &shape.owner, ordinal, &id),
     };
     if !may_ask {
@@ -45,13 +46,19 @@ pub(super) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordina
     } else {
         expected_claim(work, &shape.owner, ordinal, replica)
     };
-    let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
     let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
     work.pass.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
 }
 
 fn claimed_domain(state: &ReplicaState) -> Option<&str> {
     Some(state.device_name.as_ref()?.domain())
+}
+
+/// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for
+/// want of a domain.
+fn is_outdated(work: &GroupPass<'_>, record: &DeviceRecord, report: &DeviceReport, domain: Option<&str>) -> bool {
+    let has_domain = domain.is_some() || can(work, |capabilities| capabilities.services);
+    !report.agrees(record) || (!record.is_complete() && (has_domain || record.addresses.is_empty()))
 }
 
 /// Whether a recorded device may be read again now; else the pass is repeated when it may.

@@ -82,8 +82,8 @@ fn addresses_that_a_pod_invents_are_not_shown() {
             }
             world.rounds(3);
             assert_eq!(shown(&world, "shop"), before.0, "{addresses} {name}");
-            let kept = |device: &&crate::api::proxygroup::TailnetDevice| before.1.contains(device);
-            assert_eq!(devices(&world).iter().filter(kept).count(), devices(&world).len(), "{addresses} {name}");
+            let was_shown = |device: &&crate::api::proxygroup::TailnetDevice| before.1.contains(device);
+            assert_eq!(devices(&world).iter().filter(was_shown).count(), devices(&world).len(), "{addresses} {name}");
         }
     }
 }
@@ -244,10 +244,10 @@ fn report_that_is_not_confirmed_is_read_ever_less_often() {
     for minute in 0..60 {
         let name = format!("invented-{minute}.tail1234.ts.net.");
         write(&mut world, &proxy, &[("device_fqdn", &name)]);
-        let asked = world.device_requests;
+        let requests = world.device_requests;
         world.pass("default/shop");
         world.now += 60;
-        minutes.push(world.device_requests - asked);
+        minutes.push(world.device_requests - requests);
     }
     let (first, rest) = minutes.split_at(20);
     assert!(rest.iter().sum::<u32>() <= 4, "{first:?} {rest:?}");

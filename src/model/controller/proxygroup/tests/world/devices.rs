@@ -45,7 +45,7 @@ impl World {
         let found = self.devices.get(&device.id).filter(|_| recorded.as_ref().is_none_or(is_free));
         let found = found.filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
         let record = found.map(|found| DeviceRecord::new(device.id.clone(), found, domain.as_deref()));
-        let is_confirmed = record.as_ref().is_some_and(|record| record.is_complete() && report.agrees(record));
+        let is_confirmed = record.as_ref().is_some_and(|record| report.confirms(record, domain.as_deref()));
         let before = self.device_reads.get(&device.id).map_or(0, |read| read.unconfirmed);
         let unconfirmed = if is_confirmed { 0 } else { before + 1 };
         self.device_reads.insert(device.id.clone(), DeviceRead { at: self.time(), unconfirmed });
@@ -71,16 +71,16 @@ impl World {
     /// Every address in a planned status is that of a record or of a Tailscale Service, or was shown before; names of devices likewise.
     pub(super) fn check_addresses(&self, key: &str, made: &GroupPlan) {
         let records = self.device_records();
-        let mut known: BTreeSet<String> = records.values().flat_map(|record| record.addresses.texts()).collect();
+        let mut permitted: BTreeSet<String> = records.values().flat_map(|record| record.addresses.texts()).collect();
         let names = records.values().filter_map(|record| record.name.as_ref());
-        known.extend(names.flat_map(|name| [name.as_str().to_owned(), name.host().to_owned()]));
+        permitted.extend(names.flat_map(|name| [name.as_str().to_owned(), name.host().to_owned()]));
         let status = made.group.as_ref().and_then(|update| update.status.as_ref());
         let shown_before = |status: &crate::api::proxygroup::ProxyGroupStatus| status.devices.clone();
         let before = self.groups.values().filter_map(|group| group.status.as_ref()).flat_map(shown_before);
-        known.extend(before.flat_map(|device| device.tailnet_ips.into_iter().chain([device.hostname])));
+        permitted.extend(before.flat_map(|device| device.tailnet_ips.into_iter().chain([device.hostname])));
         for device in status.into_iter().flat_map(|status| &status.devices) {
             for shown in device.tailnet_ips.iter().chain([&device.hostname]) {
-                assert!(known.contains(shown), "{shown} is of no record: {known:?}");
+                assert!(permitted.contains(shown), "{shown} is of no record: {permitted:?}");
             }
         }
         // A group shows addresses of Tailscale Services or of the cluster.
@@ -89,7 +89,7 @@ impl World {
             let entries = update.load_balancer.as_ref().and_then(|balancer| balancer["ingress"].as_array());
             for entry in entries.into_iter().flatten() {
                 for shown in ["ip", "hostname"].into_iter().filter_map(|field| entry[field].as_str()) {
-                    assert!(known.contains(shown), "{shown} is of no record: {known:?}");
+                    assert!(permitted.contains(shown), "{shown} is of no record: {permitted:?}");
                 }
             }
         }
