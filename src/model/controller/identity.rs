@@ -357,7 +357,7 @@ mod tests {
             (&["tag:k8s", "tag:b"], Err(Mismatch::OtherTags)),
             (&[], Err(Mismatch::OtherTags)),
         ] {
-            let joined = Device { created: time(1_000), ..device("pg-0", tags) };
+            let joined = Device { created: Some(time(1_000)), ..device("pg-0", tags) };
             for binding in [Binding::Minted(mint()), Binding::Adopted] {
                 assert_eq!(expected(binding.clone()).check(&id("n1"), &joined), result, "{tags:?} {binding:?}");
             }
@@ -374,17 +374,17 @@ mod tests {
             ..device("pg-0", &["tag:k8s"])
         };
         for (created, key, result) in [
-            (time(999), None, Err(Mismatch::Time)),
-            (time(1_000), None, Ok(())),
-            (time(1_000 + 3_600), None, Ok(())),
-            (time(1_000 + 3_661), None, Err(Mismatch::Time)),
+            (Some(time(999)), None, Err(Mismatch::Time)),
+            (Some(time(1_000)), None, Ok(())),
+            (Some(time(1_000 + 3_600)), None, Ok(())),
+            (Some(time(1_000 + 3_661)), None, Err(Mismatch::Time)),
             (None, None, Err(Mismatch::Time)),
-            (time(999), Some("k1"), Ok(())),
-            (time(1_000), Some("k2"), Err(Mismatch::Key)),
+            (Some(time(999)), Some("k1"), Ok(())),
+            (Some(time(1_000)), Some("k2"), Err(Mismatch::Key)),
         ] {
             assert_eq!(expected.check(&id("n1"), &joined(created, key)), result, "{created:?} {key:?}");
         }
-        assert_eq!(expected.check(&id("nOld"), &joined(time(1), None)), Ok(()), "the recorded device that it replaces");
+        assert_eq!(expected.check(&id("nOld"), &joined(Some(time(1)), None)), Ok(()), "the recorded device that it replaces");
     }
 
     #[test]
@@ -414,8 +414,8 @@ mod tests {
         DeviceId::parse(text).expect("an ID")
     }
 
-    fn time(second: i64) -> Option<Timestamp> {
-        Some(Timestamp::from_second(second).expect("a time"))
+    fn time(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
     }
 
     fn mint() -> KeyMint {
