@@ -84,7 +84,7 @@ impl Denied {
             Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
             Self::Refused(error) => error.retry_after(),
             Self::TooOften { wait, .. } => Some(*wait),
-            Self::Concurrent { .. } => Some(devices::RESERVATION),
+            Self::Concurrent { .. } => Some(devices::RETRY),
         }
     }
 }

@@ -15,8 +15,10 @@ use super::{ControlPlanes, Denied};
 use crate::model::controller::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
 use crate::model::controller::proxygroup::{ClaimedDevice, DeviceRead, DeviceReport};
 
-/// Time after which the cache has the result of a request.
-pub(super) const RESERVATION: Duration = Duration::from_secs(30);
+/// Time after which the snapshot of each pass has the result of a request.
+const RESERVATION: Duration = Duration::from_secs(10);
+/// Time after which a replica repeats a request that another one's reservation has delayed.
+pub(super) const RETRY: Duration = Duration::from_secs(2);
 
 type Tailnet = Option<String>;
 
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn reservation_is_of_one_replica_for_half_a_minute() {
+    async fn reservation_is_of_one_replica_until_it_ends() {
         let controls = ControlPlanes::new(true);
         let reserve = |tailnet, hostname: &str, replica| controls.reserve_hostname(tailnet, hostname, replica).is_ok();
         assert_eq!([reserve(None, "shop", "a-0"), reserve(None, "shop", "a-0"), reserve(None, "Shop", "b-0")], [true, true, false]);

@@ -55,8 +55,7 @@ fn addresses_and_name_that_a_pod_invents_are_not_shown() {
         until_async("the device is read again", DEADLINE, async || reads() > before).await;
         SERVICE.quiet(&stage, &running, &stage.users(), "shop").await;
         assert_eq!(shown(&stage, "shop").await, whole);
-        let written: Vec<_> = stage.cluster.writes().into_iter().filter(|write| write.contains("shop/status")).collect();
-        assert!(!written.is_empty() && reads() <= before + 3, "{written:?} {}", reads());
+        assert!(reads() <= before + 3, "a report that is not confirmed is read ever less often: {}", reads());
     });
 }
 
