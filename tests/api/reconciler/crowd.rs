@@ -86,6 +86,7 @@ fn many_standalone_services_cost_few_requests_and_a_new_leader_writes_nothing() 
         SERVICE.quiet(&stage, &next, &stage.users(), "s0").await;
         assert_eq!(stage.cluster.writes().split_off(writes.len()), [""; 0], "nothing has changed");
         assert_eq!(reads(), number, "none at rest, and none of a new leader");
-        assert!(kinds.values().sum::<usize>() <= 14 * number, "{kinds:#?}");
+        // The device is recorded before the Service is ready.
+        assert!(kinds.values().sum::<usize>() <= 15 * number, "{kinds:#?}");
     });
 }

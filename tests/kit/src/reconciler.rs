@@ -38,6 +38,8 @@ pub struct Stage {
     pub hosted: Hosted,
     pub client: Client,
     place: TempDir,
+    /// First letter of the IDs of its devices.
+    ids: char,
 }
 
 /// A running reconciler, which is killed with the value.
@@ -67,7 +69,7 @@ pub fn bare(test: impl AsyncFnOnce(Stage) + Send) {
 
 impl Stage {
     async fn on(cluster: Cluster, hosted: Hosted) -> Self {
-        let stage = Self { client: cluster.admin(), hosted, cluster, place: TempDir::new().expect("a directory") };
+        let stage = Self { client: cluster.admin(), hosted, cluster, place: TempDir::new().expect("a directory"), ids: 'n' };
         stage.grant("cluster.yaml", "").await;
         stage.grant("namespace.yaml", "").await;
         stage.credential("id", CLIENT.0);
@@ -77,7 +79,7 @@ impl Stage {
 
     /// Another cluster, in the same tailnet.
     pub async fn second(&self) -> Self {
-        let stage = Self::on(Cluster::second().await, self.hosted.clone()).await;
+        let stage = Self { ids: 'm', ..Self::on(Cluster::second().await, self.hosted.clone()).await };
         stage.define_all().await;
         stage
     }
@@ -255,7 +257,7 @@ impl Stage {
         let name = pod.name_any();
         let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
         eventually_async("the state Secret", DEADLINE, there, |there| *there).await;
-        self.log_in(&pod, &format!("n{group}{ordinal}"), &name).await;
+        self.log_in(&pod, &format!("{}{group}{ordinal}", self.ids), &name).await;
     }
 
     /// Simulates a tailscaled: once its Pod has an auth key, or had a device before, the device joins the tailnet, and the Pod reports it.

@@ -15,6 +15,7 @@ use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::objects::{Owner, RenderContext, covers};
+use crate::model::controller::proxygroup::actions::device_of_replica;
 use crate::model::controller::proxygroup::replicas::other_tags;
 use crate::model::controller::proxygroup::services::{external_name, host, is_child, own_name, restored};
 use crate::model::controller::proxygroup::status;
@@ -230,14 +231,21 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
-        Some((true, true)) if replica.is_some_and(|replica| status::live_name(replica).is_some() && replica.claimed_record().is_none()) => {
-            "the control plane has not confirmed its device"
+        Some((true, true)) if replica.is_some_and(is_unconfirmed) => {
+            // The request is in progress unless it was denied: no write for that.
+            let is_denied = work.observed.denied.contains_key(&device_of_replica(0));
+            if is_denied { "the control plane has not confirmed its device" } else { "its Pod has not logged in to the tailnet" }
         }
         Some((true, true)) => "its Pod is not ready, or is being replaced",
         Some((true, false)) => "its Pod has not logged in to the tailnet",
         _ => "its Pod does not exist",
     };
     ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.group))
+}
+
+/// Whether a live Pod claims a device without a complete record.
+fn is_unconfirmed(replica: &ObservedReplica) -> bool {
+    status::live_name(replica).is_some() && replica.claimed_record().is_none()
 }
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
