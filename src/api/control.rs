@@ -49,6 +49,9 @@ pub struct CreatedKey {
     pub id: String,
     /// The secret, returned only once.
     pub key: String,
+    /// Creation time, RFC 3339.
+    #[serde(default, alias = "createdAt")]
+    pub created: Option<String>,
 }
 
 /// Error response of Tailscale's API or headscale.
@@ -96,6 +99,10 @@ pub struct TailscaleDevice {
     pub name: String,
     /// Tags; absent for a device of a user.
     pub tags: Vec<String>,
+    /// Addresses in the tailnet.
+    pub addresses: Vec<String>,
+    /// Creation time, RFC 3339; empty for a device of another tailnet.
+    pub created: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -103,8 +110,22 @@ pub struct TailscaleDevice {
 pub struct HeadscaleNode {
     /// Host name that its tailscaled reports.
     pub name: String,
+    /// First label of its DNS name, unique in the tailnet. The API has no domain.
+    pub given_name: String,
     /// Tags; empty for a node of a user.
     pub tags: Vec<String>,
+    pub ip_addresses: Vec<String>,
+    /// Creation time, RFC 3339.
+    pub created_at: String,
+    /// Key that it joined with; absent if that was deleted.
+    pub pre_auth_key: Option<PreAuthKeyRef>,
     /// Prefixes that are routed to it if it advertises them.
     pub approved_routes: BTreeSet<String>,
+}
+
+/// A pre-auth key as headscale's nodes name it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PreAuthKeyRef {
+    pub id: String,
 }

@@ -121,6 +121,8 @@ pub const OWN_CERTIFICATE: &str = "tailyard.io/allow-ingress-tls";
 pub const CERTIFICATE_NAMESPACES: &str = "tailyard.io/namespaces";
 /// Ours, annotation of the config Secret: ID of its auth key.
 pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
+/// Ours, annotation of the config Secret: the last auth key that was created for the replica, without the secret, JSON.
+pub const AUTH_KEY: &str = "tailyard.io/auth-key";
 /// Ours, annotation of the config Secret: verified record of the replica's device, JSON.
 pub const DEVICE: &str = "tailyard.io/device";
 

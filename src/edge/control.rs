@@ -14,15 +14,17 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
 use self::headscale::Headscale;
 use self::http::ControlHttp;
 use self::tailscale::Tailscale;
+use crate::api::control::CreatedKey;
 use crate::api::vip::VipService;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::workload::control_plane::Capabilities;
-use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Address and credentials of a control plane, and limits of calls.
@@ -62,6 +64,8 @@ pub enum IdentityToken {
 pub struct AuthKey {
     pub id: KeyId,
     pub key: Secret,
+    /// Creation time by the control plane's clock, if it reports that.
+    pub created: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone)]
@@ -77,8 +81,8 @@ impl Rate {
 }
 
 impl ControlClient {
-    /// Lifetime of an auth key: a starting Pod needs seconds.
-    pub const KEY_LIFE: Duration = Duration::from_hours(1);
+    /// Lifetime of an auth key.
+    pub const KEY_LIFE: Duration = KEY_LIFETIME;
 
     /// Creates a client without I/O to the server. Fails if the URL or the CA file is unusable.
     pub fn new(settings: ControlSettings) -> Result<Self, ControlError> {
@@ -179,7 +183,7 @@ impl ControlClient {
             Err(error) => return error.absent().map(|()| None),
         };
         let mismatch = |mismatch| ControlError::Mismatch { call: "check a device", id: id.clone(), mismatch };
-        expected.check(&device).map_err(mismatch).map(|()| Some(device))
+        expected.check(id, &device).map_err(mismatch).map(|()| Some(device))
     }
 
     /// Deletes a device if it is the expected one. A missing device is no error.
@@ -195,7 +199,9 @@ impl ControlClient {
     }
 }
 
-/// Converts the ID of a new auth key.
-fn key_id(id: String) -> Result<KeyId, ControlError> {
-    KeyId::try_from(id).map_err(|error| ControlError::Answer { call: "make an auth key", source: serde::de::Error::custom(error) })
+/// Converts a new auth key.
+fn auth_key(CreatedKey { id, key, created }: CreatedKey) -> Result<AuthKey, ControlError> {
+    let invalid = |error| ControlError::Answer { call: "make an auth key", source: serde::de::Error::custom(error) };
+    let id = KeyId::try_from(id).map_err(invalid)?;
+    Ok(AuthKey { id, key: Secret::new(key), created: created.and_then(|created| created.parse().ok()) })
 }

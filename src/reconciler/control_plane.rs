@@ -15,9 +15,10 @@ use crate::edge::control::{AuthKey, ControlClient, ControlError, ControlSettings
 use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
 use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::control_plane::Bucket;
-use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::workload::identity::{DeviceId, KeyId};
 use crate::model::controller::workload::observed::{ControlPlaneError, GroupCapabilities, TailnetState};
 
+pub mod devices;
 mod routes;
 mod services;
 
@@ -56,6 +57,9 @@ pub enum Denied {
     /// A replica claims a device that does not exist in the control plane.
     #[error("the replica claims device {0}, which the control plane does not know")]
     UnknownDevice(DeviceId),
+    /// Another replica's request for the same device or host name has just been sent.
+    #[error("{what}: another replica's request for {subject} is in progress")]
+    Concurrent { what: &'static str, subject: String },
     /// The group's replicas request new keys faster than they can have failed; the next request is permitted after `wait`.
     #[error("{group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)")]
     TooOften { group: String, wait: Duration },
@@ -69,6 +73,7 @@ impl Denied {
             Self::Refused(error) => error.reason(),
             Self::Claim { .. } => "DeviceClaimed",
             Self::UnknownDevice(_) => "DeviceUnknown",
+            Self::Concurrent { .. } => "Concurrent",
             Self::TooOften { .. } => "TooOften",
         }
     }
@@ -81,7 +86,7 @@ impl Denied {
                 format!("The replicas of {group} ask for one auth key after the other: see their logs for why their login fails.")
             }
             Self::Unavailable(why) => why.clone(),
-            Self::Claim { .. } | Self::UnknownDevice(_) => format!("{self}."),
+            Self::Claim { .. } | Self::UnknownDevice(_) | Self::Concurrent { .. } => format!("{self}."),
         }
     }
 
@@ -91,6 +96,7 @@ impl Denied {
             Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
             Self::Refused(error) => error.retry_after(),
             Self::TooOften { wait, .. } => Some(*wait),
+            Self::Concurrent { .. } => Some(devices::RETRY),
         }
     }
 }
@@ -116,6 +122,7 @@ pub struct ControlPlanes {
     begin: std::sync::OnceLock<Instant>,
     listed: services::Lists,
     routes: routes::ApprovedRoutes,
+    devices: devices::DeviceRequests,
 }
 
 impl ControlPlanes {
@@ -170,6 +177,7 @@ impl ControlPlanes {
         if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
             self.listed.forget(tailnet);
             self.routes.forget(tailnet);
+            self.devices.forget(tailnet);
         }
         let capabilities = GroupCapabilities { services: client.capabilities().services, ..CAPABLE };
         let state = TailnetState::Ready { server_url, capabilities };
@@ -215,8 +223,7 @@ impl ControlPlanes {
         }
     }
 
-    /// Creates an auth key, after deleting the device that it replaces. The request counts against the workload's
-    /// rate.
+    /// Creates an auth key for a replica, after deleting the device that it replaces. The request counts against the workload's rate.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
@@ -243,27 +250,8 @@ impl ControlPlanes {
     pub async fn delete_device(&self, tailnet: Option<&str>, device: &ClaimedDevice) -> Result<(), Denied> {
         self.plane(tailnet)?.delete_device(&device.id, &device.expected).await?;
         self.routes.gone(tailnet, &device.id);
+        self.devices.gone(tailnet, &device.id);
         Ok(())
-    }
-
-    /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
-    /// longer exists. `domain` is used if the control plane reports none.
-    pub async fn check_device(
-        &self,
-        tailnet: Option<&str>,
-        device: ClaimedDevice,
-        domain: Option<String>,
-        recorded: Option<&DeviceId>,
-    ) -> Result<DeviceRecord, Denied> {
-        let client = self.plane(tailnet)?;
-        if let Some(recorded) = recorded.filter(|recorded| **recorded != device.id)
-            && client.device(recorded, &device.expected).await?.is_some()
-        {
-            return Err(Denied::Claim { claimed: device.id, recorded: recorded.clone() });
-        }
-        let found = client.device(&device.id, &device.expected).await?;
-        let Device { tags, domain: reported, .. } = found.ok_or_else(|| Denied::UnknownDevice(device.id.clone()))?;
-        Ok(DeviceRecord { id: device.id, domain: reported.or(domain), tags })
     }
 
     fn plane(&self, tailnet: Option<&str>) -> Result<ControlClient, Denied> {

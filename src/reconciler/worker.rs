@@ -173,6 +173,7 @@ impl Worker {
                 denied: self.controls.denials(key),
                 listed: self.controls.listed(tailnet),
                 approved: self.controls.approved(tailnet),
+                device_reads: self.controls.device_reads(tailnet),
             };
             let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, IdentityToken, Rate};
-use tailyard::model::controller::workload::identity::{DeviceId, ExpectedDevice, KeyId};
+use tailyard::model::controller::workload::identity::{Binding, DeviceId, DeviceLabel, DeviceName, ExpectedDevice, KeyId, KeyMint};
 use tailyard::model::tailnet::supervise::Secret;
 
 use kit::hosted::{CLIENT, DOMAIN, Fault, Hosted};
@@ -33,7 +33,7 @@ fn id(text: &str) -> DeviceId {
 }
 
 fn expected(hostname: &str) -> ExpectedDevice {
-    ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags() }
+    ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags(), ..ExpectedDevice::default() }
 }
 
 #[tokio::test]
@@ -72,8 +72,30 @@ async fn device_of_another_host_or_other_tags_is_not_deleted() {
     }
     assert_eq!(hosted.devices(), BTreeSet::from(["nVictim".to_owned()]));
     let found = control.device(&id("nVictim"), &expected("payroll-0")).await.expect("an answer").expect("a device");
-    assert_eq!((found.domain.as_deref(), found.tags), (Some(DOMAIN), tags()));
+    assert_eq!(found.tags, tags());
     assert!(hosted.all_calls().iter().all(|call| !call.starts_with("DELETE")), "{:?}", hosted.all_calls());
+}
+
+#[tokio::test]
+async fn device_has_name_and_addresses_and_is_bound_to_its_key_by_time() {
+    let (hosted, control) = start().await;
+    hosted.add_device("nOld", "eg-0");
+    let old = control.device(&id("nOld"), &expected("eg-0")).await.expect("an answer").expect("a device");
+    // Both times are whole seconds of the control plane's clock.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let key = control.mint_key(&tags(), "eg-0").await.expect("a key");
+    let created = key.created.expect("a time");
+    let mint = KeyMint { id: key.id, created: created.as_second(), tags: tags(), hostname: "eg-0".to_owned(), previous: None };
+    hosted.add_device("nNew", "eg-0");
+    let minted = |tags: Vec<String>| ExpectedDevice { binding: Binding::Minted(KeyMint { tags, ..mint.clone() }), ..expected("eg-0") };
+    let found = control.device(&id("nNew"), &minted(tags())).await.expect("an answer").expect("a device");
+    let whole = DeviceName::parse(&format!("eg-0.{DOMAIN}")).expect("a name");
+    assert_eq!((&found.name, found.addresses.texts()), (&DeviceLabel::Whole(whole), hosted.addresses("nNew")));
+    assert!(found.addresses.texts() != old.addresses.texts() && found.addresses.iter().count() == 2, "{found:?}");
+    for (device, tags) in [("nOld", tags()), ("nNew", vec!["tag:other".to_owned()])] {
+        let refused = control.device(&id(device), &minted(tags)).await.expect_err("not of this key");
+        assert_eq!(refused.reason(), "Mismatch", "{device}");
+    }
 }
 
 #[tokio::test]
@@ -230,6 +252,15 @@ fn headscale_mints_working_keys_and_deletes_devices() {
         "--timeout=40s",
     ]);
     let (id, expected) = (id(&tailnet.node_id("eg-0").to_string()), expected("eg-0"));
+    let mint = |key: &KeyId| KeyMint { id: key.clone(), created: 0, tags: tags(), hostname: "eg-0".to_owned(), previous: None };
+    let with_key = |key: &KeyId| ExpectedDevice { binding: Binding::Minted(mint(key)), ..expected.clone() };
+    let [of_key, of_other] = [key.id.clone(), KeyId::parse("999").expect("an ID")].map(|key| with_key(&key));
+    let found = machine.node.ns.block_on(async || (control.device(&id, &of_key).await, control.device(&id, &of_other).await));
+    let (found, refused) = found.expect("the namespace");
+    let found = found.expect("an answer").expect("a device");
+    assert_eq!((&found.name, &found.key), (&DeviceLabel::Host("eg-0".to_owned()), &Some(key.id.clone())), "{found:?}");
+    assert!(!found.addresses.is_empty() && found.created.is_some(), "{found:?}");
+    assert_eq!(refused.expect_err("another key").reason(), "Mismatch");
     let routes = |list: &[&str]| list.iter().map(|route| (*route).to_owned()).collect::<BTreeSet<_>>();
     let (own, others, none) = (routes(&["10.9.0.1/32"]), routes(&["10.7.0.0/16"]), BTreeSet::new());
     tailnet.headscale(&["nodes", "approve-routes", "-i", id.as_str(), "-r", "10.7.0.0/16"]);

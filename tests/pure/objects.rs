@@ -20,7 +20,9 @@ use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, Devi
 use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::naming::new_name;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
-use tailyard::model::controller::workload::observed::{Class, GroupCapabilities, Observed, PublishInputs, ServiceList, TailnetState};
+use tailyard::model::controller::workload::observed::{
+    Class, DeviceInputs, GroupCapabilities, Observed, PublishInputs, ServiceList, TailnetState,
+};
 use tailyard::model::controller::workload::settings::GroupSettings;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
 
@@ -69,6 +71,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,
+        devices: DeviceInputs::default(),
         denied: BTreeMap::new(),
     }
 }
@@ -273,8 +276,10 @@ fn standalone_ingress() -> (&'static str, Observed) {
         backends: [(id("web"), Arc::new(serde_json::from_value(web).expect("a Service")))].into(),
         ..PublishInputs::default()
     };
-    let state = ReplicaState { device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
-    let device = DeviceRecord { id: DeviceId::parse("n1").expect("an ID"), domain: Some("tail1234.ts.net".into()), tags: Vec::new() };
+    let device_id = DeviceId::parse("n1");
+    let state = ReplicaState { device_id, device_name: DeviceName::parse("app.tail1234.ts.net."), ..ReplicaState::default() };
+    let record = json!({"id": "n1", "domain": "tail1234.ts.net", "name": "app.tail1234.ts.net", "addresses": ["100.64.0.1"]});
+    let device: DeviceRecord = serde_json::from_value(record).expect("a record");
     let config = ReplicaConfig { device: Some(device), ..ReplicaConfig::default() };
     let replica = ObservedReplica { state: Some(Arc::new(state)), config: Some(Arc::new(config)), ..ObservedReplica::default() };
     observed.replicas = BTreeMap::from([(0, replica)]);

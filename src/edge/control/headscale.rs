@@ -6,9 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
 use super::http::ControlHttp;
-use super::{AuthKey, ControlClient, ControlError, key_id};
+use super::{AuthKey, ControlClient, ControlError, auth_key};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
-use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Name of the approval in errors.
@@ -41,7 +41,7 @@ impl Headscale {
         let wanted = CreatePreAuthKey { reusable: false, ephemeral: false, expiration, acl_tags: tags.to_vec() };
         let request = self.request(Method::POST, "/api/v1/preauthkey").json(&wanted);
         let made: CreatedPreAuthKey = self.http.answer("make a pre-auth key", request).await?;
-        Ok(AuthKey { id: key_id(made.pre_auth_key.id)?, key: Secret::new(made.pre_auth_key.key) })
+        auth_key(made.pre_auth_key)
     }
 
     pub(super) async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
@@ -59,7 +59,7 @@ impl Headscale {
         let path = format!("/api/v1/node/{id}");
         let node = self.node(id).await?;
         let approved = node.approved_routes.clone();
-        expected.check(&device(node)).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
+        expected.check(id, &device(node)).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
         let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
         if wanted == approved {
             return Ok(approved);
@@ -89,5 +89,13 @@ impl Headscale {
 }
 
 fn device(node: HeadscaleNode) -> Device {
-    Device { hostname: node.name, tags: node.tags, domain: None }
+    Device {
+        addresses: DeviceAddresses::parse(node.ip_addresses.iter().map(String::as_str)),
+        // A node that was registered without a key has an empty one.
+        key: node.pre_auth_key.and_then(|key| KeyId::parse(&key.id)).filter(|key| key.as_str() != "0"),
+        created: node.created_at.parse().ok(),
+        name: DeviceLabel::Host(node.given_name),
+        hostname: node.name,
+        tags: node.tags,
+    }
 }

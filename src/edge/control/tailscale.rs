@@ -7,12 +7,12 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::http::ControlHttp;
-use super::{AuthKey, ControlClient, ControlError, IdentityToken, key_id};
+use super::{AuthKey, ControlClient, ControlError, IdentityToken, auth_key};
 use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
 use crate::api::vip::{VipService, VipServices};
 use crate::model::controller::policy::annotations::dns_label;
 use crate::model::controller::workload::control_plane::token_end;
-use crate::model::controller::workload::identity::{Device, DeviceId, DeviceName, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Maximum characters of a key's description.
@@ -67,7 +67,7 @@ impl Tailscale {
         let call = "make an auth key";
         let request = self.request(Method::POST, "/tailnet/-/keys").await?.json(&wanted);
         let made: CreatedKey = self.settled(self.http.answer(call, request).await).await?;
-        Ok(AuthKey { id: key_id(made.id)?, key: Secret::new(made.key) })
+        auth_key(made)
     }
 
     pub(super) async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
@@ -77,8 +77,9 @@ impl Tailscale {
     pub(super) async fn device(&self, id: &DeviceId) -> Result<Device, ControlError> {
         let request = self.request(Method::GET, &format!("/device/{id}")).await?;
         let found: TailscaleDevice = self.settled(self.http.answer("get a device", request).await).await?;
-        let domain = DeviceName::parse(&found.name).map(|name| name.domain().to_owned());
-        Ok(Device { hostname: found.hostname, tags: found.tags, domain })
+        let addresses = DeviceAddresses::parse(found.addresses.iter().map(String::as_str));
+        let name = DeviceName::parse(&found.name).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
+        Ok(Device { hostname: found.hostname, tags: found.tags, name, addresses, created: found.created.parse().ok(), key: None })
     }
 
     pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {

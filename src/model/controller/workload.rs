@@ -4,6 +4,8 @@ pub mod actions;
 pub mod auth_keys;
 pub mod builder;
 pub mod control_plane;
+pub mod device_index;
+pub mod device_records;
 pub mod event_schedule;
 pub mod finalizers;
 pub mod identity;

@@ -5,18 +5,23 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
 use super::{Applier, ApplyResult};
 use crate::api::condition::reason;
+use crate::api::names;
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
 use crate::model::controller::workload::actions::{ControlAction, Delete, Notice};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
-use crate::reconciler::control_plane::Denied;
-use crate::reconciler::control_plane::MintLimit;
+use crate::reconciler::control_plane::devices::DeviceClaim;
+use crate::reconciler::control_plane::{Denied, MintLimit};
 
 /// Maximum requests for Tailscale Services in one pass.
 const SERVICES: usize = 16;
+/// Assumed maximum difference of the clocks, for a control plane that does not report when it has created a key.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(2);
 
 /// Whether the request concerns one Tailscale Service.
 fn is_service(action: &ControlAction) -> bool {
@@ -75,8 +80,12 @@ impl Applier {
             ControlAction::ApproveRoutes { device, add, remove, .. } => {
                 Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
             }
-            ControlAction::RecordDevice { device, domain, recorded, draft, .. } => {
-                match self.controls.check_device(tailnet, device, domain, recorded.as_ref()).await {
+            ControlAction::RecordDevice { ordinal, device, domain, report, recorded, draft } => {
+                let (replica, domain) = (names::replica(&observed.workload, ordinal), domain.as_deref());
+                let claim = DeviceClaim { replica, device, domain, report: &report, recorded: recorded.as_ref() };
+                match self.controls.check_device(tailnet, claim).await {
+                    // The next pass has a later time for its next read.
+                    Ok(record) if Some(&record) == recorded.as_ref() => Ok(Ok(true)),
                     Ok(record) => self.apply_one(&observed.key, draft.with_device(record)).await.map(|_acted| Ok(false)),
                     Err(error) => Ok(Err(error)),
                 }
@@ -87,10 +96,18 @@ impl Applier {
             }
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
-                let note = format!("tailyard {}-{ordinal}", observed.workload);
+                let replica = names::replica(&observed.workload, ordinal);
+                if let Err(error) = self.controls.reserve_hostname(tailnet, draft.hostname(), &replica) {
+                    return Ok(Err(error));
+                }
+                let note = format!("tailyard {replica}");
                 let limit = MintLimit { key: &observed.key, replicas, reissue };
                 match self.controls.mint_key(tailnet, &tags, &note, &limit, replaces.as_ref()).await {
-                    Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),
+                    Ok(key) => {
+                        let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();
+                        let secret = draft.with_key(&key.id, key.key.reveal(), created);
+                        self.keep(observed, tailnet, &key, secret).await.map(|()| Ok(false))
+                    }
                     Err(error) => Ok(Err(error)),
                 }
             }

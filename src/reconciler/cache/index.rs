@@ -17,6 +17,7 @@ use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::tenancy::Labels;
+use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
@@ -53,6 +54,8 @@ pub(super) struct Indices {
     pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
     /// Ingresses that ordered certificates, by UID of the Secret.
     pub(super) certificates: OrdMap<String, Publisher>,
+    /// Devices and joining host names of all config Secrets.
+    pub(super) devices: DeviceIndex,
 }
 
 #[derive(Debug, Default)]
@@ -156,6 +159,7 @@ impl ClusterCache {
                 }
             }
             CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
+            CachedObject::Config(_, config) => self.indices.devices.follow(&id.1, &config.entry(), came),
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
                 WatchRole::Owned(Kind::ConfigMap) => {

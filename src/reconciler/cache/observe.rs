@@ -26,7 +26,7 @@ use crate::model::controller::workload::objects::certificate::accounts_ref;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
-    Approved, Class, ControlPlaneError, Observed, PublishInputs, ServiceList, TailnetState,
+    Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
 use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::settings::GroupSettings;
@@ -39,11 +39,12 @@ pub struct ControlPlaneView {
     pub denied: BTreeMap<String, ControlPlaneError>,
     pub listed: Option<Arc<ServiceList>>,
     pub approved: BTreeMap<DeviceId, Approved>,
+    pub device_reads: OrdMap<DeviceId, DeviceRead>,
 }
 
 impl ClusterCache {
     pub fn observe(&self, key: &WorkloadKey, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
-        let ControlPlaneView { tailnet, denied, listed, approved } = plane;
+        let ControlPlaneView { tailnet, denied, listed, approved, device_reads } = plane;
         let parent = self.standalone_parent(key);
         let group = match parent {
             Some(parent) => Some(Arc::new(requests::as_group(parent, &settings.standalone_tenants))),
@@ -88,6 +89,7 @@ impl ClusterCache {
             settings,
             assignment: Arc::clone(&self.assignment),
             replacements: 0,
+            devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads },
             denied,
         }
     }

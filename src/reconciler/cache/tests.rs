@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::foreign::FOREIGN;
 use super::*;
+use crate::api::names;
 use crate::model::controller::workload::key::PublishSource;
 
 mod cluster;
@@ -106,6 +107,25 @@ fn standalone_service_is_observed_while_it_has_objects() {
     }
     assert_eq!(world.services(&"u/s".into()).len(), 0);
     assert!(world.replicas(&"u/s".into(), "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
+}
+
+#[test]
+fn device_index_follows_config_secrets_only() {
+    let mut world = world();
+    let record = json!({"id": "n1"}).to_string();
+    let secret = |name: &str, version: &str| {
+        let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
+        json!({"metadata": {"name": name, "namespace": "t", "resourceVersion": version, "labels": labels, "annotations": {names::DEVICE: record}}})
+    };
+    let id = crate::model::controller::workload::identity::DeviceId::parse("n1").expect("an ID");
+    let recorded = |world: &ClusterCache| world.indices.devices.recorded_elsewhere("", &id, "other").map(str::to_owned);
+    world.put(WatchRole::Owned(Kind::Secret), secret("g-0", "1"));
+    assert_eq!(recorded(&world), None, "a Pod may write the annotations of its state Secret");
+    world.put(WatchRole::Owned(Kind::Secret), secret("g-0-config", "2"));
+    world.put(WatchRole::Owned(Kind::Secret), secret("g-0-config", "3"));
+    assert_eq!(recorded(&world).as_deref(), Some("g-0-config"));
+    world.gone(WatchRole::Owned(Kind::Secret), &secret("g-0-config", "4"));
+    assert_eq!(recorded(&world), None);
 }
 
 #[test]

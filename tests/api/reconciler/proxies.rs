@@ -60,10 +60,7 @@ impl Parent {
         let status = json!({"status": {"phase": "Running", "podIP": "10.1.9.9", "podIPs": [{"ip": "10.1.9.9"}],
             "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
         let pod = stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
-        let (id, fqdn, uid) = (format!("n{parent}"), format!("{label}.{DOMAIN}."), pod.uid().expect("a UID"));
-        stage.hosted.add_device(&id, label);
-        let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5","fd7a::5"]"#), ("pod_uid", &uid)];
-        stage.cluster.patch_secret(&name, &values).await;
+        stage.log_in(&pod, &format!("n{parent}"), label).await;
         set.name_any()
     }
 

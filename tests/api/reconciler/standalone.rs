@@ -79,7 +79,7 @@ fn each_kind_of_service_becomes_ready_and_is_deleted() {
             if name == "lb" {
                 assert_eq!(
                     (&addresses[0]["hostname"], &addresses[1]["ip"]),
-                    (&json!(format!("default-lb.{DOMAIN}")), &json!("100.64.0.5"))
+                    (&json!(format!("default-lb.{DOMAIN}")), &json!(stage.hosted.addresses("nlb")[0]))
                 );
             } else {
                 assert_eq!(addresses, Value::Null, "{name}");

@@ -101,7 +101,7 @@ fn changed_host_renames_the_device_in_place() {
         };
         eventually_async("the new name", DEADLINE, config, |text| text.contains(r#""Hostname":"store""#)).await;
         shows(&stage, "app", addresses("shop", &[443, 80])).await;
-        stage.cluster.patch_secret(&format!("{workload}-0"), &[("device_fqdn", &format!("store.{DOMAIN}."))]).await;
+        INGRESS.rename(&stage, "app", &workload, "store").await;
         certify(&stage, "store").await;
         shows(&stage, "app", addresses("store", &[443, 80])).await;
         let former = format!("shop.{DOMAIN}");

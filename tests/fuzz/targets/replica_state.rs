@@ -4,6 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tailyard::api::{egress, ingress, names, state};
+use tailyard::model::controller::workload::identity::MAX_ADDRESSES;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 
 fuzz_target!(|data: &[u8]| {
@@ -21,7 +22,8 @@ fuzz_target!(|data: &[u8]| {
         names::CONFIG_KEY,
     ];
     let key = keys[usize::from(*kind) % keys.len()];
-    let annotations = json!({names::DEVICE: String::from_utf8_lossy(value), names::AUTH_KEY_ID: String::from_utf8_lossy(value)});
+    let annotations = json!({names::DEVICE: String::from_utf8_lossy(value), names::AUTH_KEY_ID: String::from_utf8_lossy(value),
+        names::AUTH_KEY: String::from_utf8_lossy(value)});
     let secret = serde_json::from_value::<k8s_openapi::api::core::v1::Secret>(json!({"metadata": {"annotations": annotations}}));
     let mut secret = secret.expect("a Secret");
     let bytes = || k8s_openapi::ByteString(value.to_vec());
@@ -32,5 +34,8 @@ fuzz_target!(|data: &[u8]| {
     for id in claimed.iter().chain(replica.device().map(|record| &record.id)) {
         assert!(id.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric()) && !id.as_str().is_empty());
     }
+    let recorded = replica.device().map_or(0, |record| record.addresses.iter().count());
+    assert!(recorded <= MAX_ADDRESSES && ReplicaState::read(&secret).device_ips.iter().count() <= MAX_ADDRESSES);
+    let _ = (config.mint.as_ref().map(|mint| mint.end()), replica.device_hosts().count());
     let _ = (config.auth_key(), config.advertises().count(), config.routes().count());
 });

@@ -115,6 +115,11 @@ impl Hosted {
         self.show("devices")
     }
 
+    /// Tailnet addresses of a device.
+    pub fn addresses(&self, id: &str) -> Vec<String> {
+        self.show::<BTreeMap<String, Vec<String>>>("addresses").remove(id).unwrap_or_else(|| panic!("no device {id}"))
+    }
+
     /// Adds a device without a tailscaled, tagged `tag:k8s`, or renames it.
     pub fn add_device(&self, id: &str, hostname: &str) {
         self.call("PUT", &format!("devices/{id}"), Some(&json!(hostname)));

@@ -18,7 +18,7 @@ use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::objects::Kind;
 use tailyard::model::controller::workload::objects::services::egress_config;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
-use tailyard::model::controller::workload::observed::{Class, GroupCapabilities, Observed, PublishInputs, TailnetState};
+use tailyard::model::controller::workload::observed::{Class, DeviceInputs, GroupCapabilities, Observed, PublishInputs, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
 
 /// A group without pending changes, with the reconciler's memory of it.
@@ -129,6 +129,7 @@ fn nothing() -> Observed {
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,
+        devices: DeviceInputs::default(),
         denied: BTreeMap::new(),
     }
 }

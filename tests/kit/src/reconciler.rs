@@ -14,6 +14,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use tailyard::api::names::{AUTH_KEY_ID, DEVICE};
 use tailyard::api::proxygroup::ProxyGroup;
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::gzip;
@@ -23,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster, cluster_in};
 use crate::hosted::{CLIENT, DOMAIN, Hosted};
-use crate::wait::eventually_async;
+use crate::wait::{eventually_async, until_async};
 
 mod objects;
 mod publisher;
@@ -37,6 +38,8 @@ pub struct Stage {
     pub hosted: Hosted,
     pub client: Client,
     place: TempDir,
+    /// First letter of the IDs of its devices.
+    ids: char,
 }
 
 /// A running reconciler, which is killed with the value.
@@ -66,7 +69,7 @@ pub fn bare(test: impl AsyncFnOnce(Stage) + Send) {
 
 impl Stage {
     async fn on(cluster: Cluster, hosted: Hosted) -> Self {
-        let stage = Self { client: cluster.admin(), hosted, cluster, place: TempDir::new().expect("a directory") };
+        let stage = Self { client: cluster.admin(), hosted, cluster, place: TempDir::new().expect("a directory"), ids: 'n' };
         stage.grant("cluster.yaml", "").await;
         stage.grant("namespace.yaml", "").await;
         stage.credential("id", CLIENT.0);
@@ -76,7 +79,7 @@ impl Stage {
 
     /// Another cluster, in the same tailnet.
     pub async fn second(&self) -> Self {
-        let stage = Self::on(Cluster::second().await, self.hosted.clone()).await;
+        let stage = Self { ids: 'm', ..Self::on(Cluster::second().await, self.hosted.clone()).await };
         stage.define_all().await;
         stage
     }
@@ -261,12 +264,25 @@ impl Stage {
     pub async fn member(&self, group: &str, ordinal: u8) {
         let pod = self.pod(group, ordinal).await;
         let name = pod.name_any();
-        let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.{DOMAIN}."));
-        let uid = pod.uid().expect("a UID");
-        let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5"]"#), ("pod_uid", &uid)];
-        self.hosted.add_device(&id, &name);
         let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
         eventually_async("the state Secret", DEADLINE, there, |there| *there).await;
+        self.log_in(&pod, &format!("{}{group}{ordinal}", self.ids), &name).await;
+    }
+
+    /// Simulates a tailscaled: once its Pod has an auth key, or had a device before, the device joins the tailnet, and the Pod reports it.
+    pub async fn log_in(&self, pod: &Pod, id: &str, label: &str) {
+        let name = pod.name_any();
+        let can_join = async || {
+            let config = self.here::<Secret>().get_opt(&format!("{name}-config")).await.ok().flatten();
+            let annotations = config.map(|config| config.annotations().clone()).unwrap_or_default();
+            let has_key = annotations.contains_key(AUTH_KEY_ID) || annotations.contains_key(DEVICE);
+            has_key || self.cluster.secret(&name).await.0.contains_key("device_id")
+        };
+        until_async("an auth key", DEADLINE, can_join).await;
+        self.hosted.add_device(id, label);
+        let (fqdn, uid) = (format!("{label}.{DOMAIN}."), pod.uid().expect("a UID"));
+        let addresses = json!(self.hosted.addresses(id)).to_string();
+        let values = [("device_id", id), ("device_fqdn", &fqdn), ("device_ips", &addresses), ("pod_uid", &uid)];
         self.cluster.patch_secret(&name, &values).await;
     }
 

@@ -30,9 +30,11 @@ type api struct {
 	made     int
 	tokens   map[string]time.Time // until when
 	keys     map[string]keyInfo   // by id
-	keyTags  []string             // of every key that was made
+	unused   []string             // ids of keys that no node has joined with, oldest first
+	keyTags  map[string][]string  // by id, also of those that are revoked
 	gone     map[key.NodePublic]bool
 	expired  map[key.NodePublic]bool
+	joined   map[key.NodePublic]joining
 	services map[string]service
 	refused  map[string]bool // service and node
 
@@ -48,6 +50,12 @@ type keyInfo struct {
 	Capabilities json.RawMessage `json:"capabilities"`
 }
 
+// joining is what testcontrol does not record of a node.
+type joining struct {
+	at   time.Time
+	tags []string
+}
+
 type device struct {
 	ID         string   `json:"id"`
 	NodeID     string   `json:"nodeId"`
@@ -56,6 +64,7 @@ type device struct {
 	Addresses  []string `json:"addresses"`
 	Tags       []string `json:"tags"`
 	Authorized bool     `json:"authorized"`
+	Created    string   `json:"created"` // RFC 3339 in whole seconds
 }
 
 type service struct {
@@ -70,7 +79,7 @@ type service struct {
 func newAPI(tailnet *testcontrol.Server, client, secret string) *api {
 	return &api{
 		tailnet: tailnet, client: client, secret: secret,
-		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{},
+		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{}, joined: map[key.NodePublic]joining{}, keyTags: map[string][]string{},
 		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{}, lab: newLab(),
 	}
 }
@@ -191,12 +200,14 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 		Created: now, Expires: now.Add(life), Capabilities: wanted.Capabilities,
 	}
 	a.keys[made.ID] = made
-	a.keyTags = append(a.keyTags, create.Devices.Create.Tags...)
+	a.keyTags[id] = create.Devices.Create.Tags
+	a.unused = append(a.unused, id)
 	a.lab.keyRequests = append(a.lab.keyRequests, body)
 	answer(w, made)
 }
 
 func (a *api) revokeKey(w http.ResponseWriter, r *http.Request) {
+	a.unused = slices.DeleteFunc(a.unused, func(id string) bool { return id == r.PathValue("id") })
 	remove(w, a.keys, r.PathValue("id"), "not found")
 }
 
@@ -226,7 +237,24 @@ func (a *api) nodes() []*tailcfg.Node {
 			newest[node.StableID] = node
 		}
 	}
-	return slices.SortedFunc(maps.Values(newest), func(a, b *tailcfg.Node) int { return int(a.ID - b.ID) })
+	sorted := slices.SortedFunc(maps.Values(newest), func(a, b *tailcfg.Node) int { return int(a.ID - b.ID) })
+	for _, node := range sorted {
+		a.identify(node)
+	}
+	return sorted
+}
+
+// identify remembers when a node joined, and with which tags, at its first sight. testcontrol does not report with which auth key a node
+// joined: it counts as the oldest that is not used, whose tags it has. A node that joins again with another auth key has a new time.
+func (a *api) identify(node *tailcfg.Node) {
+	if _, known := a.joined[node.Key]; known {
+		return
+	}
+	made := joining{at: time.Now(), tags: node.Tags}
+	if len(made.tags) == 0 && len(a.unused) > 0 {
+		made.tags, a.unused = a.keyTags[a.unused[0]], a.unused[1:]
+	}
+	a.joined[node.Key] = made
 }
 
 func (a *api) withDevice(serve func(http.ResponseWriter, *tailcfg.Node)) func(http.ResponseWriter, *http.Request) {
@@ -325,21 +353,22 @@ func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
 	remove(w, a.services, r.PathValue("name"), "no such service")
 }
 
-// deviceOf describes a node. testcontrol does not report with which auth key a node joined, so one without tags has those of every key
-// that was made; the real API reports the tags of its own key.
+// deviceOf describes a node.
 func (a *api) deviceOf(node *tailcfg.Node) device {
+	joined := a.joined[node.Key]
+	return device{
+		ID: fmt.Sprint(int64(node.ID)), NodeID: string(node.StableID), Name: strings.TrimSuffix(node.Name, "."),
+		Hostname: node.Hostinfo.Hostname(), Addresses: addressesOf(node), Tags: append([]string{}, joined.tags...), Authorized: node.MachineAuthorized,
+		Created: joined.at.UTC().Format(time.RFC3339),
+	}
+}
+
+func addressesOf(node *tailcfg.Node) []string {
 	addresses := []string{}
 	for _, prefix := range node.Addresses {
 		addresses = append(addresses, prefix.Addr().String())
 	}
-	tags := append([]string{}, node.Tags...)
-	if len(tags) == 0 {
-		tags = append(tags, a.keyTags...)
-	}
-	return device{
-		ID: fmt.Sprint(int64(node.ID)), NodeID: string(node.StableID), Name: strings.TrimSuffix(node.Name, "."),
-		Hostname: node.Hostinfo.Hostname(), Addresses: addresses, Tags: tags, Authorized: node.MachineAuthorized,
-	}
+	return addresses
 }
 
 func answer(w http.ResponseWriter, value any) {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"log"
 	"maps"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +58,7 @@ func (a *api) labHandler() http.Handler {
 	show("/lab/key-requests", func() any { return a.lab.keyRequests })
 	show("/lab/keys", func() any { return a.keySecrets() })
 	show("/lab/devices", func() any { return a.deviceIDs() })
+	show("/lab/addresses", func() any { return a.deviceAddresses() })
 	show("/lab/services", func() any { return a.services })
 	on("PUT /lab/devices/{id}", body(func(r *http.Request, hostname string) { a.addNode(r.PathValue("id"), hostname) }))
 	on("PUT /lab/services/{name}", body(func(r *http.Request, made service) { a.services[r.PathValue("name")] = made }))
@@ -90,6 +93,15 @@ func (a *api) keySecrets() map[string]string {
 	return secrets
 }
 
+// deviceAddresses returns the addresses of the devices by their stable id.
+func (a *api) deviceAddresses() map[string][]string {
+	all := map[string][]string{}
+	for _, node := range a.nodes() {
+		all[string(node.StableID)] = addressesOf(node)
+	}
+	return all
+}
+
 func (a *api) deviceIDs() []string {
 	ids := []string{}
 	for _, node := range a.nodes() {
@@ -110,10 +122,14 @@ func (a *api) addNode(id, hostname string) {
 		return
 	}
 	a.made++
+	four := netip.AddrFrom4([4]byte{100, 100, byte(a.made / 250), byte(a.made%250 + 1)})
+	six := netip.MustParseAddr(fmt.Sprintf("fd7a:115c:a1e0::100:%x", a.made))
 	a.lab.nodes = append(a.lab.nodes, &tailcfg.Node{
 		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: name, Tags: []string{"tag:k8s"},
 		Key: key.NewNode().Public(), Hostinfo: info, MachineAuthorized: true,
+		Addresses: []netip.Prefix{netip.PrefixFrom(four, 32), netip.PrefixFrom(six, 128)},
 	})
+	a.nodes() // It has joined now.
 }
 
 // scripted records requests, fails those that tests have scripted, and passes all others on.

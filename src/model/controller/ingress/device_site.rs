@@ -1,7 +1,7 @@
 //! Plan of the proxy of one Ingress: its name is that of the proxy's device.
 //!
-//! The control plane gives a device another name if its own is taken. So the name is read from the device, and nothing is served before it
-//! has joined. A renamed device serves its new name as soon as tailscaled reports it.
+//! The control plane gives a device another name if its own is taken. So the name is that of the device's record, and nothing is served
+//! before it has joined. tailscaled's report of a new name makes the reconciler read the record again.
 
 use serde_json::Value;
 
@@ -72,15 +72,13 @@ fn requested_domain<'a>(claim: &crate::model::controller::ingress::claims::Ingre
     host.split_once('.').map(|(_, domain)| domain)
 }
 
-/// Name of the device, once it has joined under this label. Its Pod reports it: only names that the control plane gives to this label in
-/// the confirmed domain are accepted.
+/// Name of the verified device, once the control plane has given it this label, which it numbers if it is taken.
 fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
-    let replica = work.observed.replicas.get(&0)?;
-    let (name, record) = (replica.state.as_ref()?.device_name.as_ref()?, replica.device()?);
+    let name = work.observed.replicas.get(&0)?.device_name()?;
     let rest = name.host().strip_prefix(label)?;
     let is_numbered = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     let is_given = rest.is_empty() || rest.strip_prefix('-').is_some_and(is_numbered);
-    (is_given && record.domain.as_deref() == Some(name.domain())).then(|| name.as_str().to_owned())
+    is_given.then(|| name.as_str().to_owned())
 }
 
 /// Deletes the certificates of former names of the device, a week after their orders.

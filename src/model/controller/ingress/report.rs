@@ -267,7 +267,7 @@ fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> 
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
     let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
-    let names = live.filter_map(|(_, replica)| replica.state.as_ref()?.device_name.as_ref());
+    let names = live.filter_map(|(_, replica)| replica.device_name());
     let entries: Vec<_> = names.map(|name| json!({"hostname": name.as_str(), "ports": ports})).collect();
     json!({"ingress": entries})
 }

@@ -15,10 +15,10 @@ use crate::model::controller::ingress::spec::L4Service;
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::device_records::claimed_device;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::readiness::{elapsed, is_lost};
-use crate::model::controller::workload::replicas::claimed_device;
 
 /// Tailnet addresses of a mapping.
 pub(crate) fn addresses(mapping: &IngressService) -> impl Iterator<Item = IpAddr> {

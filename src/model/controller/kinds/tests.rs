@@ -22,6 +22,7 @@ mod config;
 mod convergence;
 mod cost;
 mod defaults;
+mod devices;
 mod handover;
 mod objects;
 mod orders;

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
+use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, ExpectedDevice, KeyId, KeyMint};
 use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
@@ -68,14 +68,15 @@ pub enum ControlAction {
         /// Device that the new one replaces: deleted first, within the same rate.
         replaces: Option<ClaimedDevice>,
     },
-    /// Read and verify the device that a replica claims, then record it with [`ConfigDraft::with_device`].
+    /// Read and verify the device that a replica claims, then record it with [`ConfigDraft::with_device`] if the record changes.
     RecordDevice {
         ordinal: u32,
         device: ClaimedDevice,
-        /// Domain that the replica claims, for control planes that report none.
+        /// Domain of the tailnet, for control planes that report none.
         domain: Option<String>,
+        report: DeviceReport,
         /// Current record: replaced only if its device is deleted or is the claimed one.
-        recorded: Option<DeviceId>,
+        recorded: Option<DeviceRecord>,
         draft: Box<ConfigDraft>,
     },
     /// List all Tailscale Services of the tailnet, unless listed since this time.
@@ -100,6 +101,25 @@ pub struct ClaimedDevice {
     pub expected: ExpectedDevice,
 }
 
+/// Name and addresses of a replica's device, as the replica reports them. Decides when the device is read again, nothing else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceReport {
+    pub name: Option<DeviceName>,
+    pub addresses: DeviceAddresses,
+}
+
+impl DeviceReport {
+    /// Whether a new record needs no other read soon: it agrees, and is complete or lacks only a domain.
+    pub fn confirms(&self, record: &DeviceRecord, domain: Option<&str>) -> bool {
+        self.agrees(record) && (record.is_complete() || (domain.is_none() && !record.addresses.is_empty()))
+    }
+
+    /// Whether a record has everything that is reported.
+    pub fn agrees(&self, record: &DeviceRecord) -> bool {
+        (self.name.is_none() || self.name == record.name) && (self.addresses.is_empty() || self.addresses.matches(&record.addresses))
+    }
+}
+
 /// A replica's config Secret without its auth key or device record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigDraft {
@@ -107,6 +127,10 @@ pub struct ConfigDraft {
     pub(crate) adopt: bool,
     /// UID of the existing Secret.
     pub(crate) uid: Option<String>,
+    /// Tags of a new auth key.
+    pub(crate) tags: Vec<String>,
+    /// Verified device that a new auth key replaces.
+    pub(crate) previous: Option<DeviceId>,
 }
 
 /// Change of the group object.
@@ -211,9 +235,21 @@ pub(crate) fn device_of_replica(ordinal: u32) -> String {
 }
 
 impl ConfigDraft {
-    /// The Secret with an auth key.
-    pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
-        self.of_existing(self.inputs.manifest(Some((key, Some(id))), self.adopt))
+    /// The Secret with an auth key, and the record of that key. `created`: its creation time in seconds.
+    pub fn with_key(&self, id: &KeyId, key: &str, created: i64) -> Manifest {
+        let mint = KeyMint {
+            id: id.clone(),
+            created,
+            tags: self.tags.clone(),
+            hostname: self.hostname().to_owned(),
+            previous: self.previous.clone(),
+        };
+        self.of_existing(ReplicaSecret { mint: Some(mint), ..self.inputs.clone() }.manifest(Some((key, Some(id))), self.adopt))
+    }
+
+    /// Host name under which a device joins with a new key.
+    pub fn hostname(&self) -> &str {
+        self.inputs.document.get("Hostname").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// The Secret with a device record and without auth key.

@@ -1,11 +1,15 @@
 //! Device identity: which device of the tailnet is a replica's own.
 //!
 //! A proxy Pod writes its device ID into its state Secret, so that ID is a claim. The reconciler reads the device from the control
-//! plane, checks its host name and tags, and records it in an annotation of the config Secret, which Pods cannot write. Only a device
-//! that passes the check is deleted or gets routes approved.
+//! plane, checks that it joined with the replica's auth key, and records it with name and addresses in an annotation of the config Secret,
+//! which Pods cannot write. Only a device that passes the check is deleted, gets routes approved, or is shown in a status.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::model::controller::policy::annotations::dns_label;
@@ -14,6 +18,12 @@ use crate::model::controller::policy::annotations::dns_label;
 const MAX_ID_LENGTH: usize = 64;
 /// Longest DNS name in text, in bytes.
 const MAX_DNS_NAME_LENGTH: usize = 253;
+/// Maximum addresses of a device; control planes give it one of each family.
+pub const MAX_ADDRESSES: usize = 8;
+/// Lifetime of an auth key: a starting Pod needs seconds.
+pub const KEY_LIFETIME: Duration = Duration::from_hours(1);
+/// Seconds after the end of a key in which a device that joined with it may have been created.
+const KEY_MARGIN: i64 = 60;
 
 /// Defines an identifier of a control plane: 1 to 64 ASCII letters and digits, so that it is one segment of a URL path.
 macro_rules! identifier {
@@ -61,7 +71,8 @@ identifier! {
 }
 
 /// Name of a device in its tailnet, `host.domain`, without the final dot and in lower case.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct DeviceName(String);
 
 impl DeviceName {
@@ -87,6 +98,50 @@ impl DeviceName {
     }
 }
 
+impl TryFrom<String> for DeviceName {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("a device's name has at least two DNS labels")
+    }
+}
+
+/// Addresses of a device in the tailnet, in the order of their source; at most [`MAX_ADDRESSES`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>")]
+pub struct DeviceAddresses(Vec<IpAddr>);
+
+impl DeviceAddresses {
+    /// Parses addresses. Texts that are no address of a host, and those beyond the maximum, are dropped.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let unicast = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
+        Self(texts.into_iter().filter_map(|text| text.parse().ok()).filter(unicast).take(MAX_ADDRESSES).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.iter().copied()
+    }
+
+    /// Whether both have the same addresses, in any order.
+    pub fn matches(&self, other: &Self) -> bool {
+        self.iter().collect::<BTreeSet<_>>() == other.iter().collect()
+    }
+
+    pub fn texts(&self) -> Vec<String> {
+        self.iter().map(|ip| ip.to_string()).collect()
+    }
+}
+
+impl From<Vec<String>> for DeviceAddresses {
+    fn from(texts: Vec<String>) -> Self {
+        Self::parse(texts.iter().map(String::as_str))
+    }
+}
+
 /// A device as its control plane describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
@@ -94,8 +149,21 @@ pub struct Device {
     pub hostname: String,
     /// Tags; empty for a device of a user.
     pub tags: Vec<String>,
-    /// Domain of its name, where the control plane reports one: headscale does not.
-    pub domain: Option<String>,
+    pub name: DeviceLabel,
+    pub addresses: DeviceAddresses,
+    pub created: Option<Timestamp>,
+    /// Auth key that it joined with, where the control plane reports that: Tailscale does not.
+    pub key: Option<KeyId>,
+}
+
+/// Name of a device, as its control plane reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DeviceLabel {
+    #[default]
+    Unknown,
+    /// Its first label: headscale's API has no domain.
+    Host(String),
+    Whole(DeviceName),
 }
 
 /// Required properties of a replica's device.
@@ -103,8 +171,23 @@ pub struct Device {
 pub struct ExpectedDevice {
     /// Host names: the one in the replica's config, and the one that its group requests now.
     pub hostnames: Vec<String>,
-    /// Tags, of which the device must have at least one.
+    /// Tags; whether the device must have all of them or one, `binding` says.
     pub tags: Vec<String>,
+    pub binding: Binding,
+}
+
+/// Evidence that binds a device to a replica.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// Recorded after an earlier check: a host name and one tag suffice before it is changed.
+    #[default]
+    Recorded,
+    /// Recorded, and only read again: nothing is required. An administrator may change its tags.
+    Reread,
+    /// It joined with the key that was created for the replica: exactly these tags.
+    Minted(KeyMint),
+    /// It existed before the reconciler managed the replica, which never got a key: exactly the expected tags.
+    Adopted,
 }
 
 /// Why a device is not the replica's.
@@ -115,18 +198,78 @@ pub enum Mismatch {
     Hostname,
     #[error("it has none of the tags of the ProxyGroup")]
     Tags,
+    #[error("its tags are not exactly those that its replica requests")]
+    OtherTags,
+    #[error("it joined with another auth key than the replica's")]
+    Key,
+    #[error("it was not created while the replica's auth key was valid")]
+    Time,
 }
 
 impl ExpectedDevice {
-    pub fn check(&self, device: &Device) -> Result<(), Mismatch> {
+    pub fn check(&self, id: &DeviceId, device: &Device) -> Result<(), Mismatch> {
+        if self.binding == Binding::Reread {
+            return Ok(());
+        }
         if !self.hostnames.iter().any(|hostname| hostname.eq_ignore_ascii_case(&device.hostname)) {
             return Err(Mismatch::Hostname);
         }
-        if device.tags.iter().any(|tag| self.tags.contains(tag)) { Ok(()) } else { Err(Mismatch::Tags) }
+        let exactly = |tags: &[String]| tags.iter().collect::<BTreeSet<_>>() == device.tags.iter().collect();
+        let has_one = || device.tags.iter().any(|tag| self.tags.contains(tag));
+        match &self.binding {
+            Binding::Minted(mint) if mint.previous.as_ref() != Some(id) => {
+                if exactly(&mint.tags) {
+                    mint.admits(device)
+                } else {
+                    Err(Mismatch::OtherTags)
+                }
+            }
+            Binding::Adopted if !exactly(&self.tags) => Err(Mismatch::OtherTags),
+            Binding::Adopted => Ok(()),
+            _ => {
+                if has_one() {
+                    Ok(())
+                } else {
+                    Err(Mismatch::Tags)
+                }
+            }
+        }
     }
 }
 
-/// Record of a replica's device, after a check. JSON in the annotation `tailyard.io/device` of its config Secret.
+/// The last auth key that was created for a replica. JSON in the annotation `tailyard.io/auth-key` of its config Secret; it stays when the
+/// key is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyMint {
+    pub id: KeyId,
+    /// Creation time by the control plane's clock, in seconds.
+    pub created: i64,
+    pub tags: Vec<String>,
+    /// Host name in the replica's config.
+    pub hostname: String,
+    /// Recorded device that joins again with this key: a control plane that cannot delete it lets it keep its ID and creation time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<DeviceId>,
+}
+
+impl KeyMint {
+    /// Time after which no device can join with the key, in seconds.
+    pub fn end(&self) -> i64 {
+        self.created.saturating_add(i64::try_from(KEY_LIFETIME.as_secs()).unwrap_or(i64::MAX)).saturating_add(KEY_MARGIN)
+    }
+
+    /// Whether a device joined with the key: as the control plane reports, else by its creation time.
+    fn admits(&self, device: &Device) -> Result<(), Mismatch> {
+        if let Some(key) = &device.key {
+            return if *key == self.id { Ok(()) } else { Err(Mismatch::Key) };
+        }
+        let within = device.created.is_some_and(|created| (self.created..=self.end()).contains(&created.as_second()));
+        if within { Ok(()) } else { Err(Mismatch::Time) }
+    }
+}
+
+/// Record of a replica's device, after a check. JSON in the annotation `tailyard.io/device` of its config Secret. Records of earlier
+/// versions have neither name nor addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
     pub id: DeviceId,
@@ -135,6 +278,28 @@ pub struct DeviceRecord {
     /// Tags at the time of the check.
     #[serde(default)]
     pub tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<DeviceName>,
+    #[serde(default, skip_serializing_if = "DeviceAddresses::is_empty")]
+    pub addresses: DeviceAddresses,
+}
+
+impl DeviceRecord {
+    /// Record of a device. `domain` completes the name where the control plane reports no domain.
+    pub fn new(id: DeviceId, device: Device, domain: Option<&str>) -> Self {
+        let name = match device.name {
+            DeviceLabel::Whole(name) => Some(name),
+            DeviceLabel::Host(host) => domain.and_then(|domain| DeviceName::parse(&format!("{host}.{domain}"))),
+            DeviceLabel::Unknown => None,
+        };
+        let domain = name.as_ref().map(|name| name.domain().to_owned());
+        Self { id, domain, tags: device.tags, name, addresses: device.addresses }
+    }
+
+    /// Whether it has name and addresses.
+    pub fn is_complete(&self) -> bool {
+        self.name.is_some() && !self.addresses.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -169,12 +334,7 @@ mod tests {
 
     #[test]
     fn device_needs_a_host_name_and_a_tag_of_the_replica() {
-        let expected = ExpectedDevice { hostnames: vec!["pg-0".into(), "new-0".into()], tags: vec!["tag:k8s".into()] };
-        let device = |hostname: &str, tags: &[&str]| Device {
-            hostname: hostname.into(),
-            tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
-            domain: None,
-        };
+        let expected = expected(Binding::Recorded);
         for (hostname, tags, result) in [
             ("pg-0", &["tag:k8s", "tag:b"][..], Ok(())),
             ("NEW-0", &["tag:k8s"], Ok(())),
@@ -183,9 +343,92 @@ mod tests {
             ("pg-0", &["tag:payroll"], Err(Mismatch::Tags)),
             ("pg-0", &[], Err(Mismatch::Tags)),
         ] {
-            assert_eq!(expected.check(&device(hostname, tags)), result, "{hostname} {tags:?}");
+            assert_eq!(expected.check(&id("n1"), &device(hostname, tags)), result, "{hostname} {tags:?}");
         }
-        assert_eq!(ExpectedDevice::default().check(&device("", &[])), Err(Mismatch::Hostname), "nothing expected matches nothing");
+        let nothing = ExpectedDevice::default();
+        assert_eq!(nothing.check(&id("n1"), &device("", &[])), Err(Mismatch::Hostname), "nothing expected matches nothing");
+    }
+
+    #[test]
+    fn new_device_needs_exactly_the_tags_of_its_key() {
+        for (tags, result) in [
+            (&["tag:k8s"][..], Ok(())),
+            (&["tag:k8s", "tag:k8s"], Ok(())),
+            (&["tag:k8s", "tag:b"], Err(Mismatch::OtherTags)),
+            (&[], Err(Mismatch::OtherTags)),
+        ] {
+            let joined = Device { created: Some(time(1_000)), ..device("pg-0", tags) };
+            for binding in [Binding::Minted(mint()), Binding::Adopted] {
+                assert_eq!(expected(binding.clone()).check(&id("n1"), &joined), result, "{tags:?} {binding:?}");
+            }
+            assert_eq!(expected(Binding::Reread).check(&id("n1"), &joined), Ok(()), "tags of a recorded device are an administrator's");
+        }
+    }
+
+    #[test]
+    fn device_is_bound_to_its_key_by_time_or_by_key_id() {
+        let expected = expected(Binding::Minted(mint()));
+        let joined = |created: Option<Timestamp>, key: Option<&str>| Device {
+            created,
+            key: key.and_then(KeyId::parse),
+            ..device("pg-0", &["tag:k8s"])
+        };
+        for (created, key, result) in [
+            (Some(time(999)), None, Err(Mismatch::Time)),
+            (Some(time(1_000)), None, Ok(())),
+            (Some(time(1_000 + 3_600)), None, Ok(())),
+            (Some(time(1_000 + 3_661)), None, Err(Mismatch::Time)),
+            (None, None, Err(Mismatch::Time)),
+            (Some(time(999)), Some("k1"), Ok(())),
+            (Some(time(1_000)), Some("k2"), Err(Mismatch::Key)),
+        ] {
+            assert_eq!(expected.check(&id("n1"), &joined(created, key)), result, "{created:?} {key:?}");
+        }
+        assert_eq!(expected.check(&id("nOld"), &joined(Some(time(1)), None)), Ok(()), "the recorded device that it replaces");
+    }
+
+    #[test]
+    fn addresses_are_bounded_and_of_hosts() {
+        let parsed = DeviceAddresses::parse(["100.64.0.1", "x", "", "127.0.0.1", "0.0.0.0", "ff02::1", "::1", "fd7a::1", "100.64.0.1/32"]);
+        assert_eq!(parsed.texts(), ["100.64.0.1", "fd7a::1"]);
+        let many: Vec<_> = (0..100_u8).map(|last| format!("100.64.0.{last}")).collect();
+        assert_eq!(DeviceAddresses::from(many).iter().count(), MAX_ADDRESSES);
+    }
+
+    #[test]
+    fn records_of_earlier_versions_are_incomplete() {
+        let old: DeviceRecord = serde_json::from_str(r#"{"id":"n1","domain":"ts.net","tags":["tag:k8s"]}"#).expect("a record");
+        assert!(!old.is_complete());
+        let name = DeviceLabel::Whole(DeviceName::parse("pg-0.tail1.ts.net.").expect("a name"));
+        let addresses = DeviceAddresses::parse(["100.64.0.1"]);
+        let record = DeviceRecord::new(id("n1"), Device { name, addresses, ..Device::default() }, Some("other.net"));
+        assert_eq!((record.is_complete(), record.domain.as_deref()), (true, Some("tail1.ts.net")));
+        let text = serde_json::to_string(&record).expect("JSON");
+        assert_eq!(serde_json::from_str::<DeviceRecord>(&text).expect("a record"), record);
+        let by_host = |domain| DeviceRecord::new(id("n1"), Device { name: DeviceLabel::Host("pg-0".into()), ..Device::default() }, domain);
+        assert_eq!(by_host(Some("hs.lab")).name, DeviceName::parse("pg-0.hs.lab"));
+        assert_eq!((by_host(None).name, by_host(Some("not a domain")).name), (None, None));
+    }
+
+    fn id(text: &str) -> DeviceId {
+        DeviceId::parse(text).expect("an ID")
+    }
+
+    fn time(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    fn mint() -> KeyMint {
+        let key = KeyId::parse("k1").expect("an ID");
+        KeyMint { id: key, created: 1_000, tags: vec!["tag:k8s".into()], hostname: "pg-0".into(), previous: Some(id("nOld")) }
+    }
+
+    fn expected(binding: Binding) -> ExpectedDevice {
+        ExpectedDevice { hostnames: vec!["pg-0".into(), "new-0".into()], tags: vec!["tag:k8s".into()], binding }
+    }
+
+    fn device(hostname: &str, tags: &[&str]) -> Device {
+        Device { hostname: hostname.into(), tags: tags.iter().map(|tag| (*tag).to_owned()).collect(), ..Device::default() }
     }
 
     proptest! {

@@ -22,6 +22,7 @@ use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
+use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::key::{PublishSource, Publisher};
 use crate::model::controller::workload::objects::slice::ChildSlice;
@@ -73,6 +74,8 @@ pub struct Observed {
     pub waiting: Option<Arc<Pod>>,
     /// Other standalone proxies that are being replaced.
     pub replacements: usize,
+    /// Devices of all replicas, and earlier requests for devices.
+    pub devices: DeviceInputs,
     /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
 }
@@ -115,6 +118,22 @@ pub struct RecordedCertificate {
     pub ingress: Publisher,
     /// Whether the Role of its proxy names the Secret.
     pub in_use: bool,
+}
+
+/// Inputs for device checks.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceInputs {
+    pub index: DeviceIndex,
+    /// Last read of a device from the control plane, by this process.
+    pub reads: OrdMap<DeviceId, DeviceRead>,
+}
+
+/// The last read of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceRead {
+    pub at: Timestamp,
+    /// Number of reads since the last one that confirmed the replica's report.
+    pub unconfirmed: u32,
 }
 
 /// Approved routes of a device at a time.

@@ -3,7 +3,6 @@
 //! A surplus replica drains first: nothing of it changes while its Pod exists or could return. Then its device is deleted, then its
 //! Secrets, which are the record of the device.
 
-use crate::model::controller::workload::observed::GroupCapabilities;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -15,18 +14,18 @@ use crate::api::names;
 use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::ingress::IngressPlan;
 use crate::model::controller::kinds::standalone::handover;
-use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete};
+use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
-use crate::model::controller::workload::identity::{DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::device_records;
+use crate::model::controller::workload::device_records::{can, claimed_device, draft, hostname, record, tags};
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner, applied};
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
 use crate::model::controller::workload::readiness::elapsed;
-use crate::model::controller::workload::settings::GroupSettings;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
 const ABANDONED: Duration = Duration::from_mins(2);
@@ -71,7 +70,8 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let config = replica.config.as_deref();
     let Some(document) = document(&work.observed.tailnet, shape, config, inputs) else { return };
     let recorded = replica.device();
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
+    let mint = config.and_then(|config| config.mint.clone());
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = shape.stock() || replica.pod.is_some();
@@ -95,25 +95,19 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
         }
         return;
     }
+    if device_records::namesake_joins(work, &secret) {
+        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        return;
+    }
     let devices = can(work, |capabilities| capabilities.devices);
     let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
     let tags = tags(&work.observed.settings, shape.spec).to_vec();
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
+    let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
     let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
+    let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
     work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
-}
-
-fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
-    let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
-    let adopt = observed.is_some_and(|object| applied(object).is_none());
-    let uid = observed.and_then(|object| object["metadata"]["uid"].as_str().map(str::to_owned));
-    Box::new(ConfigDraft { inputs, adopt, uid })
-}
-
-/// Tags of a group's devices.
-fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
-    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
 }
 
 /// Replicas whose recorded devices have other tags than the group: tags come with the auth key only.
@@ -122,51 +116,6 @@ pub(crate) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u3
     let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
     let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
     others.map(|(ordinal, _)| names::replica(&work.observed.workload, *ordinal)).collect()
-}
-
-/// Plans the record of a claimed device, unless recorded already.
-fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
-    let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
-    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
-    let domain = state.device_name.as_ref().map(|name| name.domain().to_owned());
-    let same_domain = |record: &DeviceRecord| domain.is_none() || record.domain == domain;
-    if replica.device().is_some_and(|record| record.id == id && same_domain(record)) {
-        return;
-    }
-    let recorded = replica.device().map(|record| record.id.clone());
-    let expected = expected_device(work, &shape.owner, ordinal, replica);
-    let draft = draft(work, shape, secret);
-    work.pass.control.push(ControlAction::RecordDevice { ordinal, device: ClaimedDevice { id, expected }, domain, recorded, draft });
-}
-
-/// Device of a replica: the recorded one, else the claimed one. It is verified with the control plane before any change.
-pub(crate) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
-    let recorded = replica.device().map(|record| record.id.clone());
-    let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
-    Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
-}
-
-/// Required properties of a replica's device: host name of its config or group, and a tag of the group or of the record.
-fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
-    let spec = work.observed.group.as_ref().map(|group| &group.spec);
-    let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
-    let hostnames = written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect();
-    let tags = spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default();
-    let recorded = replica.device().map(|record| record.tags.as_slice()).unwrap_or_default();
-    ExpectedDevice { hostnames, tags: tags.iter().chain(recorded).cloned().collect() }
-}
-
-/// Host name of a replica.
-fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
-    if let Some(name) = spec.hostname_prefix.as_ref().filter(|_| owner.key.is_standalone()) {
-        return name.clone();
-    }
-    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.name);
-    format!("{prefix}-{ordinal}")
-}
-
-fn can(work: &GroupPass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
-    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
 }
 
 /// A replica's config without its key; `None` if unknown now: the existing one stays.
@@ -251,6 +200,7 @@ fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
     work.delete(owner, &node_port_ref(owner, ordinal));
     let device = claimed_device(work, owner, ordinal, replica);
+    device_records::report_shared(work, owner, ordinal, replica);
     let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
     let (does, what) = match (&device, &key) {
         (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),

@@ -81,7 +81,7 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&Gro
         group.status.as_ref()?.devices.iter().find(|device| device.hostname == prefix)
     };
     let addresses = match state {
-        Some(state) => state.device_ips.clone(),
+        Some(state) => state.device_ips.texts(),
         None => device().map(|device| device.tailnet_ips.clone()).unwrap_or_default(),
     };
     ReplicaOverview {

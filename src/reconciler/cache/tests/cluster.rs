@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use imbl::OrdMap;
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
@@ -15,7 +16,7 @@ use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, 
 use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::workload::objects::Manifest;
-use crate::model::controller::workload::observed::{GroupCapabilities, Observed, ServiceList, TailnetState};
+use crate::model::controller::workload::observed::{DeviceRead, GroupCapabilities, Observed, ServiceList, TailnetState};
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::{OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::reconciler::informers::{InformerWatch, watches};
@@ -47,6 +48,7 @@ pub(super) struct Cluster {
     /// Objects of the API server.
     pub(super) objects: BTreeMap<ObjectId, Value>,
     pub(super) devices: BTreeMap<DeviceId, Device>,
+    device_reads: OrdMap<DeviceId, DeviceRead>,
     pub(super) minted: Vec<MintedKey>,
     /// Object and message of each Event.
     pub(super) events: Vec<String>,
@@ -118,6 +120,7 @@ impl Cluster {
             cache: empty(&watches),
             objects: BTreeMap::new(),
             devices: BTreeMap::new(),
+            device_reads: OrdMap::new(),
             minted: Vec::new(),
             events: Vec::new(),
             owners: BTreeMap::new(),
@@ -211,7 +214,13 @@ impl Cluster {
     pub(super) fn observe(&self, cache: &ClusterCache, key: &str) -> Observed {
         let capabilities = GroupCapabilities { keys: true, devices: true, services: true };
         let tailnet = TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities };
-        let plane = ControlPlaneView { tailnet, denied: BTreeMap::new(), listed: self.listed.clone(), approved: BTreeMap::new() };
+        let plane = ControlPlaneView {
+            tailnet,
+            denied: BTreeMap::new(),
+            listed: self.listed.clone(),
+            approved: BTreeMap::new(),
+            device_reads: self.device_reads.clone(),
+        };
         cache.observe(&key.into(), Arc::clone(&self.settings), plane, self.time())
     }
 
@@ -339,15 +348,10 @@ impl Cluster {
                 }
                 self.minted.push(MintedKey { of: key.to_owned(), tags: tags.clone() });
                 let number = self.minted.len();
-                let manifest = draft.with_key(&KeyId::parse(&format!("k{number}")).expect("an ID"), &format!("tskey-{number}"));
+                let manifest = draft.with_key(&KeyId::parse(&format!("k{number}")).expect("an ID"), &format!("tskey-{number}"), self.now);
                 self.apply(key, &manifest);
             }
-            ControlAction::RecordDevice { device, draft, .. } => {
-                let found = self.devices.get(&device.id).filter(|found| device.expected.check(found).is_ok()).cloned();
-                if let Some(Device { tags, domain, .. }) = found {
-                    self.apply(key, &draft.with_device(DeviceRecord { id: device.id.clone(), domain, tags }));
-                }
-            }
+            ControlAction::RecordDevice { .. } => self.record_device(key, action),
             ControlAction::DeleteDevice { device, then, .. } => {
                 self.delete_device(device);
                 self.delete(key, then);
@@ -378,8 +382,24 @@ impl Cluster {
 
     /// Deletes a device as the reconciler does, if it is as expected.
     fn delete_device(&mut self, device: &ClaimedDevice) {
-        if self.devices.get(&device.id).is_some_and(|found| device.expected.check(found).is_ok()) {
+        if self.devices.get(&device.id).is_some_and(|found| device.expected.check(&device.id, found).is_ok()) {
             self.devices.remove(&device.id);
+        }
+    }
+
+    /// Reads and records a device as the reconciler does, if it is as expected and the recorded one is gone or the same.
+    fn record_device(&mut self, key: &str, action: &ControlAction) {
+        let ControlAction::RecordDevice { device, domain, report, recorded, draft, .. } = action else { return };
+        let is_free = |recorded: &DeviceRecord| recorded.id == device.id || !self.devices.contains_key(&recorded.id);
+        let found = self.devices.get(&device.id).filter(|_| recorded.as_ref().is_none_or(is_free));
+        let found = found.filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
+        let record = found.map(|found| DeviceRecord::new(device.id.clone(), found, domain.as_deref()));
+        let is_confirmed = record.as_ref().is_some_and(|record| report.confirms(record, domain.as_deref()));
+        let before = self.device_reads.get(&device.id).map_or(0, |read| read.unconfirmed);
+        let unconfirmed = if is_confirmed { 0 } else { before + 1 };
+        self.device_reads.insert(device.id.clone(), DeviceRead { at: self.time(), unconfirmed });
+        if let Some(record) = record.filter(|record| Some(record) != recorded.as_ref()) {
+            self.apply(key, &draft.with_device(record));
         }
     }
 

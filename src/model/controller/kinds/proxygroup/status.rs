@@ -8,6 +8,7 @@ use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::workload::actions::GroupUpdate;
 use crate::model::controller::workload::builder::{GroupFault, GroupPass};
+use crate::model::controller::workload::identity::DeviceName;
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::readiness;
@@ -18,7 +19,7 @@ const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAIL
 
 pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {
     let before = group.status.clone().unwrap_or_default();
-    let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica)).collect();
+    let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica, &before.devices)).collect();
     let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
     let mut status = ProxyGroupStatus { devices, ..before.clone() };
@@ -90,16 +91,33 @@ pub(crate) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     }
 }
 
-/// Device of a live replica in the tailnet.
-pub(crate) fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
-    let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
-    let name = state.device_name.as_ref()?;
-    let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);
-    let alive = same && readiness::is_ready(pod);
+/// Verified device of a live replica in the tailnet, with name and addresses of its record. Before there is a complete record, the device
+/// that the status shows under this host name stays.
+pub(crate) fn device(replica: &ObservedReplica, shown: &[TailnetDevice]) -> Option<TailnetDevice> {
+    let reported = live_name(replica)?;
+    let mut device = match replica.claimed_record() {
+        Some(record) => {
+            let hostname = record.name.as_ref()?.host().to_owned();
+            TailnetDevice { hostname, tailnet_ips: record.addresses.texts(), static_endpoints: Vec::new() }
+        }
+        None if is_unread(replica) => shown.iter().find(|device| device.hostname == reported.host())?.clone(),
+        None => return None,
+    };
     let endpoints = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("StaticEndpoints")?.as_array());
-    alive.then(|| TailnetDevice {
-        hostname: name.host().to_owned(),
-        tailnet_ips: state.device_ips.clone(),
-        static_endpoints: endpoints.into_iter().flatten().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect(),
-    })
+    let endpoints = endpoints.into_iter().flatten().filter_map(|endpoint| endpoint.as_str().map(str::to_owned));
+    device.static_endpoints = endpoints.collect();
+    Some(device)
+}
+
+/// Name that a live replica reports: its Pod is ready and has joined.
+pub(crate) fn live_name(replica: &ObservedReplica) -> Option<&DeviceName> {
+    let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
+    let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);
+    state.device_name.as_ref().filter(|_| same && readiness::is_ready(pod))
+}
+
+/// Whether a claimed device has no complete record yet, and no other record contradicts the claim.
+pub(crate) fn is_unread(replica: &ObservedReplica) -> bool {
+    let claim = replica.state.as_ref().and_then(|state| state.device_id.as_ref());
+    claim.is_some_and(|claim| replica.device().is_none_or(|record| record.id == *claim && !record.is_complete()))
 }

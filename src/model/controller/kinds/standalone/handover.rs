@@ -34,7 +34,7 @@ pub fn proxy_conflict(parent: Parent<'_>, created: i64, rules: &AssignmentRules,
         Parent::Service(service) => rules.is_standalone(service) && directions(service) == (true, false),
         Parent::Ingress(ingress) => rules.is_standalone_ingress(ingress),
     };
-    let is_device = proxy.and_then(device_host) == Some(&parent.label());
+    let is_device = proxy.is_some_and(|proxy| has_host(proxy, |host| host == parent.label()));
     let serving = is_standalone && proxy.is_some_and(|proxy| is_prepared(parent, proxy));
     let key = WorkloadKey::from(&claimant);
     let is_ours = rules.standalone.has(&claimant.namespace);
@@ -44,7 +44,7 @@ pub fn proxy_conflict(parent: Parent<'_>, created: i64, rules: &AssignmentRules,
 /// Whether a proxy serves its object, or does as soon as its device has the name.
 fn is_prepared(parent: Parent<'_>, proxy: &ObservedReplica) -> bool {
     let state = proxy.state.as_ref().filter(|state| proxy.is_current() && state.rejected_target.is_none());
-    let Some(name) = state.and_then(|state| state.device_name.as_ref()) else { return false };
+    let Some(name) = state.and_then(|_| proxy.device_name()) else { return false };
     let is_live = proxy.pod.as_deref().is_some_and(is_ready);
     let is_shown = || match parent {
         Parent::Service(service) => has_condition(service, PROXY_READY),
@@ -69,10 +69,9 @@ fn is_served(observed: &Observed, parent: Parent<'_>) -> bool {
             Parent::Service(service) => has_condition(service, INGRESS_SVC_CONFIGURED),
             // On the replicas' own addresses: other names than that of the proxy.
             Parent::Ingress(_) => {
-                let state = observed.replicas.get(&0).and_then(|proxy| proxy.state.as_ref());
-                let own = state.and_then(|state| Some(state.device_name.as_ref()?.as_str()));
+                let own: Vec<_> = observed.replicas.get(&0).into_iter().flat_map(ObservedReplica::device_names).collect();
                 let label = parent.label();
-                let is_own = |shown: &str| Some(shown) == own || shown.split('.').next() == Some(&label);
+                let is_own = |shown: &str| own.iter().any(|own| own.as_str() == shown) || shown.split('.').next() == Some(&label);
                 shown_names(parent).next().is_some() && !shown_names(parent).any(is_own)
             }
         }
@@ -91,13 +90,13 @@ pub(crate) fn is_withheld(observed: &Observed, parent: Parent<'_>) -> bool {
         }
     };
     let in_group = finalizers::has(parent.metadata(), parent.publisher().source.finalizer());
-    let host = proxy.and_then(device_host);
-    let is_device = host == Some(&label);
+    let has = |test: &dyn Fn(&str) -> bool| proxy.is_some_and(|proxy| has_host(proxy, test));
+    let is_device = has(&|host| host == label);
     let is_taken = || observed.publish.listed.as_ref().is_none_or(|listed| listed.services.contains_key(&service_name(&label)));
     has_services
         && in_group
         && match group(observed, parent) {
-            Some(_) => is_device || host.is_some_and(|host| is_temporary(host, &label)),
+            Some(_) => is_device || has(&|host| is_temporary(host, &label)),
             None => !is_device && is_taken(),
         }
 }
@@ -139,9 +138,9 @@ fn group<'a>(observed: &'a Observed, parent: Parent<'a>) -> Option<&'a str> {
     .group()
 }
 
-/// First label of a device's name.
-fn device_host(proxy: &ObservedReplica) -> Option<&str> {
-    Some(proxy.state.as_ref()?.device_name.as_ref()?.host())
+/// Whether the recorded or the reported name of a proxy's device has such a first label. During a rename both count.
+fn has_host(proxy: &ObservedReplica, test: impl Fn(&str) -> bool) -> bool {
+    proxy.device_hosts().any(test)
 }
 
 /// Whether a device has the temporary name, which may be numbered.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
-use crate::api::condition::{PROXY_READY, reason};
+use crate::api::condition::{PROXY_READY, TRUE, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions;
@@ -17,7 +17,7 @@ use crate::model::controller::egress::services::{external_name, host, is_child, 
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::requests::{Parent, is_balanced};
-use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate};
+use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, device_of_replica};
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
@@ -47,6 +47,11 @@ impl ProxyCondition {
 
 /// Reports a Service whose objects are planned.
 pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &RenderContext<'_>) {
+    if keeps_report(work, service) {
+        let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, true);
+        work.pass.update(update);
+        return;
+    }
     let device = device(work, &shape.owner);
     let reached = device.as_ref().map(|(device, name)| (device, name.as_str()));
     let host = host(work, &shape.owner.name);
@@ -162,6 +167,16 @@ fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, f
     work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
 }
 
+/// Whether the report of a served Service stays, as the device of its live Pod has no complete record yet: after an upgrade, or a take-over
+/// while the control plane is away.
+fn keeps_report(work: &GroupPass<'_>, service: &Service) -> bool {
+    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let is_served = conditions::get(conditions, PROXY_READY).is_some_and(|condition| condition.status == TRUE);
+    let replica = work.observed.replicas.get(&0);
+    let is_live = replica.is_some_and(|replica| status::live_name(replica).is_some() && status::is_unread(replica));
+    is_served && is_live && work.faults.is_empty() && rejected_target(work).is_none()
+}
+
 /// Why the target is not served, as its proxy reports.
 fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
     let state = work.observed.replicas.get(&0)?.state.as_ref()?;
@@ -174,9 +189,9 @@ fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)
     let pod = replica.pod.as_deref()?;
     let object = set_ref(owner, pod);
     let is_current = is_current(work.owned(&object)?, pod) && !work.is_planned(&object);
-    let name = replica.state.as_ref()?.device_name.as_ref()?.as_str().to_owned();
+    let name = replica.device_name()?.as_str().to_owned();
     let is_reached = is_current && rejected_target(work).is_none() && handover::joining(work.observed).is_none();
-    status::device(replica).filter(|_| is_reached).map(|device| (device, name))
+    status::device(replica, &[]).filter(|_| is_reached).map(|device| (device, name))
 }
 
 fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
@@ -210,11 +225,21 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
     }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
+        Some((true, true)) if replica.is_some_and(is_unconfirmed) => {
+            // The request is in progress unless it was denied: no write for that.
+            let is_denied = work.observed.denied.contains_key(&device_of_replica(0));
+            if is_denied { "the control plane has not confirmed its device" } else { "its Pod has not logged in to the tailnet" }
+        }
         Some((true, true)) => "its Pod is not ready, or is being replaced",
         Some((true, false)) => "its Pod has not logged in to the tailnet",
         _ => "its Pod does not exist",
     };
     ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.name))
+}
+
+/// Whether a live Pod claims a device without a complete record.
+fn is_unconfirmed(replica: &ObservedReplica) -> bool {
+    status::live_name(replica).is_some() && replica.claimed_record().is_none()
 }
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.

@@ -131,7 +131,8 @@ fn write_state(world: &mut World, replica: &str, values: &[(&str, &str)]) {
 /// Adds a device that does not belong to the group.
 fn add_victim(world: &mut World, id: &str, hostname: &str, tag: &str) -> DeviceId {
     let id = DeviceId::parse(id).expect("an ID");
-    world.devices.insert(id.clone(), Device { hostname: hostname.into(), tags: vec![tag.into()], domain: None });
+    let device = Device { hostname: hostname.into(), tags: vec![tag.into()], created: Some(world.time()), ..Device::default() };
+    world.devices.insert(id.clone(), device);
     id
 }
 

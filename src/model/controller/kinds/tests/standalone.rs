@@ -81,7 +81,8 @@ fn load_balancer_gets_addresses_when_its_proxy_serves() {
     assert_eq!(service.metadata.finalizers.as_deref(), Some(&["tailscale.com/finalizer".to_owned()][..]));
     let status = serde_json::to_value(service.status.as_ref().expect("a status")).expect("JSON");
     let host = "default-web.tail1234.ts.net";
-    assert_eq!(status["loadBalancer"]["ingress"], json!([{"hostname": host}, {"ip": "100.64.0.1"}]));
+    let device = world.devices.values().next().expect("a device");
+    assert_eq!(status["loadBalancer"]["ingress"], json!([{"hostname": host}, {"ip": device.addresses.texts()[0]}]));
     assert_eq!(env(&world, "TS_DEST_IP").as_deref(), Some("10.96.0.9"));
     ends(world);
 }

@@ -103,10 +103,18 @@ fn taken_name_is_served_under_the_name_that_the_device_got() {
 #[test]
 fn name_that_a_pod_invents_is_not_served() {
     let mut world = world();
-    world.renamed = "-window";
     put(&mut world, json!({}), site("shop", "web"));
     world.settle();
-    assert_eq!((addresses(&world), certificates(&world)), (Vec::new(), Vec::new()));
+    let certified = |world: &World| certificates(world).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let before = (addresses(&world), certified(&world));
+    let replica = format!("{}-0", workload(&world));
+    for invented in ["shop-7.tail1234.ts.net.", "shop.bank.example.", "pay.tail1234.ts.net.", ""] {
+        let name = json!(k8s_openapi::ByteString(invented.as_bytes().to_vec()));
+        world.edit(&object(Kind::Secret, &replica), |state| state["data"]["device_fqdn"] = name);
+        world.asleep.insert(replica.clone());
+        world.rounds(5);
+        assert_eq!((addresses(&world), certified(&world)), before, "{invented}");
+    }
 }
 
 #[test]

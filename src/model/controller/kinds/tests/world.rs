@@ -25,6 +25,7 @@ use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Labels};
 use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, ExternalNameUpdate, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
@@ -34,19 +35,22 @@ use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
-use crate::model::controller::workload::observed::{ChildOwner, Class, ControlPlaneError, GroupCapabilities, Observed, TailnetState};
+use crate::model::controller::workload::observed::{
+    ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, GroupCapabilities, Observed, TailnetState,
+};
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
+mod devices;
 mod look;
 mod published;
 mod replicas;
 mod server;
 mod slices;
 
+pub(super) use devices::device_id;
 pub(super) use published::{Hosted, claimant};
-pub(super) use replicas::device_id;
 
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
@@ -63,6 +67,9 @@ pub(super) struct World {
     pub(super) objects: BTreeMap<ObjectRef, Arc<Value>>,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) devices: BTreeMap<DeviceId, Device>,
+    pub(super) device_reads: imbl::OrdMap<DeviceId, DeviceRead>,
+    /// Number of requests for a device.
+    pub(super) device_requests: u32,
     pub(super) denied: BTreeMap<String, ControlPlaneError>,
     /// Created keys that are neither used nor revoked.
     pub(super) keys: BTreeSet<KeyId>,
@@ -149,6 +156,8 @@ impl World {
             objects: BTreeMap::new(),
             pods: BTreeMap::new(),
             devices: BTreeMap::new(),
+            device_reads: imbl::OrdMap::new(),
+            device_requests: 0,
             names_before: 0,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
@@ -295,6 +304,7 @@ impl World {
             publish: self.publishing(name),
             waiting,
             replacements: self.memory.replacements.besides(name),
+            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone() },
             denied: self.denied.clone(),
         }
     }

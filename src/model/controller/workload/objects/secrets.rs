@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Map, Value};
 
 use crate::api::names;
-use crate::model::controller::workload::identity::{DeviceRecord, KeyId};
+use crate::model::controller::workload::identity::{DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
 /// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::kinds`].
@@ -17,6 +17,8 @@ pub struct ReplicaSecret {
     pub document: Map<String, Value>,
     /// The replica's device, once verified with the control plane.
     pub device: Option<DeviceRecord>,
+    /// The last auth key that was created for it.
+    pub mint: Option<KeyMint>,
 }
 
 impl ReplicaSecret {
@@ -35,6 +37,10 @@ impl ReplicaSecret {
         if let Some(device) = &self.device {
             let record = serde_json::to_string(device).unwrap_or_default();
             metadata.annotations.get_or_insert_default().insert(names::DEVICE.to_owned(), record);
+        }
+        if let Some(mint) = &self.mint {
+            let mint = serde_json::to_string(mint).unwrap_or_default();
+            metadata.annotations.get_or_insert_default().insert(names::AUTH_KEY.to_owned(), mint);
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
         let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into();

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::api::{egress, ingress, names, state};
 use crate::model::base::gzip;
-use crate::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
+use crate::model::controller::workload::device_index::DeviceEntry;
+use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, KeyId, KeyMint};
 
 /// Maximum uncompressed size of a replica's status in bytes: 10,000 services take about 3 MB.
 const MAX_STATUS_SIZE: u64 = 8 << 20;
@@ -34,9 +35,10 @@ pub struct ObservedReplica {
 pub struct ReplicaState {
     /// Stable ID of its device, as the replica claims; see [`crate::model::controller::workload::identity`].
     pub device_id: Option<DeviceId>,
+    /// Name of its node, as it reports; see [`ObservedReplica::device_name`].
     pub device_name: Option<DeviceName>,
-    /// Tailnet addresses of its node.
-    pub device_ips: Vec<String>,
+    /// Tailnet addresses of its node, as it reports: compared with those of the control plane, never shown in a status.
+    pub device_ips: DeviceAddresses,
     /// UID of the Pod that wrote the rest.
     pub pod_uid: Option<String>,
     /// Failed key, empty if it had none. Present: the replica requests another one.
@@ -63,6 +65,8 @@ pub struct ReplicaConfig {
     pub document: Option<serde_json::Map<String, Value>>,
     /// ID of its auth key, if we created it.
     pub key_id: Option<KeyId>,
+    /// The last auth key that we created for it.
+    pub mint: Option<KeyMint>,
     /// Its device, once verified.
     pub device: Option<DeviceRecord>,
 }
@@ -102,6 +106,29 @@ impl ObservedReplica {
     pub fn device(&self) -> Option<&DeviceRecord> {
         self.config.as_ref()?.device.as_ref()
     }
+
+    /// The verified device with name and addresses, while the replica claims it.
+    pub fn claimed_record(&self) -> Option<&DeviceRecord> {
+        let claim = self.state.as_ref()?.device_id.as_ref()?;
+        self.device().filter(|record| record.id == *claim && record.is_complete())
+    }
+
+    /// Name of the verified device, as the control plane gave it, while the replica claims it.
+    pub fn device_name(&self) -> Option<&DeviceName> {
+        self.claimed_record()?.name.as_ref()
+    }
+
+    /// First labels of its device's names: of the recorded one, and of the one that it reports. They may withhold a name from others, never
+    /// give it one.
+    pub fn device_hosts(&self) -> impl Iterator<Item = &str> {
+        self.device_names().map(DeviceName::host)
+    }
+
+    /// Recorded and reported name of its device.
+    pub fn device_names(&self) -> impl Iterator<Item = &DeviceName> {
+        let recorded = self.device().and_then(|record| record.name.as_ref());
+        recorded.into_iter().chain(self.state.as_ref().and_then(|state| state.device_name.as_ref()))
+    }
 }
 
 impl ReplicaState {
@@ -116,7 +143,7 @@ impl ReplicaState {
         Self {
             device_id: text(state::DEVICE_ID).and_then(|id| DeviceId::parse(&id)),
             device_name: text(state::DEVICE_FQDN).and_then(|name| DeviceName::parse(&name)),
-            device_ips: bytes(state::DEVICE_IPS).and_then(parse).unwrap_or_default(),
+            device_ips: bytes(state::DEVICE_IPS).and_then(parse::<Vec<String>>).map(DeviceAddresses::from).unwrap_or_default(),
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
             rejected_target: filled(state::REJECTED_TARGET).map(|text| text.chars().take(MAX_REASON_LENGTH).collect()),
@@ -159,6 +186,7 @@ impl ReplicaConfig {
         Self {
             document: text.and_then(|text| serde_json::from_slice(&text.0).ok()),
             key_id: annotation(names::AUTH_KEY_ID).and_then(|id| KeyId::parse(&id)),
+            mint: annotation(names::AUTH_KEY).and_then(|text| serde_json::from_str(&text).ok()),
             device: annotation(names::DEVICE).and_then(|text| serde_json::from_str(&text).ok()),
         }
     }
@@ -175,6 +203,22 @@ impl ReplicaConfig {
     fn list(&self, field: &str) -> impl Iterator<Item = &str> {
         let list = self.document.as_ref().and_then(|document| document.get(field)?.as_array());
         list.into_iter().flatten().filter_map(Value::as_str)
+    }
+
+    /// Host name of its device.
+    pub fn hostname(&self) -> Option<&str> {
+        self.document.as_ref()?.get("Hostname")?.as_str()
+    }
+
+    /// Facts for [`crate::model::controller::workload::device_index`].
+    pub fn entry(&self) -> DeviceEntry<'_> {
+        let server = self.document.as_ref().and_then(|document| document.get("ServerURL")?.as_str());
+        DeviceEntry {
+            server: server.unwrap_or_default(),
+            hostname: self.hostname().unwrap_or_default(),
+            record: self.device.as_ref(),
+            mint: self.mint.as_ref(),
+        }
     }
 
     /// Its auth key; empty counts as none.

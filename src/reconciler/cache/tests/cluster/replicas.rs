@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::api::{egress, ingress, state};
+use crate::model::controller::workload::identity::{DeviceAddresses, DeviceLabel, DeviceName};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
@@ -52,14 +53,15 @@ impl Cluster {
         if stored.device_id.is_none() || !self.devices.contains_key(&id) {
             let Some(number) = config.auth_key().and_then(|key| key.strip_prefix("tskey-")?.parse::<usize>().ok()) else { return };
             let tags = self.minted[number - 1].tags.clone();
-            self.devices.insert(id.clone(), Device { hostname: hostname.clone(), tags, domain: Some(DOMAIN.to_owned()) });
+            self.join(&id, tags);
         }
+        let addresses = self.name_device(&id, &hostname);
         let status = &self.object("Pod", NS, pod).expect("a Pod");
         let (ip, uid) = (status["status"]["podIP"].as_str().expect("an address"), status["metadata"]["uid"].as_str().expect("a UID"));
         let mut report = vec![
             (state::DEVICE_ID, id.to_string()),
             (state::DEVICE_FQDN, format!("{hostname}.{DOMAIN}.")),
-            (state::DEVICE_IPS, json!(["100.64.0.1"]).to_string()),
+            (state::DEVICE_IPS, json!(addresses).to_string()),
             (state::POD_UID, uid.to_owned()),
         ];
         if let Some(config) = self.object("ConfigMap", NS, &names::egress_config(workload)) {
@@ -113,7 +115,23 @@ impl Cluster {
             {"name": "tailscale", "image": "tailscale/tailscale:v1.102.5"}]}}}}),
         );
         let tags = vec!["tag:k8s".to_owned()];
-        self.devices.insert(device_id(&name), Device { hostname, tags, domain: Some(DOMAIN.to_owned()) });
+        self.join(&device_id(&name), tags);
+        self.name_device(&device_id(&name), &hostname);
+    }
+
+    /// A device joins the tailnet.
+    fn join(&mut self, id: &DeviceId, tags: Vec<String>) {
+        self.version += 1;
+        let addresses = DeviceAddresses::parse([&*format!("100.64.{}.{}", self.version / 250, self.version % 250 + 1)]);
+        self.devices.insert(id.clone(), Device { tags, addresses, created: Some(self.time()), ..Device::default() });
+    }
+
+    /// The control plane names a device after its host; returns its addresses.
+    fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
+        let device = self.devices.get_mut(id).expect("a device");
+        hostname.clone_into(&mut device.hostname);
+        device.name = DeviceName::parse(&format!("{hostname}.{DOMAIN}")).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
+        device.addresses.texts()
     }
 }
 

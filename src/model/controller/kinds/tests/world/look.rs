@@ -5,6 +5,11 @@ use super::*;
 impl World {
     pub(in super::super) fn check(&self) {
         self.check_published();
+        let mut recorded = BTreeMap::new();
+        for (config, record) in self.device_records() {
+            let other = recorded.insert(record.id.clone(), config.clone());
+            assert_eq!(other, None, "device {} has two records, one of {config}", record.id);
+        }
         let mut children = BTreeSet::new();
         let mut ports = BTreeSet::new();
         for (object, stored) in self.objects.iter().filter(|(object, _)| object.kind == Kind::Service) {

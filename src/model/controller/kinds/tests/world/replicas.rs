@@ -76,18 +76,18 @@ impl World {
             assert!(self.keys.remove(config_secret.key_id.as_ref().expect("our key")), "a key is used once");
             let id = device_id(&name);
             put("device_id", id.to_string());
-            let domain = Some("tail1234.ts.net".to_owned());
-            self.devices.insert(id, Device { hostname: hostname.clone(), tags: self.settings.tags.clone(), domain });
+            let tags = config_secret.mint.as_ref().map_or_else(|| self.settings.tags.clone(), |mint| mint.tags.clone());
+            self.joined(id, tags);
         }
         let is_taken = self.hosted.vips.contains_key(&service_name(&hostname));
         assert!(!is_taken, "the control plane numbers {name}: {hostname} is the name of a Tailscale Service");
-        self.devices.get_mut(&device_id(&name)).into_iter().for_each(|device| device.hostname.clone_from(&hostname));
+        let addresses = self.name_device(&device_id(&name), &hostname);
         let pod = &self.pods[&name];
         let status = pod.status.as_ref().expect("a status");
         let ip = status.pod_ip.clone().expect("an address");
         let ipv6 = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).find(|ip| ip.contains(':')).unwrap_or_default();
         put("device_fqdn", format!("{hostname}{}.tail1234.ts.net.", self.renamed));
-        put("device_ips", r#"["100.64.0.1"]"#.into());
+        put("device_ips", json!(addresses).to_string());
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
         let served = |service: egress::EgressService| egress::ServiceStatus {
             ports: service.ports,
@@ -126,8 +126,4 @@ impl World {
             assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
         }
     }
-}
-
-pub(in super::super) fn device_id(replica: &str) -> DeviceId {
-    DeviceId::parse(&format!("n{}", replica.replace('-', ""))).expect("letters and digits")
 }

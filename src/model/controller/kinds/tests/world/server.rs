@@ -17,6 +17,7 @@ impl World {
     }
 
     pub(in super::super) fn act(&mut self, name: &WorkloadKey, made: &GroupPlan) {
+        self.check_addresses(name, made);
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name.group_name())
         {
@@ -46,7 +47,7 @@ impl World {
                     let key = format!("tskey-{}", self.minted);
                     let id = KeyId::parse(&format!("k{}", self.minted)).expect("an ID");
                     self.keys.insert(id.clone());
-                    self.apply(&draft.with_key(&id, &key));
+                    self.apply(&draft.with_key(&id, &key, self.now));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
                 ControlAction::PublishService { desired: vip, recorded } => {
@@ -57,7 +58,7 @@ impl World {
                 ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => {
-                    assert_eq!(device.expected.check(&self.devices[&device.id]), Ok(()), "routes of a foreign device");
+                    assert_eq!(device.expected.check(&device.id, &self.devices[&device.id]), Ok(()), "routes of a foreign device");
                     self.hosted.approve(&device.id, add, remove, self.time());
                 }
                 ControlAction::DeleteDevice { device, then, .. } => {
@@ -77,25 +78,6 @@ impl World {
             group.status = Some(status);
         }
         self.collect();
-    }
-
-    /// Records a device as the reconciler does, if it matches and the recorded one is gone or the same.
-    fn record_device(&mut self, action: &ControlAction) {
-        let ControlAction::RecordDevice { device, domain, recorded, draft, .. } = action else { return };
-        let replaceable = recorded.as_ref().is_none_or(|recorded| *recorded == device.id || !self.devices.contains_key(recorded));
-        let found = self.devices.get(&device.id).filter(|found| replaceable && device.expected.check(found).is_ok());
-        if let Some(Device { tags, domain: reported, .. }) = found.cloned() {
-            let domain = reported.or_else(|| domain.clone());
-            self.apply(&draft.with_device(DeviceRecord { id: device.id.clone(), domain, tags }));
-        }
-    }
-
-    /// Deletes a device as the reconciler does, if it matches.
-    fn delete_device(&mut self, device: &ClaimedDevice) {
-        if self.devices.get(&device.id).is_none_or(|found| device.expected.check(found).is_ok()) {
-            self.devices.remove(&device.id);
-            self.hosted.approved.remove(&device.id);
-        }
     }
 
     pub(super) fn apply(&mut self, manifest: &Manifest) {

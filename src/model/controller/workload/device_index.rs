@@ -1,0 +1,164 @@
+//! Devices and joining host names of all replicas, by their config Secrets: the facts that a check of one replica's device needs of the
+//! others.
+//!
+//! Persistent maps with logarithmic lookups: a pass gets a copy that shares everything. Entries are grouped by login server, as two
+//! headscale servers give out the same IDs.
+
+use imbl::{OrdMap, OrdSet};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyMint};
+
+/// Facts of one config Secret.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceEntry<'a> {
+    /// Login server.
+    pub server: &'a str,
+    pub hostname: &'a str,
+    pub record: Option<&'a DeviceRecord>,
+    pub mint: Option<&'a KeyMint>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct DeviceIndex {
+    /// Config Secrets that record a device.
+    recorded: OrdMap<(String, DeviceId), OrdSet<String>>,
+    /// Config Secrets whose key may be in use under a host name, with the time in seconds until which.
+    joining: OrdMap<(String, String), OrdMap<String, i64>>,
+    /// Number of records with a domain.
+    domains: OrdMap<(String, String), usize>,
+}
+
+impl DeviceIndex {
+    /// Adds or removes a config Secret.
+    pub fn follow(&mut self, config: &str, entry: &DeviceEntry<'_>, came: bool) {
+        let key = |text: &str| (entry.server.to_owned(), text.to_owned());
+        if let Some(record) = entry.record {
+            let id = (entry.server.to_owned(), record.id.clone());
+            let mut configs = self.recorded.remove(&id).unwrap_or_default();
+            if came {
+                configs.insert(config.to_owned());
+            } else {
+                configs.remove(config);
+            }
+            if !configs.is_empty() {
+                self.recorded.insert(id, configs);
+            }
+            if let Some(domain) = &record.domain {
+                let count = self.domains.remove(&key(domain)).unwrap_or_default();
+                let count = if came { count + 1 } else { count.saturating_sub(1) };
+                if count > 0 {
+                    self.domains.insert(key(domain), count);
+                }
+            }
+        }
+        if let Some(mint) = entry.mint.filter(|_| entry.record.is_none()) {
+            for hostname in [&*mint.hostname, entry.hostname] {
+                let hostname = key(&hostname.to_ascii_lowercase());
+                let mut configs = self.joining.remove(&hostname).unwrap_or_default();
+                if came {
+                    configs.insert(config.to_owned(), mint.end());
+                } else {
+                    configs.remove(config);
+                }
+                if !configs.is_empty() {
+                    self.joining.insert(hostname, configs);
+                }
+            }
+        }
+    }
+
+    /// Another config Secret that records a device.
+    pub fn recorded_elsewhere(&self, server: &str, id: &DeviceId, config: &str) -> Option<&str> {
+        let configs = self.recorded.get(&(server.to_owned(), id.clone()))?;
+        configs.iter().map(String::as_str).find(|other| *other != config)
+    }
+
+    /// Another config Secret with an auth key under a host name that is valid and has no recorded device yet.
+    pub fn joining_elsewhere(&self, server: &str, hostname: &str, config: &str, now: Timestamp) -> Option<&str> {
+        let configs = self.joining.get(&(server.to_owned(), hostname.to_ascii_lowercase()))?;
+        configs.iter().find(|(other, end)| *other != config && **end >= now.as_second()).map(|(other, _)| other.as_str())
+    }
+
+    /// Domain of the tailnet, for a control plane that reports none: a recorded one, preferably the claimed one, else the most frequent. Only
+    /// the first replica of a control plane sets it.
+    pub fn domain(&self, server: &str, claimed: Option<&str>) -> Option<String> {
+        let recorded = self.domains.range((server.to_owned(), String::new())..).take_while(|((of, _), _)| of == server);
+        let recorded: Vec<_> = recorded.map(|((_, domain), count)| (domain, *count)).collect();
+        if recorded.is_empty() || recorded.iter().any(|(domain, _)| Some(domain.as_str()) == claimed) {
+            return claimed.map(str::to_owned);
+        }
+        recorded.into_iter().rev().max_by_key(|(_, count)| *count).map(|(domain, _)| domain.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::controller::workload::identity::KeyId;
+
+    const SERVER: &str = "https://hs.lab";
+
+    fn id(text: &str) -> DeviceId {
+        DeviceId::parse(text).expect("an ID")
+    }
+
+    fn record(device: &str, domain: &str) -> DeviceRecord {
+        serde_json::from_value(serde_json::json!({"id": device, "domain": domain})).expect("a record")
+    }
+
+    fn mint(hostname: &str) -> KeyMint {
+        KeyMint { id: KeyId::parse("k1").expect("an ID"), created: 0, tags: Vec::new(), hostname: hostname.into(), previous: None }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn device_is_recorded_elsewhere_until_the_other_record_goes() {
+        let (record, mut index) = (record("1", "hs.lab"), DeviceIndex::default());
+        let entry = DeviceEntry { server: SERVER, hostname: "a", record: Some(&record), mint: None };
+        index.follow("a-config", &entry, true);
+        assert_eq!(index.recorded_elsewhere(SERVER, &id("1"), "b-config"), Some("a-config"));
+        assert_eq!(index.recorded_elsewhere(SERVER, &id("1"), "a-config"), None, "its own record");
+        assert_eq!(index.recorded_elsewhere("https://other.lab", &id("1"), "b-config"), None, "another server's ID");
+        index.follow("a-config", &entry, false);
+        assert_eq!(index.recorded_elsewhere(SERVER, &id("1"), "b-config"), None);
+        assert!(index.recorded.is_empty() && index.domains.is_empty(), "nothing is left of it");
+    }
+
+    #[test]
+    fn host_name_joins_until_the_device_is_recorded_or_the_key_ends() {
+        let (record, mint, mut index) = (record("1", "hs.lab"), mint("Shop"), DeviceIndex::default());
+        let joining = DeviceEntry { server: SERVER, hostname: "renamed", record: None, mint: Some(&mint) };
+        index.follow("a-config", &joining, true);
+        for hostname in ["shop", "SHOP", "renamed"] {
+            assert_eq!(index.joining_elsewhere(SERVER, hostname, "b-config", at(mint.end())), Some("a-config"), "{hostname}");
+            assert_eq!(index.joining_elsewhere(SERVER, hostname, "a-config", at(0)), None);
+            assert_eq!(index.joining_elsewhere(SERVER, hostname, "b-config", at(mint.end() + 1)), None, "the key has ended");
+        }
+        index.follow("a-config", &joining, false);
+        index.follow("a-config", &DeviceEntry { record: Some(&record), ..joining }, true);
+        assert_eq!(index.joining_elsewhere(SERVER, "shop", "b-config", at(0)), None, "it has joined");
+        assert!(index.joining.is_empty());
+    }
+
+    #[test]
+    fn domain_of_a_server_is_that_of_its_records() {
+        let mut index = DeviceIndex::default();
+        assert_eq!(index.domain(SERVER, Some("first.lab")).as_deref(), Some("first.lab"), "the first replica sets it");
+        for (config, domain) in [("a", "hs.lab"), ("b", "hs.lab"), ("c", "bank.example")] {
+            let record = record(config, domain);
+            index.follow(config, &DeviceEntry { server: SERVER, hostname: config, record: Some(&record), mint: None }, true);
+        }
+        assert_eq!(
+            index.domain(SERVER, Some("mail.example")).as_deref(),
+            Some("hs.lab"),
+            "an invented one is replaced by the most frequent"
+        );
+        assert_eq!(index.domain(SERVER, None).as_deref(), Some("hs.lab"));
+        assert_eq!(index.domain(SERVER, Some("bank.example")).as_deref(), Some("bank.example"));
+        assert_eq!(index.domain("https://other.lab", None), None);
+    }
+}

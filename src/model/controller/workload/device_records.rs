@@ -1,0 +1,206 @@
+//! Device records of replicas: which device a replica may claim, and when its record is read again.
+//!
+//! A claimed device is recorded once, after a check with the control plane ([`crate::model::controller::workload::identity`]). Name and addresses in
+//! any status are those of the record. A replica's report of its own name and addresses only decides when the device is read again: after
+//! a rename by an administrator, and less often the longer the control plane does not confirm the report.
+
+use std::time::Duration;
+
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::api::proxygroup::ProxyGroupSpec;
+use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, DeviceReport};
+use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Owner, applied};
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::observed::{GroupCapabilities, TailnetState};
+use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::settings::GroupSettings;
+
+/// Interval of reads after a report that the control plane confirmed.
+const CONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
+/// First interval of reads after a report that it did not confirm; doubled each time.
+const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
+/// Interval of checks whether another replica of the same host name has joined.
+const JOIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Plans the record of a claimed device: its first check, or another read if the replica reports something else than the record.
+pub(crate) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
+    let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
+    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
+    let recorded = replica.device();
+    let is_recorded = recorded.is_some_and(|record| record.id == id);
+    let report = DeviceReport { name: state.device_name.clone(), addresses: state.device_ips.clone() };
+    let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
+    let may_ask = match recorded {
+        Some(record) if is_recorded => is_outdated(work, record, &report, domain.as_deref()) && is_due(work, record),
+        _ => !is_foreign(work, &shape.owner, ordinal, &id),
+    };
+    if !may_ask {
+        return;
+    }
+    let expected = if is_recorded {
+        ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() }
+    } else {
+        expected_claim(work, &shape.owner, ordinal, replica)
+    };
+    let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
+    work.pass.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
+}
+
+fn claimed_domain(state: &ReplicaState) -> Option<&str> {
+    Some(state.device_name.as_ref()?.domain())
+}
+
+/// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for
+/// want of a domain.
+fn is_outdated(work: &GroupPass<'_>, record: &DeviceRecord, report: &DeviceReport, domain: Option<&str>) -> bool {
+    let has_domain = domain.is_some() || can(work, |capabilities| capabilities.services);
+    !report.agrees(record) || (!record.is_complete() && (has_domain || record.addresses.is_empty()))
+}
+
+/// Whether a recorded device may be read again now; else the pass is repeated when it may.
+fn is_due(work: &mut GroupPass<'_>, record: &DeviceRecord) -> bool {
+    let Some(last) = work.observed.devices.reads.get(&record.id) else { return true };
+    let interval = match last.unconfirmed {
+        0 => CONFIRMED_INTERVAL,
+        count => UNCONFIRMED_INTERVAL.saturating_mul(1 << (count - 1).min(16)).min(MAX_UNCONFIRMED_INTERVAL),
+    };
+    let passed = elapsed(last.at, work.observed.now);
+    if passed < interval {
+        work.again(interval.saturating_sub(passed));
+    }
+    passed >= interval
+}
+
+/// Whether a claimed device is recorded for another replica; reports it.
+fn is_foreign(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, id: &DeviceId) -> bool {
+    let config = names::replica_config(&owner.name, ordinal);
+    let Some(other) = work.observed.devices.index.recorded_elsewhere(server(work), id, &config) else { return false };
+    let replica = names::replica(&owner.name, ordinal);
+    let message = format!("Replica {replica} claims device {id}, which Secret {other} records: inspect the Pod, and delete it.");
+    work.fault(reason::PROXY_GROUP_CREATING, message);
+    true
+}
+
+/// Whether a replica must wait for its auth key, as another one with the same host name has one that it may still use: the control plane
+/// could not tell their devices apart. Reports it.
+pub(crate) fn namesake_joins(work: &mut GroupPass<'_>, secret: &ReplicaSecret) -> bool {
+    let hostname = secret.document.get("Hostname").and_then(|name| name.as_str()).unwrap_or_default();
+    let config = names::replica_config(&secret.owner.name, secret.ordinal);
+    let (index, now) = (&work.observed.devices.index, work.observed.now);
+    let Some(other) = index.joining_elsewhere(server(work), hostname, &config, now) else { return false };
+    let replica = names::replica(&secret.owner.name, secret.ordinal);
+    let message = format!(
+        "Replica {replica} waits for its auth key: the replica of Secret {other} joins the tailnet under the same host name {hostname}. \
+         Choose another host name for one of them if this lasts."
+    );
+    work.fault(reason::PROXY_GROUP_CREATING, message);
+    work.again(JOIN_POLL_INTERVAL);
+    true
+}
+
+/// Device of a replica, for a change at the control plane: the recorded one, else the claimed one with the check of a first record. None that
+/// another replica's record has.
+pub(crate) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
+    let recorded = replica.device();
+    let id = recorded.map(|record| record.id.clone()).or_else(|| replica.state.as_ref()?.device_id.clone())?;
+    if shared_with(work, owner, ordinal, &id).is_some() {
+        return None;
+    }
+    let expected = match recorded {
+        Some(record) => expected_record(work, owner, ordinal, replica, record),
+        None => expected_claim(work, owner, ordinal, replica),
+    };
+    Some(ClaimedDevice { id, expected })
+}
+
+/// Reports that the recorded device of a removed replica stays, as another replica's record has it.
+pub(crate) fn report_shared(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) {
+    let shared = replica.device().and_then(|record| Some((&record.id, shared_with(work, owner, ordinal, &record.id)?)));
+    if let Some((id, other)) = shared {
+        let replica = names::replica(&owner.name, ordinal);
+        let message = format!("Device {id} of replica {replica} is not deleted: Secret {other} records it too");
+        work.warn_workload(reason::DEVICE_ORPHANED, message);
+    }
+}
+
+/// Config Secret of another replica that records a device.
+fn shared_with<'a>(work: &GroupPass<'a>, owner: &Owner, ordinal: u32, id: &DeviceId) -> Option<&'a str> {
+    let config = names::replica_config(&owner.name, ordinal);
+    let server = replica_server(work, ordinal);
+    work.observed.devices.index.recorded_elsewhere(server, id, &config)
+}
+
+/// Required properties of a recorded device: a host name and a tag of the config, the group or the record.
+fn expected_record(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
+    let tags = requested_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
+    ExpectedDevice { hostnames: hostnames(work, owner, ordinal, replica), tags, binding: Binding::Recorded }
+}
+
+/// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name
+/// under which another replica joins is accepted only if the key was created for it.
+fn expected_claim(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
+    let mint = replica.config.as_ref().and_then(|config| config.mint.as_ref());
+    let config = names::replica_config(&owner.name, ordinal);
+    let (index, server, now) = (&work.observed.devices.index, replica_server(work, ordinal), work.observed.now);
+    let is_own = |name: &String| mint.is_some_and(|mint| mint.hostname.eq_ignore_ascii_case(name));
+    let is_free = |name: &String| is_own(name) || index.joining_elsewhere(server, name, &config, now).is_none();
+    let hostnames = hostnames(work, owner, ordinal, replica).into_iter().chain(mint.map(|mint| mint.hostname.clone()));
+    let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
+    ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: requested_tags(work), binding }
+}
+
+/// Host names of a replica: in its config, and as its group requests now.
+fn hostnames(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Vec<String> {
+    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+    let written = replica.config.as_ref().and_then(|config| config.hostname());
+    written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect()
+}
+
+fn requested_tags(work: &GroupPass<'_>) -> Vec<String> {
+    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+    spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default().to_vec()
+}
+
+/// Login server of the control plane.
+fn server<'a>(work: &GroupPass<'a>) -> &'a str {
+    if let TailnetState::Ready { server_url, .. } = &work.observed.tailnet { server_url } else { "" }
+}
+
+/// Login server of a replica's config, else of the control plane.
+fn replica_server<'a>(work: &GroupPass<'a>, ordinal: u32) -> &'a str {
+    let config = work.observed.replicas.get(&ordinal).and_then(|replica| replica.config.as_ref());
+    config.map(|config| config.entry().server).filter(|server| !server.is_empty()).unwrap_or_else(|| server(work))
+}
+
+/// Tags of a group's devices.
+pub(crate) fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
+    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
+}
+
+/// Host name of a replica.
+pub(crate) fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
+    if let Some(name) = spec.hostname_prefix.as_ref().filter(|_| owner.key.is_standalone()) {
+        return name.clone();
+    }
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.name);
+    format!("{prefix}-{ordinal}")
+}
+
+/// Whether the control plane is usable and has a capability.
+pub(crate) fn can(work: &GroupPass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
+}
+
+/// Config Secret of a replica, for a request of the control plane.
+pub(crate) fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> ConfigDraft {
+    let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
+    let adopt = observed.is_some_and(|object| applied(object).is_none());
+    let uid = observed.and_then(|object| object["metadata"]["uid"].as_str().map(str::to_owned));
+    ConfigDraft { inputs, adopt, uid, tags: Vec::new(), previous: None }
+}
