@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
-use crate::model::controller::ingress::summary::{Certified, IngressSummary, PublishState};
+use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 

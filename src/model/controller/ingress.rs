@@ -232,8 +232,8 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret that somebody else
-    /// created, whatever its name.
+    /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret of another
+    /// owner, whatever its name.
     pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
         let parent = owner.key.publisher();
         let issued: BTreeMap<&str, &Publisher> = self.issued().collect();

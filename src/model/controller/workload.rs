@@ -9,6 +9,7 @@ pub mod device_records;
 pub mod event_schedule;
 pub mod finalizers;
 pub mod identity;
+pub mod ingress_summary;
 pub mod key;
 pub mod match_ports;
 pub mod naming;

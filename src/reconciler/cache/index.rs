@@ -26,6 +26,9 @@ use crate::model::controller::workload::observed::ChildOwner;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use crate::model::controller::workload::secret_name::SecretName;
 
+/// A state Secret, pruned, and its content.
+pub(super) type StoredState = (Arc<Value>, Arc<ReplicaState>);
+
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     pub(super) workloads: BTreeMap<WorkloadKey, WorkloadObjects>,
@@ -45,7 +48,7 @@ pub(super) struct Indices {
     /// Workloads by name, as their `StatefulSet`s and config Secrets record them, with the number of these objects.
     pub(super) names: BTreeMap<String, BTreeMap<WorkloadKey, usize>>,
     /// State Secrets by workload and ordinal.
-    pub(super) states: BTreeMap<String, BTreeMap<u32, (Arc<Value>, Arc<ReplicaState>)>>,
+    pub(super) states: BTreeMap<String, BTreeMap<u32, StoredState>>,
     /// Secrets of groups' ACME accounts by workload.
     pub(super) accounts: BTreeMap<String, Arc<Value>>,
     /// Secrets of certificates by DNS name.

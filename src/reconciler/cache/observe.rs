@@ -286,7 +286,7 @@ impl ClusterCache {
         }
         let uid = self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
         let is_free = |name: &String| self.named_workload(name).is_none_or(|other| other == *key);
-        (0..).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
+        (0..=u32::MAX).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
     }
 
     /// The Service or Ingress of a key of a standalone proxy.

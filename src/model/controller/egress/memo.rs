@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::api::egress;
 use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
-use crate::model::controller::ingress::summary::IngressSummary;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
+use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::EgressConfigMap;

@@ -7,11 +7,12 @@ use serde_json::Value;
 
 use crate::model::controller::ingress::claims::read;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::summary::{Certified, issued};
+use crate::model::controller::ingress::summary::issued;
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, lacks_services, standalone_certificate};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::builder::Ownership;
 use crate::model::controller::workload::builder::{GroupPass, deletion};
+use crate::model::controller::workload::ingress_summary::Certified;
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;

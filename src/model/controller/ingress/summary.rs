@@ -11,78 +11,13 @@ use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishTarget};
 use crate::model::controller::ingress::{Item, Rejection, ServiceState};
 use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
 use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, valid_until};
 
 /// Maximum names in a message.
 const NAMED: usize = 5;
-
-/// State of a requested name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PublishState {
-    /// Served by a replica that gets traffic.
-    Whole,
-    /// Served in part.
-    Partly,
-    /// Valid, not served yet.
-    Waiting,
-    /// Rejected.
-    Refused,
-}
-
-/// State of a certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Certified {
-    Issued,
-    /// Order in progress or pending.
-    Waiting,
-    /// The latest order failed.
-    Failing,
-    /// User-provided, unusable.
-    Lacking,
-    /// User-provided, not valid now.
-    Invalid,
-    /// User-provided, expires soon.
-    Ending,
-}
-
-/// Numbers by state.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct IngressSummary {
-    pub published: BTreeMap<PublishState, usize>,
-    pub certified: BTreeMap<Certified, usize>,
-}
-
-impl PublishState {
-    pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
-
-    /// Label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Whole => "advertised",
-            Self::Partly => "partial",
-            Self::Waiting => "pending",
-            Self::Refused => "rejected",
-        }
-    }
-}
-
-impl Certified {
-    pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
-
-    /// Label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Issued => "issued",
-            Self::Waiting => "pending",
-            Self::Failing => "failing",
-            Self::Lacking => "missing",
-            Self::Invalid => "invalid",
-            Self::Ending => "expiring",
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {

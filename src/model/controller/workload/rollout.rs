@@ -8,7 +8,6 @@ use serde_json::Value;
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::readiness::is_ready;
-use crate::model::controller::workload::standby;
 
 /// Requeue delay of a withheld template.
 pub(crate) const RETRY: Duration = Duration::from_secs(15);
@@ -16,7 +15,7 @@ pub(crate) const RETRY: Duration = Duration::from_secs(15);
 /// Deletes each `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
 /// ready, which it may never be; the next pass creates the `StatefulSet` again.
 pub(crate) fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
-    let pods: Vec<_> = standby::pods(work).collect();
+    let pods: Vec<_> = pods(work).collect();
     for pod in pods {
         let object = set_ref(owner, pod);
         let Some(set) = work.owned(&object) else { continue };
@@ -27,6 +26,12 @@ pub(crate) fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
             work.delete(owner, &object);
         }
     }
+}
+
+/// Pods of a workload: the active one first.
+pub(crate) fn pods<'a>(work: &GroupPass<'a>) -> impl Iterator<Item = &'a Pod> {
+    let active = work.observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
+    active.into_iter().chain(work.observed.waiting.as_deref())
 }
 
 /// `StatefulSet` of a Pod: of the first one, or of the second one of a proxy with standby.

@@ -10,17 +10,11 @@ use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::statefulset::standby_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::rollout::{RETRY, is_current, set_ref};
+use crate::model::controller::workload::rollout::{RETRY, is_current, pods, set_ref};
 
 /// `StatefulSet`s of a workload: of the first Pod and of the second one.
 pub(crate) fn sets(owner: &Owner) -> [ObjectRef; 2] {
     [owner.name.clone(), standby_name(&owner.name)].map(|name| ObjectRef::new(Kind::StatefulSet, &owner.namespace, name))
-}
-
-/// Pods of a workload: the active one first.
-pub(crate) fn pods<'a>(work: &GroupPass<'a>) -> impl Iterator<Item = &'a Pod> {
-    let active = work.observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
-    active.into_iter().chain(work.observed.waiting.as_deref())
 }
 
 /// Plans the second Pod, or its removal. The `StatefulSet` of the first one is planned already.

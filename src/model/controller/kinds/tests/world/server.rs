@@ -36,8 +36,7 @@ impl World {
             self.update(name, update);
         }
         self.delete(&made.delete);
-        for action in made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
-            let action = &action;
+        for action in &made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
             match action {
                 ControlAction::MintKey { draft, replaces, .. } => {
                     if let Some(device) = replaces {
