@@ -276,7 +276,7 @@ impl Stage {
             let config = self.here::<Secret>().get_opt(&format!("{name}-config")).await.ok().flatten();
             let annotations = config.map(|config| config.annotations().clone()).unwrap_or_default();
             let has_key = annotations.contains_key(AUTH_KEY_ID) || annotations.contains_key(DEVICE);
-            has_key || self.cluster.secret(&name).await.0.contains_key("device_id")
+            has_key || self.hosted.devices().contains(id) || self.cluster.secret(&name).await.0.contains_key("device_id")
         };
         until_async("an auth key", DEADLINE, can_join).await;
         self.hosted.add_device(id, label);

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
@@ -29,6 +30,9 @@ use crate::model::controller::workload::readiness::elapsed;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
 const ABANDONED: Duration = Duration::from_mins(2);
+
+/// Time in which a Pod writes its deleted state Secret again.
+const REPORT_WAIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 struct ReplicaInputs<'a> {
@@ -74,7 +78,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
-    let due = shape.stock() || replica.pod.is_some();
+    let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, &shape.owner, ordinal, replica);
     // A Pod can remove its state Secret from the cache, not the record of its device.
     let device = replica.has_device() || (state.is_none() && recorded.is_some());
     let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
@@ -108,6 +112,22 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
     work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+}
+
+/// Whether a first key waits for the report of a Pod that is older than its config Secret: the record was deleted, and the Pod most likely has
+/// a device, which the report names.
+fn awaits_report(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
+    let Some(pod) = replica.pod.as_deref() else { return false };
+    // Written without key first: its creation time is that of the loss.
+    let Some(config) = work.owned(&config_ref(owner, ordinal)) else { return true };
+    let created = config["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
+    let Some((created, started)) = created.zip(pod.metadata.creation_timestamp.as_ref()) else { return false };
+    let wait = REPORT_WAIT.saturating_sub(elapsed(created, work.observed.now));
+    let waits = started.0 < created && !wait.is_zero();
+    if waits {
+        work.again(wait);
+    }
+    waits
 }
 
 /// Replicas whose recorded devices have other tags than the group: tags come with the auth key only.
