@@ -32,6 +32,7 @@ type api struct {
 	keys     map[string]keyInfo   // by id
 	unused   []string             // ids of keys that no node has joined with, oldest first
 	keyTags  map[string][]string  // by id, also of those that are revoked
+	newest   []string             // tags of the newest key
 	gone     map[key.NodePublic]bool
 	expired  map[key.NodePublic]bool
 	joined   map[key.NodePublic]joining
@@ -201,6 +202,7 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 	}
 	a.keys[made.ID] = made
 	a.keyTags[id] = create.Devices.Create.Tags
+	a.newest = create.Devices.Create.Tags
 	a.unused = append(a.unused, id)
 	a.lab.keyRequests = append(a.lab.keyRequests, body)
 	answer(w, made)
@@ -245,14 +247,18 @@ func (a *api) nodes() []*tailcfg.Node {
 }
 
 // identify remembers when a node joined, and with which tags, at its first sight. testcontrol does not report with which auth key a node
-// joined: it counts as the oldest that is not used, whose tags it has. A node that joins again with another auth key has a new time.
+// joined: it counts as the oldest that is not used, whose tags it has. A client of a test that joins with the tailnet's own key may have
+// taken that one: the node then has the tags of the newest key. A node that joins again with another auth key has a new time.
 func (a *api) identify(node *tailcfg.Node) {
 	if _, known := a.joined[node.Key]; known {
 		return
 	}
 	made := joining{at: time.Now(), tags: node.Tags}
-	if len(made.tags) == 0 && len(a.unused) > 0 {
-		made.tags, a.unused = a.keyTags[a.unused[0]], a.unused[1:]
+	if len(made.tags) == 0 {
+		made.tags = a.newest
+		if len(a.unused) > 0 {
+			made.tags, a.unused = a.keyTags[a.unused[0]], a.unused[1:]
+		}
 	}
 	a.joined[node.Key] = made
 }
