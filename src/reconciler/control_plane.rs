@@ -3,7 +3,6 @@
 //! A client lives as long as its credentials, so its rate limit, pauses requested by the server, and its token are kept between passes.
 //! Passes decide which keys and devices are created or deleted, never this module.
 
-use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
 use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::control_plane::Bucket;
 use crate::model::controller::workload::identity::{DeviceId, KeyId};
+use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::observed::{ControlPlaneError, GroupCapabilities, TailnetState};
 
 pub mod devices;

@@ -20,7 +20,7 @@ use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
 use crate::model::controller::egress::memo::Memory;
-use crate::model::controller::kinds as proxygroup;
+use crate::model::controller::kinds;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::{Kind, digest};
@@ -129,7 +129,7 @@ impl Worker {
     fn pass(&self, key: &WorkloadKey, observed: &Observed) -> GroupPlan {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(key).unwrap_or_default();
-        let pass = proxygroup::plan_with_memo(observed, &mut memory);
+        let pass = kinds::plan_with_memo(observed, &mut memory);
         self.replacements().record(key, pass.replaces);
         self.metrics.publishes(key, memory.summary());
         if !memory.is_empty() {

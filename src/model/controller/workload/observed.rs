@@ -5,7 +5,6 @@
 
 pub mod replica;
 
-use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
 use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::identity::DeviceId;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
+use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;

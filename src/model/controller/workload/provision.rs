@@ -24,7 +24,7 @@ pub(crate) fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         work.want(&shape.owner, disruption_budget(shape));
     }
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.name.clone());
-    let existing = work.owned(&set).map(|finalizer| &**finalizer);
+    let existing = work.owned(&set).map(|existing| &**existing);
     // The Tailscale operator's image reads its config at start and exits without one.
     let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
     if existing.is_some() || !shape.stock() || (0..shape.replicas).all(configured) {
