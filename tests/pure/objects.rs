@@ -15,7 +15,6 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
-use tailyard::model::controller::policy::requests::{Parent, as_group};
 use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord};
 use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::naming::new_name;
@@ -246,7 +245,7 @@ fn standalone() -> [(&'static str, Observed); 6] {
         let service =
             json!({"metadata": {"name": "web", "namespace": "default", "uid": "1234-UID", "annotations": annotations}, "spec": spec});
         let service: Service = serde_json::from_value(service).expect("a Service");
-        observed.group = Some(Arc::new(as_group(Parent::Service(&service), &[])));
+        observed.group = None;
         observed.key = WorkloadKey::Service("default".into(), "web".into());
         observed.workload = new_name(&observed.key, "1234-UID", 0);
         observed.services = OrdMap::unit(("default".into(), "web".into()), Arc::new(service));
@@ -264,7 +263,7 @@ fn standalone_ingress() -> (&'static str, Observed) {
     let ingress = json!({"metadata": {"name": "app", "namespace": "default", "uid": "1234-UID", "annotations": annotations},
         "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
     let ingress: Ingress = serde_json::from_value(ingress).expect("an Ingress");
-    observed.group = Some(Arc::new(as_group(Parent::Ingress(&ingress), &[])));
+    observed.group = None;
     observed.key = WorkloadKey::Ingress("default".into(), "app".into());
     observed.workload = new_name(&observed.key, "1234-UID", 0);
     observed.services = OrdMap::new();

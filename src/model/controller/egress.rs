@@ -41,7 +41,7 @@ const MIN_NEW_CHILDREN: usize = 128;
 
 /// Plans children, config and status of all egress Services.
 pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    let tenancy = Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces);
+    let tenancy = Tenancy::of(shape.spec.tenants, shape.settings.tenancy, &work.observed.namespaces);
     work.memory.on(shape, &tenancy);
     let mut claims = claims(work.observed, work.memory);
     quota::deny(&mut claims, &tenancy, &shape.owner.name);
@@ -62,7 +62,7 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         None => one(work, shape, claim, &mut ports),
     });
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
-    let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
+    let mut config = work.memory.config(&shape.owner, &entries, shape.spec.replicas, ports.next());
     let adds = || {
         let before = self::before(work, observed);
         entries.keys().any(|name| !before.contains_key(name))
@@ -72,13 +72,13 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of rejected Services are not used: the next search starts at the same place.
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
-        config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
+        config = work.memory.config(&shape.owner, &entries, shape.spec.replicas, next);
     }
     if outcomes.iter().any(|outcome| matches!(outcome, ServiceOutcome::Later)) {
         work.again(Duration::ZERO);
     }
     let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
-    let standing = ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
+    let standing = ReplicaAcks::of(work.observed, shape.spec.replicas, config.fingerprint().to_owned());
     update_statuses(work, claims, outcomes, written, standing);
     slices::slices(work, &shape.owner);
 }

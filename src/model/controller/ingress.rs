@@ -218,7 +218,7 @@ impl<'a> IngressPlan<'a> {
             refused: BTreeMap::new(),
             listed: work.observed.publish.listed.as_deref(),
             advertised: BTreeSet::new(),
-            tenancy: Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces),
+            tenancy: Tenancy::of(shape.spec.tenants, shape.settings.tenancy, &work.observed.namespaces),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::spec::WorkloadSpec;
 
 /// Plans the changes for a group.
 pub fn pass(observed: &Observed) -> GroupPlan {
@@ -29,15 +30,29 @@ pub fn pass(observed: &Observed) -> GroupPlan {
 
 /// Plans with results of an earlier pass over this group; these save time and do not change the plan.
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
-    let mut work = GroupPass::new(observed, memory);
-    match observed.group.as_deref() {
+    let spec = spec(observed);
+    let mut work = GroupPass::new(observed, spec.as_ref(), memory);
+    match (observed.group.as_deref(), spec.as_ref()) {
         _ if observed.key.is_standalone() => standalone::plan(&mut work),
-        None => provision::orphans(&mut work),
-        Some(group) if !observed.settings.types.contains(&group.spec.type_) => unmanaged::elsewhere(&mut work, group),
-        Some(group) if group.metadata.deletion_timestamp.is_some() => provision::end(&mut work, group),
-        Some(group) => provision::provision(&mut work, group),
+        (None, _) => provision::orphans(&mut work),
+        (Some(group), Some(spec)) if observed.settings.types.contains(&group.spec.type_) => {
+            if group.metadata.deletion_timestamp.is_some() {
+                provision::end(&mut work, group);
+            } else {
+                provision::provision(&mut work, group, spec);
+            }
+        }
+        (Some(group), _) => unmanaged::elsewhere(&mut work, group),
     }
     work.pass
+}
+
+/// The workload that the observed object requests; `None` without an object.
+pub fn spec(observed: &Observed) -> Option<WorkloadSpec<'_>> {
+    match observed.parent() {
+        Some(parent) => Some(standalone::request::spec(parent, &observed.settings)),
+        None => proxygroup::spec(observed.group.as_deref()?),
+    }
 }
 
 /// The groups that a user's Service affects, besides those with a child of it: the assigned one, the one in its conditions, and its own key

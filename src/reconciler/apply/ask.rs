@@ -12,6 +12,7 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
+use crate::model::controller::kinds;
 use crate::model::controller::workload::actions::{ControlAction, Delete, Notice};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
@@ -69,8 +70,8 @@ impl Applier {
     }
 
     async fn ask(&self, observed: &Observed, action: ControlAction) -> Result<Result<bool, Denied>, KubeError> {
-        let tailnet = observed.group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
-        let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
+        let spec = kinds::spec(observed);
+        let (tailnet, replicas) = spec.as_ref().map_or((None, 1), |spec| (spec.tailnet, spec.replicas));
         match action {
             ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await.map(|()| true)),
             ControlAction::PublishService { desired, recorded } => {

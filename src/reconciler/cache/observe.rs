@@ -46,10 +46,7 @@ impl ClusterCache {
     pub fn observe(&self, key: &WorkloadKey, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
         let ControlPlaneView { tailnet, denied, listed, approved, device_reads } = plane;
         let parent = self.standalone_parent(key);
-        let group = match parent {
-            Some(parent) => Some(Arc::new(requests::as_group(parent, &settings.standalone_tenants))),
-            None => key.group().and_then(|name| self.group(name)),
-        };
+        let group = key.group().and_then(|name| self.group(name));
         let class = match parent {
             Some(parent) => requests::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
@@ -57,7 +54,8 @@ impl ClusterCache {
         let class = class.map_or(Class::None, |name| self.class_state(name));
         let workload = self.workload(key);
         let namespaces = match parent.and_then(|parent| parent.metadata().namespace.as_ref()) {
-            _ if !group.as_deref().is_some_and(has_tenants) => OrdMap::new(),
+            Some(_) if settings.standalone_tenants.is_empty() => OrdMap::new(),
+            None if !group.as_deref().is_some_and(has_tenants) => OrdMap::new(),
             Some(own) => {
                 self.indices.namespaces.get_key_value(own).into_iter().map(|(name, labels)| (name.clone(), labels.clone())).collect()
             }

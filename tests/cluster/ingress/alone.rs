@@ -89,7 +89,11 @@ fn is_renamed_with_its_host(stage: &Stage) {
     stage.user.wait_for_answer("https", RENAMED, ANSWER);
     assert_eq!(stage.pebble.issued(), issued + 1, "one order for the new name");
     assert_eq!(pods(), former, "no restart");
-    assert_eq!(secrets(cluster, CERTIFICATES), sorted_secrets(&[&cluster.tailnet.name_of(NAME), &name]), "the former one stays for its week");
+    assert_eq!(
+        secrets(cluster, CERTIFICATES),
+        sorted_secrets(&[&cluster.tailnet.name_of(NAME), &name]),
+        "the former one stays for its week"
+    );
 }
 
 /// By its annotation it moves to the group and back, with its name.

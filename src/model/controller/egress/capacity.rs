@@ -40,7 +40,7 @@ pub(crate) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &E
     let wanted: Vec<Wanted<'_>> = wanted.map(|(namespace, (name, entry))| (namespace, Arc::clone(name), Arc::clone(entry))).collect();
     let wanted = within_shares(wanted, before, shape.stock());
     let stay = wanted.iter().take_while(|(_, name, _)| before.contains_key(name)).count();
-    let fits = |count: usize| EgressConfigMap::new(&shape.owner, &first(&wanted, count), shape.replicas, 0).fits(shape.stock());
+    let fits = |count: usize| EgressConfigMap::new(&shape.owner, &first(&wanted, count), shape.spec.replicas, 0).fits(shape.stock());
     first(&wanted, most(stay, wanted.len(), fits))
 }
 

@@ -86,7 +86,7 @@ impl IngressPlan<'_> {
         let mut said: Vec<Said> = Vec::new();
         if matches!(claim.object, Parent::Service(_)) {
             said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
-            said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
+            said.push(configured(serving, shape.spec.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
         }
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
         account.name(&claim.claimant, shown, serving > 0);
@@ -144,7 +144,7 @@ fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bo
     match &item.standing {
         ServiceState::Unknown => true,
         ServiceState::ByRoute(own) => {
-            routes::denied(work, shape.replicas, own).is_none() && routes::approval_unread(work, shape.replicas, own)
+            routes::denied(work, shape.spec.replicas, own).is_none() && routes::approval_unread(work, shape.spec.replicas, own)
         }
         _ => false,
     }
@@ -158,7 +158,7 @@ fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &
         _ if node => live(replica),
         _ => serves(replica, name),
     };
-    work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| serves(replica)).count()
+    work.observed.replicas.range(..shape.spec.replicas).filter(|(_, replica)| serves(replica)).count()
 }
 
 /// Why a valid name is not served.
@@ -167,9 +167,9 @@ fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &st
     match &item.standing {
         ServiceState::Unsupported if node_site(item).is_some() => None,
         ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
-        ServiceState::Unsupported if shape.standalone() => Some(Rejection::new("NoCertificates", NO_CERTIFICATES.to_owned())),
+        ServiceState::Unsupported if !shape.role().is_replicated => Some(Rejection::new("NoCertificates", NO_CERTIFICATES.to_owned())),
         ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
-        ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own),
+        ServiceState::ByRoute(own) => routes::denied(work, shape.spec.replicas, own),
         _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
     }
 }
@@ -196,7 +196,7 @@ fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &s
 /// Why Funnel does not work for a host, from the first replica that reports an error.
 fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
     let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
-    let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
+    let states = work.observed.replicas.range(..shape.spec.replicas).filter_map(|(_, replica)| replica.state.as_ref());
     let why = states.filter(|_| asks).find_map(|state| state.funnel_errors.get(name))?;
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
@@ -266,7 +266,7 @@ fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
 fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
-    let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
+    let live = work.observed.replicas.range(..shape.spec.replicas).filter(|(_, replica)| live(replica));
     let names = live.filter_map(|(_, replica)| replica.device_name());
     let entries: Vec<_> = names.map(|name| json!({"hostname": name.as_str(), "ports": ports})).collect();
     json!({"ingress": entries})

@@ -117,13 +117,13 @@ impl IngressPlan<'_> {
         }
         let observed = work.observed;
         let former: BTreeSet<String> = gone.iter().flat_map(|name| self.former_routes(name)).collect();
-        for (ordinal, replica) in observed.replicas.range(..shape.replicas) {
+        for (ordinal, replica) in observed.replicas.range(..shape.spec.replicas) {
             // A replica with a record claims the recorded device.
             let Some(record) = replica.device() else { continue };
             let approved = observed.publish.approved.get(&record.id);
             let lost = replica.pod.as_deref().is_some_and(is_lost);
             // headscale moves a route to another device at once if its approval goes; it detects an offline device by itself only later.
-            let withdrawn = if lost { served_by_others(work, shape.replicas, *ordinal) } else { BTreeSet::new() };
+            let withdrawn = if lost { served_by_others(work, shape.spec.replicas, *ordinal) } else { BTreeSet::new() };
             let add = &self.routes(work, shape, replica) - &withdrawn;
             let age = approved.map(|current| elapsed(current.at, observed.now));
             let lacks = approved.is_none_or(|existing| !add.is_subset(&existing.routes));

@@ -4,3 +4,37 @@ pub mod provision;
 pub mod status;
 pub mod unmanaged;
 pub mod validate;
+
+use std::borrow::Cow;
+
+use crate::api::names;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::controller::workload::role::Role;
+use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
+
+/// Default of `spec.replicas`.
+const REPLICAS: i32 = 2;
+
+/// The workload that a group requests; `None` for a type without a role.
+pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
+    let (metadata, spec) = (&group.metadata, &group.spec);
+    let role = match spec.type_ {
+        ProxyGroupType::Egress => Role::EgressGroup,
+        ProxyGroupType::Ingress => Role::IngressGroup,
+        _ => return None,
+    };
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).or(metadata.name.as_deref());
+    let options = spec.tailyard.as_ref();
+    Some(WorkloadSpec {
+        role,
+        replicas: spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0),
+        tags: Cow::Borrowed(&spec.tags),
+        hostname: HostnamePattern::Numbered(prefix.unwrap_or_default()),
+        tailnet: spec.tailnet.as_deref(),
+        tenants: options.map(|options| options.tenants.as_slice()).unwrap_or_default(),
+        shares_account: metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true"),
+        standby: false,
+        serves_on_pod: false,
+        options,
+    })
+}

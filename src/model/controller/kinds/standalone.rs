@@ -20,14 +20,15 @@ use crate::model::controller::egress::services;
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::standalone_certificate::retained;
+use crate::model::controller::kinds::spec;
 use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::assignment::GroupAssignment;
-use crate::model::controller::policy::requests::{Parent, requests};
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::builder::{GroupPass, going};
 use crate::model::controller::workload::objects::rbac::{endpoints, rbac};
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
-use crate::model::controller::workload::objects::standalone_service::{headless_service, selected_app};
+use crate::model::controller::workload::objects::standalone_service::headless_service;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::provision;
@@ -46,7 +47,7 @@ pub(crate) fn plan(work: &mut GroupPass<'_>) {
     if !rules.standalone.has(observed.key.namespace()) {
         return;
     }
-    let owner = owner(observed);
+    let owner = work.owner();
     let parent = observed.parent();
     match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
         Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
@@ -69,7 +70,8 @@ fn hold(work: &mut GroupPass<'_>, parent: Parent<'_>, assignment: GroupAssignmen
 /// Reports an object that the API server has rejected.
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     let mut memory = Memory::default();
-    let mut work = GroupPass::new(observed, &mut memory);
+    let spec = spec(observed);
+    let mut work = GroupPass::new(observed, spec.as_ref(), &mut memory);
     match observed.parent() {
         Some(Parent::Service(service)) => report::failed(&mut work, service, why),
         Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, (reason::PROXY_FAILED, why.to_owned())),
@@ -78,42 +80,14 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     work.pass
 }
 
-fn owner(observed: &Observed) -> Owner {
-    let (name, own) = (observed.workload.clone(), &observed.settings.namespace);
-    let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, own, name.clone()));
-    let uid = observed.parent().and_then(|parent| parent.metadata().uid.clone()).unwrap_or_default();
-    let app = set.and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
-    Owner { key: observed.key.clone(), name, uid, namespace: own.clone(), app }
-}
-
 /// Inputs of the objects of a proxy.
-fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, single: Single) -> Option<(bool, RenderContext<'a>)> {
-    let observed = work.observed;
-    let (spec, settings) = (&observed.group.as_deref()?.spec, &*observed.settings);
+fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, target: Single) -> Option<(bool, RenderContext<'a>)> {
+    let spec = work.spec?;
     let (mut usable, class) = provision::class(work);
-    let mut shape = RenderContext {
-        owner,
-        spec,
-        class,
-        settings,
-        replicas: 1,
-        single,
-        present: 1,
-        wireguard: None,
-        // An account for each proxy would soon exceed the limit of new accounts.
-        share_account: Some(settings.shared_account.unwrap_or(true)),
-        node_sites: false,
-        pod_sites: false,
-        standby: false,
-        own_certificates: BTreeSet::new(),
-        certificates: BTreeSet::new(),
-    };
-    shape.node_sites = shape.ingress();
-    let wants = |annotation| observed.parent().is_some_and(|parent| requests(parent.metadata(), annotation));
-    shape.pod_sites = shape.ingress() && wants(names::FORWARD_CLUSTER_TRAFFIC);
-    shape.standby = wants(names::STANDBY);
-    if shape.standby && shape.stock() {
-        shape.standby = false;
+    let mut shape = RenderContext::new(owner, spec, class, &work.observed.settings);
+    shape.target = target;
+    shape.node_sites = shape.role().serves_sites;
+    if spec.standby && shape.stock() {
         let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);
         work.fault(reason::PROXY_FAILED, message);
     }
@@ -130,14 +104,14 @@ fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
         Admission::Undecided => return,
         Admission::Refused(reason, why) => return report::refused(work, service, reason, why),
     }
-    let single = match request::read(service, &work.observed.settings) {
-        Ok(single) => single,
+    let target = match request::read(service, &work.observed.settings) {
+        Ok(target) => target,
         Err(wrong) => return report::invalid(work, service, &wrong),
     };
-    if !single.is_egress() && report::restore_name(work, service) {
+    if !target.is_egress() && report::restore_name(work, service) {
         return;
     }
-    let Some((usable, shape)) = shape(work, owner, single) else { return };
+    let Some((usable, shape)) = shape(work, owner, target) else { return };
     if usable {
         provision(work, &shape);
     }

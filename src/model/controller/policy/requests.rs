@@ -10,7 +10,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupSpec, ProxyGroupType, Tailyard, Tenant};
 use crate::model::base::conditions;
 use crate::model::controller::policy::annotations::{annotation, is_true, text};
 use crate::model::controller::workload::key::{PublishSource, Publisher};
@@ -81,19 +80,6 @@ impl<'a> Parent<'a> {
 /// Whether an annotation of an object is `true`.
 pub fn requests(metadata: &ObjectMeta, name: &str) -> bool {
     annotation(metadata.annotations.as_ref(), name).is_some_and(is_true)
-}
-
-/// An object as a group of one replica: the provisioner reads name, type, deletion, tags and host name of a workload from a group.
-/// `tenants`: those of standalone proxies.
-pub fn as_group(parent: Parent<'_>, tenants: &[Tenant]) -> ProxyGroup {
-    let type_ = if let Parent::Ingress(_) = parent { ProxyGroupType::Ingress } else { ProxyGroupType::default() };
-    let metadata = parent.metadata();
-    let tailyard = (!tenants.is_empty()).then(|| Tailyard { tenants: tenants.to_vec(), ..Tailyard::default() });
-    let (replicas, hostname_prefix) = (Some(1), Some(parent.label()));
-    let spec = ProxyGroupSpec { type_, replicas, tags: tags(metadata), hostname_prefix, tailyard, ..ProxyGroupSpec::default() };
-    let ObjectMeta { uid, deletion_timestamp, .. } = metadata.clone();
-    let name = metadata.name.clone();
-    ProxyGroup { metadata: ObjectMeta { name, uid, deletion_timestamp, ..ObjectMeta::default() }, spec, status: None }
 }
 
 /// The label that an Ingress requests, valid or not.

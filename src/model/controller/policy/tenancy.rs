@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use crate::api::proxygroup::{ProxyGroupSpec, Tenant};
+use crate::api::proxygroup::Tenant;
 
 /// Labels of a namespace.
 pub type Labels = BTreeMap<String, String>;
@@ -146,13 +146,12 @@ impl TenantQuota {
 }
 
 impl Tenancy {
-    /// Evaluates the tenants of a group against the labels of all namespaces.
+    /// Evaluates tenants against the labels of all namespaces.
     pub fn of<'a>(
-        group: &ProxyGroupSpec,
+        tenants: &[Tenant],
         default: DefaultTenancy,
         namespaces: impl IntoIterator<Item = (&'a String, &'a Arc<Labels>)>,
     ) -> Self {
-        let tenants = group.tailyard.as_ref().map(|own| own.tenants.as_slice()).unwrap_or_default();
         if tenants.is_empty() {
             return Self { default: Some(TenantQuota::of(default)), ..Self::default() };
         }
@@ -208,7 +207,6 @@ mod tests {
     const G: TenancyScope<'_> = TenancyScope::Group("g");
 
     fn tenancy(tenants: Value) -> Tenancy {
-        let group = json!({"type": "ingress", "tailyard": {"tenants": tenants}});
         let labels = |pairs: &[(&str, &str)]| -> Arc<Labels> {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<Labels>().into()
         };
@@ -217,7 +215,7 @@ mod tests {
             ("shop-test".to_owned(), labels(&[("team", "shop")])),
             ("bare".to_owned(), labels(&[])),
         ]);
-        Tenancy::of(&serde_json::from_value(group).expect("a group"), DefaultTenancy::Bounded, &namespaces)
+        Tenancy::of(&serde_json::from_value::<Vec<Tenant>>(tenants).expect("tenants"), DefaultTenancy::Bounded, &namespaces)
     }
 
     #[test]
@@ -269,10 +267,7 @@ mod tests {
 
     #[test]
     fn group_without_tenants_uses_the_default_tenancy() {
-        let group = |default| {
-            let group: ProxyGroupSpec = serde_json::from_value(json!({"type": "egress"})).expect("a group");
-            Tenancy::of(&group, default, &BTreeMap::new())
-        };
+        let group = |default| Tenancy::of(&[], default, &BTreeMap::new());
         let (bounded, open) = (group(DefaultTenancy::Bounded), group(DefaultTenancy::Open));
         let [bounded, open] = [&bounded, &open].map(|tenancy| tenancy.allowance("any", G).expect("everybody"));
         let tag = ["tag:hr".to_owned()];

@@ -14,10 +14,12 @@ use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::workload::actions::{Delete, GroupPlan, Notice};
 use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::secrets::config_ref;
+use crate::model::controller::workload::objects::standalone_service::selected_app;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, applied};
 use crate::model::controller::workload::observed::{ControlPlaneError, Observed};
 use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::secret_name::SecretName;
+use crate::model::controller::workload::spec::WorkloadSpec;
 
 /// Time for which a group's deletion waits for an unavailable control plane.
 pub(crate) const AWAY: Duration = Duration::from_mins(5);
@@ -34,6 +36,8 @@ pub(crate) struct GroupFault {
 #[derive(Debug)]
 pub(crate) struct GroupPass<'a> {
     pub(crate) observed: &'a Observed,
+    /// What the object requests; `None` without an object.
+    pub(crate) spec: Option<&'a WorkloadSpec<'a>>,
     pub(crate) memory: &'a mut Memory,
     pub(crate) pass: GroupPlan,
     pub(crate) faults: Vec<GroupFault>,
@@ -43,10 +47,20 @@ pub(crate) struct GroupPass<'a> {
 }
 
 impl<'a> GroupPass<'a> {
-    pub(crate) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
+    pub(crate) fn new(observed: &'a Observed, spec: Option<&'a WorkloadSpec<'a>>, memory: &'a mut Memory) -> Self {
         memory.summary = None;
         memory.assign(observed.key.group_name(), &observed.assignment);
-        Self { observed, memory, pass: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
+        Self { observed, spec, memory, pass: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
+    }
+
+    /// The workload as owner of its objects.
+    pub(crate) fn owner(&self) -> Owner {
+        let observed = self.observed;
+        let (name, namespace) = (observed.workload.clone(), observed.settings.namespace.clone());
+        let uid = observed.metadata().and_then(|metadata| metadata.uid.clone()).unwrap_or_default();
+        let set = self.owned(&ObjectRef::new(Kind::StatefulSet, &namespace, name.clone()));
+        let app = set.filter(|_| observed.key.is_standalone()).and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
+        Owner { key: observed.key.clone(), name, uid, namespace, app }
     }
 
     pub(crate) fn owned(&self, object: &ObjectRef) -> Option<&'a Arc<Value>> {
@@ -106,7 +120,7 @@ impl<'a> GroupPass<'a> {
 
     /// Whether the group's deletion has waited for the control plane long enough.
     pub(crate) fn waited(&self) -> bool {
-        let since = self.observed.group.as_ref().and_then(|group| group.metadata.deletion_timestamp.as_ref());
+        let since = self.observed.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref());
         since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
     }
 

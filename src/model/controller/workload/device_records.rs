@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, DeviceReport};
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
@@ -18,7 +17,6 @@ use crate::model::controller::workload::objects::{Owner, applied};
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use crate::model::controller::workload::observed::{GroupCapabilities, TailnetState};
 use crate::model::controller::workload::readiness::elapsed;
-use crate::model::controller::workload::settings::GroupSettings;
 
 /// Interval of reads after a report that the control plane confirmed.
 const CONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
@@ -113,7 +111,7 @@ pub(crate) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, 
         return None;
     }
     let expected = match recorded {
-        Some(record) => expected_record(work, owner, ordinal, replica, record),
+        Some(record) => expected_record(work, ordinal, replica, record),
         None => expected_claim(work, owner, ordinal, replica),
     };
     Some(ClaimedDevice { id, expected })
@@ -137,9 +135,9 @@ fn shared_with<'a>(work: &GroupPass<'a>, owner: &Owner, ordinal: u32, id: &Devic
 }
 
 /// Required properties of a recorded device: a host name and a tag of the config, the group or the record.
-fn expected_record(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
+fn expected_record(work: &GroupPass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
     let tags = requested_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
-    ExpectedDevice { hostnames: hostnames(work, owner, ordinal, replica), tags, binding: Binding::Recorded }
+    ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding: Binding::Recorded }
 }
 
 /// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name
@@ -150,21 +148,19 @@ fn expected_claim(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &O
     let (index, server, now) = (&work.observed.devices.index, replica_server(work, ordinal), work.observed.now);
     let is_own = |name: &String| mint.is_some_and(|mint| mint.hostname.eq_ignore_ascii_case(name));
     let is_free = |name: &String| is_own(name) || index.joining_elsewhere(server, name, &config, now).is_none();
-    let hostnames = hostnames(work, owner, ordinal, replica).into_iter().chain(mint.map(|mint| mint.hostname.clone()));
+    let hostnames = hostnames(work, ordinal, replica).into_iter().chain(mint.map(|mint| mint.hostname.clone()));
     let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
     ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: requested_tags(work), binding }
 }
 
-/// Host names of a replica: in its config, and as its group requests now.
-fn hostnames(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Vec<String> {
-    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+/// Host names of a replica: in its config, and as requested now.
+fn hostnames(work: &GroupPass<'_>, ordinal: u32, replica: &ObservedReplica) -> Vec<String> {
     let written = replica.config.as_ref().and_then(|config| config.hostname());
-    written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect()
+    written.map(str::to_owned).into_iter().chain(work.spec.map(|spec| spec.hostname(ordinal))).collect()
 }
 
 fn requested_tags(work: &GroupPass<'_>) -> Vec<String> {
-    let spec = work.observed.group.as_ref().map(|group| &group.spec);
-    spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default().to_vec()
+    work.spec.map(|spec| spec.tags(&work.observed.settings)).unwrap_or_default().to_vec()
 }
 
 /// Login server of the control plane.
@@ -176,20 +172,6 @@ fn server<'a>(work: &GroupPass<'a>) -> &'a str {
 fn replica_server<'a>(work: &GroupPass<'a>, ordinal: u32) -> &'a str {
     let config = work.observed.replicas.get(&ordinal).and_then(|replica| replica.config.as_ref());
     config.map(|config| config.entry().server).filter(|server| !server.is_empty()).unwrap_or_else(|| server(work))
-}
-
-/// Tags of a group's devices.
-pub(crate) fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
-    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
-}
-
-/// Host name of a replica.
-pub(crate) fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
-    if let Some(name) = spec.hostname_prefix.as_ref().filter(|_| owner.key.is_standalone()) {
-        return name.clone();
-    }
-    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.name);
-    format!("{prefix}-{ordinal}")
 }
 
 /// Whether the control plane is usable and has a capability.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
@@ -39,7 +40,7 @@ pub struct Observed {
     pub settings: Arc<GroupSettings>,
     /// Groups of objects without annotation.
     pub assignment: Arc<AssignmentRules>,
-    /// The group object, if it exists; of a standalone Service or Ingress [`requests::as_group`].
+    /// The group of a `ProxyGroup`'s key, if it exists.
     pub group: Option<Arc<ProxyGroup>>,
     /// Its `ProxyClass`: the named one, else the default.
     pub class: Class,
@@ -217,6 +218,11 @@ impl Observed {
             PublishSource::Service => self.services.get(&id).map(|service| Parent::Service(service)),
             PublishSource::Ingress => self.publish.ingresses.get(&id).map(|ingress| Parent::Ingress(ingress)),
         }
+    }
+
+    /// Metadata of the object that requests the workload, if it exists.
+    pub(crate) fn metadata(&self) -> Option<&ObjectMeta> {
+        self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
     }
 
     pub(crate) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {

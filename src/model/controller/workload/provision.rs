@@ -20,14 +20,14 @@ pub(crate) const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_
 
 /// Plans the Pods and the objects for scraping them.
 pub(crate) fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    if !shape.standalone() {
+    if shape.role().is_replicated {
         work.want(&shape.owner, disruption_budget(shape));
     }
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.name.clone());
     let existing = work.owned(&set).map(|existing| &**existing);
     // The Tailscale operator's image reads its config at start and exits without one.
     let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
-    if existing.is_some() || !shape.stock() || (0..shape.replicas).all(configured) {
+    if existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured) {
         work.want(&shape.owner, stateful_set(shape, existing));
     }
     let scraped = metrics(shape);

@@ -12,14 +12,13 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::ingress::IngressPlan;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
 use crate::model::controller::workload::device_records;
-use crate::model::controller::workload::device_records::{can, claimed_device, draft, hostname, record, tags};
+use crate::model::controller::workload::device_records::{can, claimed_device, draft, record};
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -50,7 +49,7 @@ pub(crate) fn secrets(
     plan: Option<&IngressPlan<'_>>,
 ) {
     let none = ObservedReplica::default();
-    for ordinal in 0..shape.replicas {
+    for ordinal in 0..shape.spec.replicas {
         work.want(&shape.owner, state(&shape.owner, ordinal));
         if work.foreign(&shape.owner, &state_ref(&shape.owner, ordinal)) {
             // The config Secret would record that the state is ours.
@@ -62,8 +61,8 @@ pub(crate) fn secrets(
         }
         let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
         let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
-        let mut hostname = hostname(&shape.owner, shape.spec, ordinal);
-        if shape.standalone() {
+        let mut hostname = shape.spec.hostname(ordinal);
+        if !shape.role().is_replicated {
             hostname = handover::device_label(work.observed, &hostname);
         }
         config(work, shape, ordinal, replica, ReplicaInputs { hostname, endpoints: endpoints.get(&ordinal), advertised });
@@ -105,7 +104,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     }
     let devices = can(work, |capabilities| capabilities.devices);
     let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
-    let tags = tags(&work.observed.settings, shape.spec).to_vec();
+    let tags = shape.spec.tags(shape.settings).to_vec();
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
     let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
@@ -130,9 +129,10 @@ fn awaits_report(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica:
     waits
 }
 
-/// Replicas whose recorded devices have other tags than the group: tags come with the auth key only.
-pub(crate) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
-    let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
+/// Replicas below an ordinal whose recorded devices have other tags than requested: tags come with the auth key only.
+pub(crate) fn other_tags(work: &GroupPass<'_>, wanted: u32) -> Vec<String> {
+    let Some(spec) = work.spec else { return Vec::new() };
+    let tags: BTreeSet<_> = spec.tags(&work.observed.settings).iter().collect();
     let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
     let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
     others.map(|(ordinal, _)| names::replica(&work.observed.workload, *ordinal)).collect()
@@ -160,7 +160,7 @@ fn document(
         "acceptRoutes": accept_routes,
     });
     let Value::Object(mut document) = fixed else { return None };
-    document.extend(shape.standalone().then(|| ("NoStatefulFiltering".into(), true.into())));
+    document.extend(shape.role().device_options.iter().map(|(field, value)| ((*field).to_owned(), (*value).into())));
     // Another writer sets these fields of an egress group: copy them.
     let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {

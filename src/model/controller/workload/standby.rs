@@ -21,7 +21,7 @@ pub(crate) fn sets(owner: &Owner) -> [ObjectRef; 2] {
 pub(crate) fn standby(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     let owner = &shape.owner;
     let [first, second] = sets(owner);
-    if !shape.standby {
+    if !shape.standby() {
         work.delete(owner, &second);
         if work.owned(&second).is_some() || pod_of(work, owner, &second).is_some() {
             withhold(work, &first);

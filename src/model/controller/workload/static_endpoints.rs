@@ -52,10 +52,10 @@ pub(crate) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> 
         requested.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()))
     };
     let reused: BTreeMap<u32, u16> =
-        (0..shape.replicas).filter_map(|ordinal| Some((ordinal, current_port(ordinal).filter(|port| allowed(*port))?))).collect();
+        (0..shape.spec.replicas).filter_map(|ordinal| Some((ordinal, current_port(ordinal).filter(|port| allowed(*port))?))).collect();
     let mut taken: BTreeSet<u16> = reused.values().chain(&work.observed.node_ports).copied().collect();
     let mut found = BTreeMap::new();
-    for ordinal in 0..shape.replicas {
+    for ordinal in 0..shape.spec.replicas {
         let Some(port) = reused.get(&ordinal).copied().or_else(|| free(&requested.node_port, &taken)) else {
             let message = "All ports of spec.staticEndpoints of the ProxyClass are taken, or the API server refuses them \
                 (its --service-node-port-range): change its ranges.";
@@ -97,7 +97,8 @@ fn addresses(work: &GroupPass<'_>, shape: &RenderContext<'_>, endpoints: &NodePo
         endpoints.selector.iter().all(|(key, value)| label(key) == Some(value))
     };
     let there: BTreeSet<IpAddr> = work.observed.nodes.iter().filter(selected).flat_map(|node| external(node)).collect();
-    let replicas = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.config.as_ref()?.document.as_ref());
+    let replicas =
+        work.observed.replicas.range(..shape.spec.replicas).filter_map(|(_, replica)| replica.config.as_ref()?.document.as_ref());
     let used = replicas.filter_map(|document| document.get("StaticEndpoints")?.as_array()).flatten();
     let used = used.filter_map(|endpoint| endpoint.as_str()?.parse::<SocketAddr>().ok()).map(|endpoint| endpoint.ip());
     let mut chosen = Vec::new();

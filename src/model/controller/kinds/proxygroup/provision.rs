@@ -2,8 +2,6 @@
 //!
 //! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
 
-use std::collections::BTreeSet;
-
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
@@ -18,51 +16,19 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::provision::{POLL_INTERVAL, WAITS, class, denials, pods};
+use crate::model::controller::workload::spec::WorkloadSpec;
 use crate::model::controller::workload::{finalizers, replicas, static_endpoints as endpoints};
 use crate::model::controller::{egress, ingress};
-use crate::model::plan::world::Single;
-
-/// Default of `spec.replicas`.
-const REPLICAS: i32 = 2;
-
-/// The group as owner of its objects.
-pub(crate) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
-    Owner {
-        key: work.observed.key.clone(),
-        name: work.observed.workload.clone(),
-        uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
-        namespace: work.observed.settings.namespace.clone(),
-        app: String::new(),
-    }
-}
 
 /// Plans all objects of a group.
-pub(crate) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
-    let owner = owner(work, Some(group));
+pub(crate) fn provision<'a>(work: &mut GroupPass<'a>, group: &ProxyGroup, spec: &'a WorkloadSpec<'a>) {
     let observed = work.observed;
     let (usable, class) = class(work);
-    let wanted = group.spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0);
-    let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
-    let (spec, settings) = (&group.spec, &*observed.settings);
-    let share_account = group.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true");
-    let mut shape = RenderContext {
-        owner,
-        spec,
-        class,
-        settings,
-        replicas: wanted,
-        single: Single::None,
-        present,
-        wireguard: None,
-        share_account,
-        node_sites: false,
-        pod_sites: false,
-        standby: false,
-        own_certificates: BTreeSet::new(),
-        certificates: BTreeSet::new(),
-    };
+    let wanted = spec.replicas;
+    let mut shape = RenderContext::new(work.owner(), spec, class, &observed.settings);
+    shape.present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     shape.wireguard = endpoints::wireguard(work, &shape);
-    let plan = shape.ingress().then(|| ingress::plan(work, &shape));
+    let plan = shape.role().serves_sites.then(|| ingress::plan(work, &shape));
     if let Some(plan) = &plan {
         shape.certificates = plan.certificates(work, &shape.owner);
         shape.own_certificates = plan.own_certificates();
@@ -108,7 +74,7 @@ fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
 
 /// Deletes a group: its Pods, then its devices, then its finalizer. The garbage collector deletes the rest.
 pub(crate) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
-    let owner = owner(work, Some(group));
+    let owner = work.owner();
     without(work, &owner, Some("is being deleted: name another group."));
     work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let unpublished = ingress::teardown::end(work, &owner);
@@ -133,7 +99,7 @@ pub(crate) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
 /// Handles Services that name no usable group.
 pub(crate) fn orphans(work: &mut GroupPass<'_>) {
     const MISSING: &str = "does not exist: make it, or name another group.";
-    let owner = owner(work, None);
+    let owner = work.owner();
     without(work, &owner, Some(MISSING));
     ingress::teardown::orphans(work, MISSING);
 }

@@ -43,7 +43,7 @@ pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
     let edited =
         conditions::get(&before.conditions, PROXY_GROUP_READY).is_some_and(|existing| existing.observed_generation != Some(generation));
     let changed = conditions::set(&mut status.conditions, &condition, now);
-    let others = if edited { other_tags(work, &group.spec, wanted) } else { Vec::new() };
+    let others = if edited { other_tags(work, wanted) } else { Vec::new() };
     if !others.is_empty() {
         let message = format!(
             "spec.tags concern replicas that join later. The devices of {} have other tags: change them at the control plane, or delete \

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
-use crate::model::controller::kinds::proxygroup::provision::{owner, without};
+use crate::model::controller::kinds::proxygroup::provision::without;
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::readiness::elapsed;
@@ -20,7 +20,7 @@ const MESSAGE: &str = "Groups of this type are not served by this version of Tai
 
 /// Reconciles our part: Services that name the group for egress.
 pub(crate) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
-    let owner = owner(work, Some(group));
+    let owner = work.owner();
     if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
         without(work, &owner, None);
         return;

@@ -24,7 +24,7 @@ pub(crate) enum Admission {
 
 pub(crate) fn admit(work: &mut GroupPass<'_>, parent: Parent<'_>) -> Admission {
     let observed = work.observed;
-    let Some(spec) = observed.group.as_deref().map(|group| &group.spec).filter(|_| !observed.settings.standalone_tenants.is_empty()) else {
+    let Some(spec) = work.spec.filter(|spec| !spec.tenants.is_empty()) else {
         return Admission::Granted;
     };
     let metadata = parent.metadata();
@@ -32,13 +32,13 @@ pub(crate) fn admit(work: &mut GroupPass<'_>, parent: Parent<'_>) -> Admission {
     if !observed.namespaces.contains_key(namespace) {
         return Admission::Undecided;
     }
-    let tenancy = Tenancy::of(spec, observed.settings.tenancy, &observed.namespaces);
+    let tenancy = Tenancy::of(spec.tenants, observed.settings.tenancy, &observed.namespaces);
     let tags: Vec<_> = spec.tags.iter().filter(|tag| !observed.settings.tags.contains(tag)).cloned().collect();
-    let label = spec.hostname_prefix.as_deref().unwrap_or_default();
+    let label = parent.label();
     let funnel = matches!(parent, Parent::Ingress(_)) && annotation(metadata.annotations.as_ref(), names::FUNNEL).is_some_and(is_true);
     let scope = TenancyScope::Standalone;
     let allowed = tenancy.allowance(namespace, scope).and_then(|quota| {
-        quota.allows(namespace, scope, label, &tags)?;
+        quota.allows(namespace, scope, &label, &tags)?;
         quota.allows_funnel(namespace, scope, funnel).map(|()| quota.max_names)
     });
     match allowed {

@@ -56,7 +56,7 @@ pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &Render
     let reached = device.as_ref().map(|(device, name)| (device, name.as_str()));
     let host = host(work, &shape.owner.name);
     let points = external_name(service) == host;
-    let switches = shape.single.is_egress() && !points && reached.is_some();
+    let switches = shape.target.is_egress() && !points && reached.is_some();
     let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
     let condition = condition(work, shape, reached.map(|(_, name)| name), &host);
     let load_balancer = addresses(work, service, shape, reached);
@@ -200,12 +200,12 @@ fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&s
         return ProxyCondition::unready(if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED }, fault.message.clone());
     }
     if let Some(name) = reached {
-        let mut message = match &shape.single {
+        let mut message = match &shape.target {
             Single::TailnetIp(target) => format!("The Service routes to {target} by {host}."),
             Single::TailnetFqdn(target) => format!("The Service routes to {target} by {host}."),
             _ => format!("The Service is reached in the tailnet as {name}."),
         };
-        let others = !other_tags(work, shape.spec, 1).is_empty();
+        let others = !other_tags(work, 1).is_empty();
         if others {
             message.push_str(
                 " Its device has other tags than requested: change them at the control plane, or delete the device there, and the proxy \
@@ -244,7 +244,7 @@ fn is_unconfirmed(replica: &ObservedReplica) -> bool {
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
 fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
-    let Single::DestIp(cluster_ip) = shape.single else { return None };
+    let Single::DestIp(cluster_ip) = shape.target else { return None };
     // A group serves it until the proxy does.
     let in_group = finalizers::has(&service.metadata, names::SERVICE_FINALIZER);
     let is_known = in_group || work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);

@@ -1,5 +1,7 @@
 //! Parses a standalone Service: the mode of its proxy, or all faults, each with an action. Checks what only a standalone Ingress must fulfil.
 
+use std::borrow::Cow;
+
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,15 +14,40 @@ use crate::model::controller::ingress::spec;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, common};
 use crate::model::controller::policy::annotations::{annotation, dns_label};
 use crate::model::controller::policy::requests;
-use crate::model::controller::policy::requests::{directions, service_label};
+use crate::model::controller::policy::requests::{Parent, directions, service_label};
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
 use crate::model::plan::world::Single;
 
 /// Maximum length of a label's value.
 const MAX_LABEL: usize = 63;
 
+/// The workload of one replica that an object requests.
+pub(crate) fn spec<'a>(parent: Parent<'a>, settings: &'a GroupSettings) -> WorkloadSpec<'a> {
+    let metadata = parent.metadata();
+    let role = match parent {
+        Parent::Ingress(_) => Role::Ingress,
+        Parent::Service(service) if directions(service).1 => Role::EgressService,
+        Parent::Service(_) => Role::IngressService,
+    };
+    WorkloadSpec {
+        role,
+        replicas: 1,
+        tags: Cow::Owned(requests::tags(metadata)),
+        hostname: HostnamePattern::Single(parent.label()),
+        tailnet: None,
+        tenants: &settings.standalone_tenants,
+        shares_account: None,
+        standby: requests::requests(metadata, names::STANDBY),
+        serves_on_pod: role == Role::Ingress && requests::requests(metadata, names::FORWARD_CLUSTER_TRAFFIC),
+        options: None,
+    }
+}
+
+/// Target of the proxy of a Service.
 pub(crate) fn read(service: &Service, settings: &GroupSettings) -> Result<Single, Vec<String>> {
     let (single, mut wrong) = match directions(service) {
         (true, true) => {

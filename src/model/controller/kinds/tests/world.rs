@@ -279,8 +279,7 @@ impl World {
             concerns(stored, &self.assignment).contains(name) || parents.contains(key) || published(key)
         };
         let services = self.services.iter().filter(|(key, stored)| mine(key, stored));
-        let proxy = self.parent(name).map(|parent| requests::as_group(parent, &self.settings.standalone_tenants));
-        let group = proxy.or_else(|| self.groups.get(name.group()?).cloned());
+        let group = name.group().and_then(|name| self.groups.get(name)).cloned();
         let workload = self.workload(name, &owned);
         let (replicas, waiting) = self.with_waiting(&workload);
         Observed {

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use crate::api;
 use crate::model::controller::workload::objects::shape::{DEBUG, HEALTH, RenderContext};
+use crate::model::controller::workload::role::RoleConfig;
 use crate::model::flows::drain::Budget;
 
 /// Environment of the proxy's container; `configs` and `services` are the paths of the configs.
@@ -23,22 +24,22 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
     ];
     env.extend(shape.wireguard.map(|port| value("PORT", &port.to_string())));
     env.extend(firewall(shape).map(|mode| value("TS_DEBUG_FIREWALL_MODE", mode)));
-    env.extend(match shape.single.value() {
-        Some(target) => single(shape, &target),
-        None if shape.ingress() => ingress(shape, services),
-        None => egress(services),
+    env.extend(match shape.role().config {
+        None => target(shape),
+        Some(RoleConfig::Ingress) => ingress(shape, services),
+        Some(RoleConfig::Egress) => egress(shape, services),
     });
     env.push(value("TS_ENABLE_HEALTH_CHECK", "true"));
     if !shape.stock() {
-        if shape.has_config_map() {
-            let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
-            env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
+        if let Some(config) = shape.role().config {
+            let config_map = format!("{}/{}", shape.owner.namespace, config.config_map(&shape.owner.name));
+            env.push(value(config.variable(), &config_map));
         }
         env.push(value("TAILYARD_CONFIG_FROM_API", "true"));
         env.push(field("NODE_IP", "status.hostIP"));
-        env.extend(shape.ingress().then(|| field("NODE_NAME", "spec.nodeName")));
+        env.extend(shape.role().serves_sites.then(|| field("NODE_NAME", "spec.nodeName")));
         env.extend(shape.node_sites.then(|| value("TAILYARD_SERVE_ON_NODE_ADDRESS", "true")));
-        env.extend(shape.pod_sites.then(|| value("TAILYARD_SERVE_ON_POD_ADDRESS", "true")));
+        env.extend(shape.spec.serves_on_pod.then(|| value("TAILYARD_SERVE_ON_POD_ADDRESS", "true")));
         env.extend(shape.active_lease().map(|lease| value("TAILYARD_ACTIVE_LEASE", &lease)));
         let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
@@ -60,19 +61,21 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
     env
 }
 
-fn single(shape: &RenderContext<'_>, target: &str) -> Vec<EnvVar> {
-    let app = if shape.single.is_egress() { "k8s-operator-egress-proxy" } else { "k8s-operator-ingress-proxy" };
-    let target = shape.single.variable().map(|variable| value(variable, target));
-    target.into_iter().chain([value("TS_INTERNAL_APP", app)]).collect()
+fn app(shape: &RenderContext<'_>) -> EnvVar {
+    value("TS_INTERNAL_APP", shape.role().app)
 }
 
-fn egress(services: &str) -> Vec<EnvVar> {
-    vec![value("TS_EGRESS_PROXIES_CONFIG_PATH", services), value("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress")]
+fn target(shape: &RenderContext<'_>) -> Vec<EnvVar> {
+    let target = shape.target.variable().zip(shape.target.value()).map(|(variable, target)| value(variable, &target));
+    target.into_iter().chain([app(shape)]).collect()
+}
+
+fn egress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
+    vec![value("TS_EGRESS_PROXIES_CONFIG_PATH", services), app(shape)]
 }
 
 fn ingress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
-    let app = if shape.standalone() { "k8s-operator-ingress-resource" } else { "k8s-operator-proxygroup-ingress" };
-    let mut env = vec![value("TS_INTERNAL_APP", app)];
+    let mut env = vec![app(shape)];
     if !shape.userspace() {
         env.push(value("TS_INGRESS_PROXIES_CONFIG_PATH", &format!("{services}/{}", api::ingress::KEY)));
     }

@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
 
 use crate::api::names;
-use crate::model::controller::workload::key::{METRICS_OF_INGRESS, WorkloadKey};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
 
@@ -66,26 +65,13 @@ fn name(owner: &Owner) -> String {
 fn labels(shape: &RenderContext<'_>) -> BTreeMap<String, String> {
     let owner = &shape.owner;
     let mut labels = vec![(names::MANAGED, "true".to_owned()), ("tailscale.com/metrics-target", label_value(&owner.name))];
-    match &owner.key {
-        WorkloadKey::ProxyGroup(_) => labels.extend([
-            (names::PROXY_TYPE, names::PARENT_GROUP.to_owned()),
-            (names::PROXY_PARENT, label_value(&owner.name)),
-            (JOB, label_value(&format!("ts_proxygroup_{}", owner.name))),
-        ]),
-        WorkloadKey::Service(namespace, name) | WorkloadKey::Ingress(namespace, name) => {
-            let kind = match &owner.key {
-                WorkloadKey::Service(..) if shape.single.is_egress() => "egress_service",
-                WorkloadKey::Service(..) => "ingress_service",
-                _ => METRICS_OF_INGRESS,
-            };
-            labels.extend([
-                (names::PROXY_TYPE, kind.to_owned()),
-                (names::PROXY_PARENT, label_value(name)),
-                (names::PROXY_PARENT_NAMESPACE, label_value(namespace)),
-                (JOB, label_value(&format!("ts_{kind}_{namespace}_{name}"))),
-            ]);
-        }
-    }
+    let (kind, name) = (shape.role().proxy_type, owner.key.name());
+    let (namespace, job) = match owner.key.namespace() {
+        "" => (None, format!("ts_{kind}_{name}")),
+        namespace => (Some(namespace), format!("ts_{kind}_{namespace}_{name}")),
+    };
+    labels.extend([(names::PROXY_TYPE, kind.to_owned()), (names::PROXY_PARENT, label_value(name)), (JOB, label_value(&job))]);
+    labels.extend(namespace.map(|namespace| (names::PROXY_PARENT_NAMESPACE, label_value(namespace))));
     labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 

@@ -51,7 +51,7 @@ fn subject(owner: &Owner) -> Subject {
 }
 
 fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
-    let group = &shape.owner.name;
+    let (group, serves_sites) = (&shape.owner.name, shape.role().serves_sites);
     let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let rule = |resource: &str, verbs: &[&str], names: Vec<String>| PolicyRule {
         api_groups: Some(list(&[""])),
@@ -60,14 +60,14 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         resource_names: (!names.is_empty()).then_some(names),
         ..PolicyRule::default()
     };
-    let ordinals = 0..shape.present.max(shape.replicas);
+    let ordinals = 0..shape.present.max(shape.spec.replicas);
     let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
-    let standby = shape.standby.then(|| names::replica(&standby_name(group), 0));
+    let standby = shape.standby().then(|| names::replica(&standby_name(group), 0));
     let pods = states.clone().chain(standby).collect();
     let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
     let account = shape.account().map(|account| account.secret);
     let written: Vec<String> = states.chain(account).chain(shape.certificates.iter().cloned()).collect();
-    let own_certificates = shape.own_certificates.iter().filter(|_| shape.ingress() && !shape.stock()).cloned();
+    let own_certificates = shape.own_certificates.iter().filter(|_| !shape.stock()).cloned();
     let read: Vec<String> = configs.chain(own_certificates).collect();
     // resourceNames restrict list and watch to a field selector by name; requests without one are rejected.
     let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
@@ -78,12 +78,12 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     if !read.is_empty() {
         rules.push(rule("secrets", reads, read));
     }
-    if shape.ingress() && shape.stock() {
+    if serves_sites && shape.stock() {
         // The Tailscale operator's image finds certificates by labels, which RBAC cannot express.
         rules.push(rule("secrets", &["list", "watch"], Vec::new()));
     }
     // Elections of the cert leader and of the active Pod.
-    let issuer = (shape.ingress() && !shape.stock()).then(|| names::issuer(group));
+    let issuer = (serves_sites && !shape.stock()).then(|| names::issuer(group));
     let leases: Vec<_> = issuer.into_iter().chain(shape.active_lease()).collect();
     if !leases.is_empty() {
         let lease = |verbs: &[&str], names: Vec<String>| PolicyRule {
@@ -93,8 +93,8 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
         rules.push(lease(&["get", "patch", "update"], leases));
         rules.push(lease(&["create"], Vec::new()));
     }
-    if !shape.stock() && shape.has_config_map() {
-        rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
+    if let Some(config_map) = shape.config_map().filter(|_| !shape.stock()) {
+        rules.push(rule("configmaps", &["get", "list", "watch"], vec![config_map]));
     }
     rules.push(if shape.stock() {
         rule("events", &["create", "get", "patch"], Vec::new())

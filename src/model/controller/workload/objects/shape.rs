@@ -1,4 +1,4 @@
-//! Inputs of a group's object builders, and values that several builders derive from them.
+//! Inputs of a workload's object builders, and values that several builders derive from them.
 //!
 //! Interprets spec, class and settings in one place, so that two builders cannot disagree. Reads no observed objects.
 
@@ -9,11 +9,13 @@ use ipnet::IpNet;
 
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::{Firewall, ProxyGroupSpec, ProxyGroupType, Tailyard};
+use crate::api::proxygroup::{Firewall, Tailyard};
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
+use crate::model::controller::workload::role::RoleRow;
 use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::workload::spec::WorkloadSpec;
 use crate::model::plan::world::Single;
 
 /// Port of a replica's health checks, metrics and preStop hook.
@@ -39,36 +41,48 @@ pub struct AccountLocation {
     pub shared: bool,
 }
 
-/// Inputs for the objects of a group.
+/// Inputs for the objects of a workload.
 #[derive(Debug, Clone)]
 pub struct RenderContext<'a> {
     pub owner: Owner,
-    pub spec: &'a ProxyGroupSpec,
+    pub spec: &'a WorkloadSpec<'a>,
     pub class: Option<&'a ProxyClassSpec>,
     pub settings: &'a GroupSettings,
-    /// Desired replicas.
-    pub replicas: u32,
-    /// Mode of a Service's standalone proxy; else none.
-    pub single: Single,
+    /// Target of the proxy of a Service; else none.
+    pub target: Single,
     /// Maximum of existing and desired replicas: terminating ones still need their rights.
     pub present: u32,
     /// Port of tailscaled, if peers reach it at a node port.
     pub wireguard: Option<u16>,
-    /// The group's own choice whether its replicas share the ACME account of their tailnet.
-    pub share_account: Option<bool>,
     /// Virtual hosts are served on the replicas' own addresses: of a standalone proxy, or where the control plane has no Tailscale Services.
     pub node_sites: bool,
-    /// Whether the proxy of an Ingress also serves the cluster, on the Pod's addresses.
-    pub pod_sites: bool,
     /// User-provided certificates that the Pods read.
     pub own_certificates: BTreeSet<String>,
-    /// Whether a second Pod waits to take over.
-    pub standby: bool,
     /// Certificate Secrets that the Pods read and write.
     pub certificates: BTreeSet<String>,
 }
 
-impl RenderContext<'_> {
+impl<'a> RenderContext<'a> {
+    /// Inputs before anything of the cluster is known.
+    pub fn new(owner: Owner, spec: &'a WorkloadSpec<'a>, class: Option<&'a ProxyClassSpec>, settings: &'a GroupSettings) -> Self {
+        Self {
+            owner,
+            spec,
+            class,
+            settings,
+            target: Single::None,
+            present: spec.replicas,
+            wireguard: None,
+            node_sites: false,
+            own_certificates: BTreeSet::new(),
+            certificates: BTreeSet::new(),
+        }
+    }
+
+    pub fn role(&self) -> &'static RoleRow {
+        self.spec.role.row()
+    }
+
     pub fn pod(&self) -> Option<&ClassPod> {
         self.class?.stateful_set.as_ref()?.pod.as_ref()
     }
@@ -89,29 +103,19 @@ impl RenderContext<'_> {
         image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
     }
 
-    /// Whether it serves virtual hosts: a group of type `ingress`, or the proxy of an Ingress.
-    pub fn ingress(&self) -> bool {
-        self.spec.type_ == ProxyGroupType::Ingress
-    }
-
-    /// Whether the workload is the proxy of a standalone Service or Ingress.
-    pub fn standalone(&self) -> bool {
-        self.owner.key.is_standalone()
+    /// Whether a second Pod waits to take over.
+    pub fn standby(&self) -> bool {
+        self.spec.standby && !self.stock()
     }
 
     /// Lease of the Pod that has the identity of a proxy with a standby.
     pub fn active_lease(&self) -> Option<String> {
-        self.standby.then(|| names::replica(&self.owner.name, 0))
+        self.standby().then(|| names::replica(&self.owner.name, 0))
     }
 
-    /// Whether the replicas read a `ConfigMap`.
-    pub fn has_config_map(&self) -> bool {
-        self.ingress() || !self.standalone()
-    }
-
-    /// Name of the `ConfigMap` of a group's services.
-    pub fn config_map(&self) -> String {
-        if self.ingress() { names::ingress_config(&self.owner.name) } else { names::egress_config(&self.owner.name) }
+    /// Name of the `ConfigMap` that the replicas read, if any.
+    pub fn config_map(&self) -> Option<String> {
+        self.role().config.map(|config| config.config_map(&self.owner.name))
     }
 
     /// Whether the replicas have no TUN device and forward nothing: set by the class, for our image only.
@@ -125,14 +129,15 @@ impl RenderContext<'_> {
 
     /// Location of the ACME account; `None` where each replica has its own.
     pub fn account(&self) -> Option<AccountLocation> {
-        let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
-        let secret = match (shared, self.stock() || self.standalone()) {
+        let role = self.role();
+        let shared = self.spec.shares_account.or(self.settings.shared_account).unwrap_or(!role.has_own_account);
+        let secret = match (shared, role.has_own_account && !self.stock()) {
             (true, _) => names::ACCOUNTS.to_owned(),
-            (false, false) => names::account(&self.owner.name),
-            (false, true) => return None,
+            (false, true) => names::account(&self.owner.name),
+            (false, false) => return None,
         };
-        let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");
-        self.ingress().then(|| AccountLocation { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
+        let tailnet = self.spec.tailnet.unwrap_or("_default");
+        role.serves_sites.then(|| AccountLocation { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
     }
 
     /// ACME directory URL, if it differs from the replicas' default.
@@ -141,9 +146,9 @@ impl RenderContext<'_> {
         if staging { Some(STAGING) } else { self.settings.acme_directory.as_deref() }
     }
 
-    /// `spec.tailyard`.
+    /// Options that only Tailyard has.
     pub fn own(&self) -> Option<&Tailyard> {
-        self.spec.tailyard.as_ref()
+        self.spec.options
     }
 
     /// Time for which a draining replica forwards existing flows.
@@ -151,7 +156,7 @@ impl RenderContext<'_> {
         let own = self.own().and_then(|own| own.drain_timeout_seconds).and_then(|grace| grace.clamp(0, LONGEST_GRACE).try_into().ok());
         let timeout = own.map_or(self.settings.drain_timeout, Duration::from_secs);
         // Its flows cannot continue in the second Pod, and new ones wait for that.
-        if self.standby { timeout.min(STANDBY_DRAIN) } else { timeout }
+        if self.standby() { timeout.min(STANDBY_DRAIN) } else { timeout }
     }
 
     /// `terminationGracePeriodSeconds`.

@@ -1,4 +1,4 @@
-//! The `StatefulSet` of a group.
+//! The `StatefulSet` of a workload.
 //!
 //! With our image the template does not depend on the number of replicas: each reads its config from the API, so scaling restarts no
 //! Pod. The Tailscale operator's image reads its config from a mounted Secret; volumes exist for ordinals in tens, so that scaling within
@@ -28,8 +28,6 @@ use crate::model::controller::workload::objects::{Kind, Manifest, PROXY, SYSCTLE
 const CONFIGS: &str = "/etc/tsconfig";
 /// Mount path of the egress config.
 const SERVICES: &str = "/etc/proxies";
-/// preStop hook path of the Tailscale operator's image.
-const PRE_STOP: &str = "/internal-egress-services-preshutdown";
 /// Seconds for which the Tailscale operator's image must be healthy before it gets traffic. It is healthy as soon as it has an address;
 /// a packet sent before its peers know the new endpoint is retried after five seconds.
 const STOCK_SETTLES: i32 = 5;
@@ -66,15 +64,16 @@ pub fn standby_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manif
 
 fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
     let (labels, pod_labels) = (shape.owner.selector(), shape.owner.pod_labels());
-    let new_policy = if shape.standalone() { "OrderedReady" } else { "Parallel" };
+    let is_replicated = shape.role().is_replicated;
+    let new_policy = if is_replicated { "Parallel" } else { "OrderedReady" };
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
     let mut set = StatefulSet {
         metadata: shape.owner.metadata(shape.owner.name.clone(), None),
         spec: Some(StatefulSetSpec {
-            replicas: Some(shape.replicas.try_into().unwrap_or(i32::MAX)),
+            replicas: Some(shape.spec.replicas.try_into().unwrap_or(i32::MAX)),
             pod_management_policy: Some(policy.unwrap_or(new_policy).to_owned()),
             selector: LabelSelector { match_labels: Some(labels), ..LabelSelector::default() },
-            service_name: shape.standalone().then(|| shape.owner.name.clone()),
+            service_name: (!is_replicated).then(|| shape.owner.name.clone()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta { labels: Some(pod_labels), ..ObjectMeta::default() }),
                 spec: Some(pod(shape)),
@@ -116,8 +115,8 @@ fn pod(shape: &RenderContext<'_>) -> PodSpec {
             sysctls: by_pod.then(sysctls),
             ..PodSecurityContext::default()
         }),
-        topology_spread_constraints: is_replicated(shape).then(|| vec![over_nodes(shape)]),
-        affinity: is_replicated(shape).then(|| over_zones(shape)),
+        topology_spread_constraints: is_spread(shape).then(|| vec![over_nodes(shape)]),
+        affinity: is_spread(shape).then(|| over_zones(shape)),
         init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
@@ -135,8 +134,8 @@ fn dns() -> PodDNSConfig {
     PodDNSConfig { options: Some(options), ..PodDNSConfig::default() }
 }
 
-fn is_replicated(shape: &RenderContext<'_>) -> bool {
-    !shape.standalone() || shape.standby
+fn is_spread(shape: &RenderContext<'_>) -> bool {
+    shape.role().is_replicated || shape.standby()
 }
 
 fn siblings(shape: &RenderContext<'_>) -> LabelSelector {
@@ -221,8 +220,8 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
     }
     let stock = shape.stock();
     // The stock image serves the hook with its health server: without it on the Pod's address nothing is drained.
-    let hook = stock && !shape.ingress() && !shape.standalone() && shape.health_address().is_none();
-    let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
+    let hook = shape.role().stock_pre_stop.filter(|_| stock && shape.health_address().is_none());
+    let handler = |path| LifecycleHandler { http_get: Some(get(path, shape)), ..LifecycleHandler::default() };
     Container {
         name: PROXY.to_owned(),
         image: Some(shape.image().to_owned()),
@@ -231,7 +230,7 @@ fn proxy(shape: &RenderContext<'_>) -> Container {
         resources: Some(resources),
         ports: (!ports.is_empty()).then_some(ports),
         volume_mounts: Some(volumes(shape).1),
-        lifecycle: hook.then(|| Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }),
+        lifecycle: hook.map(|path| Lifecycle { pre_stop: Some(handler(path)), ..Lifecycle::default() }),
         // One late response is enough: Kubernetes' endpoints are the failover.
         readiness_probe: Some(Probe {
             success_threshold: stock.then_some(STOCK_SETTLES),
@@ -280,7 +279,7 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     };
     let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
     if shape.stock() {
-        let ordinals = if shape.standalone() { 1 } else { shape.replicas.max(10).div_ceil(10) * 10 };
+        let ordinals = if shape.role().is_replicated { shape.spec.replicas.max(10).div_ceil(10) * 10 } else { 1 };
         for ordinal in 0..ordinals {
             let secret_name = Some(names::replica_config(group, ordinal));
             let secret = SecretVolumeSource { secret_name, optional: Some(true), ..SecretVolumeSource::default() };
@@ -297,9 +296,9 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         mounts.extend(["/run", "/tmp"].map(at));
         volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
     }
-    if shape.has_config_map() {
+    if let Some(name) = shape.config_map() {
         mounts.push(mount("services", SERVICES, true));
-        let config_map = ConfigMapVolumeSource { name: shape.config_map(), ..ConfigMapVolumeSource::default() };
+        let config_map = ConfigMapVolumeSource { name, ..ConfigMapVolumeSource::default() };
         volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });
     }
     (volumes, mounts)

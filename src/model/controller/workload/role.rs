@@ -1,0 +1,113 @@
+//! Roles of workloads: what their Pods run, read and serve. A builder reads columns of the row and knows no kind of object.
+
+use crate::api::names;
+use crate::model::controller::workload::key::METRICS_OF_INGRESS;
+
+/// Role of a workload's Pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Group of type `egress`.
+    EgressGroup,
+    /// Group of type `ingress`.
+    IngressGroup,
+    /// Proxy of a Service with a target in the tailnet.
+    EgressService,
+    /// Proxy of a Service that is published in the tailnet.
+    IngressService,
+    /// Proxy of an Ingress.
+    Ingress,
+}
+
+/// Config of the replicas in a `ConfigMap`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoleConfig {
+    Egress,
+    Ingress,
+}
+
+/// Row of the role table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoleRow {
+    /// `TS_INTERNAL_APP`.
+    pub app: &'static str,
+    /// [`names::PROXY_TYPE`] of its metrics.
+    pub proxy_type: &'static str,
+    /// Config in a `ConfigMap`, if the replicas read one.
+    pub config: Option<RoleConfig>,
+    /// Whether it serves virtual hosts: it has certificates, a Lease of the issuer and an ACME account.
+    pub serves_sites: bool,
+    /// Whether Pods start in parallel, spread over nodes, with a disruption budget. Else one Pod has a headless Service.
+    pub is_replicated: bool,
+    /// preStop hook of the Tailscale operator's image; ours drains at SIGTERM.
+    pub stock_pre_stop: Option<&'static str>,
+    /// Fields of tailscaled's config, besides those of every role.
+    pub device_options: &'static [(&'static str, bool)],
+    /// Whether it has an ACME account of its own by default. For each proxy one would soon exceed the limit of new accounts.
+    pub has_own_account: bool,
+}
+
+const GROUP: RoleRow = RoleRow {
+    app: "",
+    proxy_type: names::PARENT_GROUP,
+    config: None,
+    serves_sites: false,
+    is_replicated: true,
+    stock_pre_stop: None,
+    device_options: &[],
+    has_own_account: true,
+};
+
+const STANDALONE: RoleRow =
+    RoleRow { is_replicated: false, device_options: &[("NoStatefulFiltering", true)], has_own_account: false, ..GROUP };
+
+const EGRESS_GROUP: RoleRow = RoleRow {
+    app: "k8s-operator-proxygroup-egress",
+    config: Some(RoleConfig::Egress),
+    stock_pre_stop: Some("/internal-egress-services-preshutdown"),
+    ..GROUP
+};
+
+const INGRESS_GROUP: RoleRow =
+    RoleRow { app: "k8s-operator-proxygroup-ingress", config: Some(RoleConfig::Ingress), serves_sites: true, ..GROUP };
+
+const EGRESS_SERVICE: RoleRow = RoleRow { app: "k8s-operator-egress-proxy", proxy_type: "egress_service", ..STANDALONE };
+
+const INGRESS_SERVICE: RoleRow = RoleRow { app: "k8s-operator-ingress-proxy", proxy_type: "ingress_service", ..STANDALONE };
+
+const INGRESS: RoleRow = RoleRow {
+    app: "k8s-operator-ingress-resource",
+    proxy_type: METRICS_OF_INGRESS,
+    config: Some(RoleConfig::Ingress),
+    serves_sites: true,
+    ..STANDALONE
+};
+
+impl Role {
+    pub const fn row(self) -> &'static RoleRow {
+        match self {
+            Self::EgressGroup => &EGRESS_GROUP,
+            Self::IngressGroup => &INGRESS_GROUP,
+            Self::EgressService => &EGRESS_SERVICE,
+            Self::IngressService => &INGRESS_SERVICE,
+            Self::Ingress => &INGRESS,
+        }
+    }
+}
+
+impl RoleConfig {
+    /// Name of the `ConfigMap` of a workload.
+    pub fn config_map(self, workload: &str) -> String {
+        match self {
+            Self::Egress => names::egress_config(workload),
+            Self::Ingress => names::ingress_config(workload),
+        }
+    }
+
+    /// Variable by which our image finds it.
+    pub const fn variable(self) -> &'static str {
+        match self {
+            Self::Egress => "TAILYARD_EGRESS_CONFIGMAP",
+            Self::Ingress => "TAILYARD_INGRESS_CONFIGMAP",
+        }
+    }
+}

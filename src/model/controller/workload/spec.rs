@@ -1,0 +1,52 @@
+//! What a user's object requests of its workload, whatever its kind.
+
+use std::borrow::Cow;
+
+use crate::api::proxygroup::{Tailyard, Tenant};
+use crate::model::controller::workload::role::Role;
+use crate::model::controller::workload::settings::GroupSettings;
+
+/// Request for a workload. Invalid parts are reported by the kind of the object.
+#[derive(Debug, Clone)]
+pub struct WorkloadSpec<'a> {
+    pub role: Role,
+    pub replicas: u32,
+    /// Tags of the devices; the default ones if empty.
+    pub tags: Cow<'a, [String]>,
+    pub hostname: HostnamePattern<'a>,
+    /// Name of the Tailnet; `None`: the default one.
+    pub tailnet: Option<&'a str>,
+    /// Tenants; none if every namespace may use the workload.
+    pub tenants: &'a [Tenant],
+    /// Whether the replicas share the ACME account of their tailnet, if set.
+    pub shares_account: Option<bool>,
+    /// Whether a second Pod waits to take over. Only our image can.
+    pub standby: bool,
+    /// Whether virtual hosts are also served to the cluster, on the Pod's addresses.
+    pub serves_on_pod: bool,
+    /// Options that only Tailyard has.
+    pub options: Option<&'a Tailyard>,
+}
+
+/// Host names of the devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostnamePattern<'a> {
+    /// That of the only device.
+    Single(String),
+    /// A prefix, followed by the ordinal.
+    Numbered(&'a str),
+}
+
+impl WorkloadSpec<'_> {
+    pub fn tags<'b>(&'b self, settings: &'b GroupSettings) -> &'b [String] {
+        if self.tags.is_empty() { &settings.tags } else { &self.tags }
+    }
+
+    /// Host name of a replica's device.
+    pub fn hostname(&self, ordinal: u32) -> String {
+        match &self.hostname {
+            HostnamePattern::Single(name) => name.clone(),
+            HostnamePattern::Numbered(prefix) => format!("{prefix}-{ordinal}"),
+        }
+    }
+}
