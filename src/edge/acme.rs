@@ -26,7 +26,8 @@ mod key;
 pub use error::AcmeError;
 pub use key::AccountKey;
 
-use http::{AcmeHttp, ErrorHead};
+use error::ErrorHead;
+use http::AcmeHttp;
 
 /// Polling of an order; the caller's own timeout is shorter.
 const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(100)).backoff(1.3).timeout(Duration::from_mins(4));

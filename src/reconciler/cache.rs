@@ -15,11 +15,11 @@ use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::secret_name::SecretName;
 
 pub use index::parent;

@@ -4,8 +4,15 @@ use std::time::Duration;
 
 use instant_acme::{Error, Problem};
 
-use super::{RecordFailure, http::ErrorHead};
+use super::RecordFailure;
 use crate::runtime::https::causes;
+
+/// Status and `Retry-After` of an answer that is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ErrorHead {
+    pub(super) status: u16,
+    pub(super) retry_after: Option<Duration>,
+}
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum AcmeError {

@@ -11,6 +11,7 @@ use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response};
 use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
 
+use super::error::ErrorHead;
 use super::{AcmeError, AcmeServer, REFUSED};
 use crate::runtime::https;
 
@@ -20,12 +21,6 @@ const REQUEST: Duration = Duration::from_secs(30);
 const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
 /// Maximum `Retry-After`: the longest known rate limit is weekly.
 const LONGEST: Duration = Duration::from_hours(7 * 24);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ErrorHead {
-    pub(super) status: u16,
-    pub(super) retry_after: Option<Duration>,
-}
 
 #[derive(Debug, Clone)]
 pub(super) struct AcmeHttp(reqwest::Client);

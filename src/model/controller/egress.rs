@@ -25,30 +25,33 @@ use crate::api::names;
 use crate::model::base::conditions;
 use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::egress::claims::{ServiceClaim, ServiceRole};
-use crate::model::controller::egress::memo::{Entries, ServedService};
+use crate::model::controller::egress::memo::{Entries, Memory, ServedService};
 use crate::model::controller::egress::services::{ServiceOutcome, ServingChild, host};
 use crate::model::controller::policy::tenancy::Tenancy;
-use crate::model::controller::workload::builder::{GroupPass, in_the_way};
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::{egress_config, egress_config_ref, next_port};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::part::{PlanPart, in_the_way};
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 
 /// New children of one pass, unless a quarter of the group's Services is more: so that a group of any size is created by few passes.
 const MIN_NEW_CHILDREN: usize = 128;
 
 /// Plans children, config and status of all egress Services.
-pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+pub(crate) fn egress<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, memory: &mut Memory) -> PlanPart<'a> {
+    let mut part = pass.part();
+    let work = &mut part;
     let tenancy = Tenancy::of(shape.spec.tenants, shape.settings.tenancy, &work.observed.namespaces);
-    work.memory.on(shape, &tenancy);
-    let mut claims = claims(work.observed, work.memory);
+    memory.on(shape, &tenancy);
+    let mut claims = claims(pass.observed, memory);
     quota::deny(&mut claims, &tenancy, &shape.owner.name);
     let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_some();
     // Parsed only if needed.
-    let before = if claims.iter().all(plain) { Arc::default() } else { before(work, observed) };
+    let before = if claims.iter().all(plain) { Arc::default() } else { before(memory, observed) };
     let mut ports = MatchPorts::new(shape.ports(), shape.reserved(), observed.and_then(|existing| next_port(existing)));
     // Existing Services come before new ones, and unchangeable ones before the others.
     for first in [true, false] {
@@ -62,32 +65,33 @@ pub(crate) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         None => one(work, shape, claim, &mut ports),
     });
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
-    let mut config = work.memory.config(&shape.owner, &entries, shape.spec.replicas, ports.next());
+    let mut config = memory.config(&shape.owner, &entries, shape.spec.replicas, ports.next());
     let adds = || {
-        let before = self::before(work, observed);
+        let before = self::before(memory, observed);
         entries.keys().any(|name| !before.contains_key(name))
     };
     if capacity::is_short(&config, shape.stock(), adds) {
-        entries = Arc::new(capacity::fitting(&claims, &self::before(work, observed), &entries, shape));
+        entries = Arc::new(capacity::fitting(&claims, &self::before(memory, observed), &entries, shape));
         capacity::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of rejected Services are not used: the next search starts at the same place.
         let next = observed.and_then(|found| next_port(found)).unwrap_or(ports.next());
-        config = work.memory.config(&shape.owner, &entries, shape.spec.replicas, next);
+        config = memory.config(&shape.owner, &entries, shape.spec.replicas, next);
     }
     if outcomes.iter().any(|outcome| matches!(outcome, ServiceOutcome::Later)) {
         work.again(Duration::ZERO);
     }
-    let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
+    let written = memory.has_config(observed) || work.write(config.manifest());
     let standing = ReplicaAcks::of(work.observed, shape.spec.replicas, config.fingerprint().to_owned());
-    update_statuses(work, claims, outcomes, written, standing);
+    update_statuses(work, memory, (claims, outcomes), written, standing);
     slices::slices(work, &shape.owner);
+    part
 }
 
 /// Plans the Services. Of many new ones the oldest come first, and only as many as are served soon.
 fn outcomes<'a>(
-    work: &mut GroupPass<'_>,
+    work: &mut PlanPart<'_>,
     claims: &[ServiceClaim<'a>],
-    mut plan: impl FnMut(&mut GroupPass<'_>, &ServiceClaim<'a>) -> ServiceOutcome,
+    mut plan: impl FnMut(&mut PlanPart<'_>, &ServiceClaim<'a>) -> ServiceOutcome,
 ) -> Vec<ServiceOutcome> {
     // Ports in the config: the child was deleted by others, and replicas still serve it.
     let is_new = |claim: &ServiceClaim<'_>| claim.role == ServiceRole::Serve && claim.object.is_none() && claim.reserved.is_empty();
@@ -95,9 +99,9 @@ fn outcomes<'a>(
     let mut outcomes: Vec<_> = claims.iter().map(existing).collect();
     let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
     new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
-    let most = work.pass.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
+    let most = work.plan.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
     for at in new {
-        if work.pass.apply.len() >= most {
+        if work.plan.apply.len() >= most {
             break;
         }
         outcomes[at] = plan(work, &claims[at]);
@@ -106,9 +110,9 @@ fn outcomes<'a>(
 }
 
 /// Services of the observed config.
-fn before(work: &GroupPass<'_>, observed: Option<&Arc<Value>>) -> Arc<Entries> {
+fn before(memory: &Memory, observed: Option<&Arc<Value>>) -> Arc<Entries> {
     let read = |config: &Arc<Value>| egress_config(config).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
-    observed.map(|existing| work.memory.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
+    observed.map(|existing| memory.entries(existing).unwrap_or_else(|| Arc::new(read(existing)))).unwrap_or_default()
 }
 
 /// Config entry of a Service, if any: the previous one if the new one is not served.
@@ -123,20 +127,20 @@ fn named((claim, outcome): (&ServiceClaim<'_>, &ServiceOutcome), before: &Entrie
 
 /// Updates the users' Services and remembers the results.
 fn update_statuses(
-    work: &mut GroupPass<'_>,
-    claims: Vec<ServiceClaim<'_>>,
-    outcomes: Vec<ServiceOutcome>,
+    work: &mut PlanPart<'_>,
+    memory: &mut Memory,
+    (claims, outcomes): (Vec<ServiceClaim<'_>>, Vec<ServiceOutcome>),
     written: bool,
     standing: ReplicaAcks,
 ) {
     let pending = claims.iter().filter(|claim| claim.served.is_none()).count();
-    let context = services::ReportContext { written, same: work.memory.matches(&standing), standing: &standing };
+    let context = services::ReportContext { written, same: memory.matches(&standing), standing: &standing };
     let mut served = Vec::with_capacity(claims.len());
     for (claim, outcome) in claims.into_iter().zip(outcomes) {
         let acks = services::update_status(work, &claim, &outcome, &context);
         served.extend(remembered(claim, outcome, acks));
     }
-    work.memory.keep(served, pending, standing);
+    memory.keep(served, pending, standing);
 }
 
 /// Result to remember for a served Service with an up-to-date child.
@@ -153,9 +157,9 @@ fn remembered(claim: ServiceClaim<'_>, outcome: ServiceOutcome, acks: Option<Ack
 }
 
 /// Plans one child, or its deletion.
-fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<'_>, ports: &mut MatchPorts) -> ServiceOutcome {
+fn one(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<'_>, ports: &mut MatchPorts) -> ServiceOutcome {
     for object in &claim.surplus {
-        work.delete(&shape.owner, object);
+        work.delete(object);
     }
     match claim.role {
         ServiceRole::Serve if claim.served.is_some() => return ServiceOutcome::Known,
@@ -163,14 +167,14 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
         ServiceRole::Hold => return ServiceOutcome::Held,
         ServiceRole::Moved if !retired(work, claim) => return ServiceOutcome::Held,
         ServiceRole::Moved | ServiceRole::Release => {
-            release(work, &shape.owner, claim);
+            release(work, claim);
             return ServiceOutcome::Released;
         }
     }
     // Before a port is taken: a Service without child uses none.
     if let Some(conflict) = name_conflict(work, &shape.owner, claim) {
         let object = ObjectRef::new(Kind::Service, &shape.owner.namespace, claims::name_of_child(work.observed, claim));
-        if work.foreign(&shape.owner, &object) {
+        if work.foreign(&object) {
             work.faults.push(in_the_way(&shape.owner, &object));
         }
         return ServiceOutcome::Refused(conflict);
@@ -181,13 +185,13 @@ fn one(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim
             "All ports of {range} are taken: widen spec.tailyard.matchPortRange of the ProxyGroup, or use another group."
         ));
     };
-    let settled = claim.object.is_some_and(|existing| child.holds(existing)) || work.write(&shape.owner, child.manifest());
+    let settled = claim.object.is_some_and(|existing| child.holds(existing)) || work.write(child.manifest());
     let entry = Arc::new(entry(work, service, &child));
     ServiceOutcome::Served(ServingChild { child: Arc::new(child), entry, settled })
 }
 
 /// Why a Service cannot have its child: an object of that name exists, or is planned for an older Service.
-fn name_conflict(work: &GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) -> Option<String> {
+fn name_conflict(work: &PlanPart<'_>, owner: &Owner, claim: &ServiceClaim<'_>) -> Option<String> {
     let name = claims::name_of_child(work.observed, claim);
     let (namespace, service) = claim.key;
     let of_another =
@@ -195,20 +199,46 @@ fn name_conflict(work: &GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) 
     let object = ObjectRef::new(Kind::Service, &owner.namespace, name.as_str());
     let is_taken = work.observed.children.get(name.as_str()).is_some_and(of_another)
         || (claim.object.is_none() && work.is_planned(&object))
-        || work.foreign(owner, &object);
+        || work.foreign(&object);
     is_taken.then(|| format!("{object} is in the way: it was not made for this Service. Delete it, or rename the Service."))
 }
 
 /// Deletes the child of a Service that is no longer requested.
-pub(crate) fn release(work: &mut GroupPass<'_>, owner: &Owner, claim: &ServiceClaim<'_>) {
+pub(crate) fn release(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>) {
     if let Some(record) = &claim.record {
-        let object = ObjectRef::new(Kind::Service, &owner.namespace, record.name);
-        work.delete(owner, &object);
+        let object = ObjectRef::new(Kind::Service, &work.owner.namespace, record.name);
+        work.delete(&object);
     }
 }
 
+/// Releases Services that are no longer requested, and reports to the others why they are not served, if the report is ours.
+pub(crate) fn without<'a>(pass: &Pass<'a>, memory: &Memory, why: Option<&str>) -> PlanPart<'a> {
+    let mut work = pass.part();
+    for claim in &claims(pass.observed, memory) {
+        match (claim.role, claim.service) {
+            (ServiceRole::Serve | ServiceRole::Hold, service) => {
+                let Some((why, service)) = why.zip(service) else { continue };
+                let assignment = pass.observed.assignment.egress(service);
+                if assignment.is_faulty() {
+                    services::invalid(&mut work, claim.key, service, claim);
+                } else {
+                    services::waiting(&mut work, claim, service, &assignment.message(&pass.owner.name, why));
+                }
+            }
+            (ServiceRole::Moved, _) => {}
+            (ServiceRole::Release, service) => {
+                release(&mut work, claim);
+                if let Some(service) = service {
+                    services::released(&mut work, service, claim);
+                }
+            }
+        }
+    }
+    work
+}
+
 /// Whether a moved Service's `externalName` has pointed elsewhere for longer than DNS caches keep the old answer.
-fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
+fn retired(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>) -> bool {
     let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
     let name = services::external_name(service);
     let conditions_now = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
@@ -222,7 +252,7 @@ fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
     since >= linger
 }
 
-fn entry(work: &GroupPass<'_>, service: &k8s_openapi::api::core::v1::Service, child: &ChildService) -> egress::EgressService {
+fn entry(work: &Pass<'_>, service: &k8s_openapi::api::core::v1::Service, child: &ChildService) -> egress::EgressService {
     let text = |key: &str| crate::model::controller::egress::validate::annotation(service, key).unwrap_or_default().to_owned();
     let port = |port: &crate::model::controller::workload::objects::child::ChildPort| egress::PortMap {
         protocol: port.protocol.to_owned(),

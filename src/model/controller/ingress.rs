@@ -30,11 +30,10 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, firsts, read};
 use crate::model::controller::ingress::service_state::{listed, standing};
-use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, UserCertificate, service_name};
+use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::certificate::{
     account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
@@ -42,10 +41,15 @@ use crate::model::controller::workload::objects::certificate::{
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
 use crate::model::ingress::cert_orders::Validity;
 
+/// Interval of checks whether the other side of a move serves.
+pub(crate) const HANDOVER_POLL: Duration = Duration::from_secs(5);
 /// Requeue delay after the Secret of a former owner was deleted.
 pub(crate) const DELETED_REQUEUE: Duration = Duration::from_secs(1);
 /// Requeue delay while another owner uses the Secret.
@@ -105,11 +109,13 @@ pub(crate) struct Rejection {
 }
 
 /// Computes the names to advertise and their state. Plans no writes yet.
-pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> IngressPlan<'a> {
-    let mut plan = IngressPlan::empty(work, shape);
+pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPlan<'a>, PlanPart<'a>) {
+    let mut part = pass.part();
+    let work = &mut part;
+    let mut plan = IngressPlan::empty(pass, shape);
     let Some(suffix) = suffix(work) else {
-        plan.wait(work);
-        return plan;
+        plan.wait(pass);
+        return (plan, part);
     };
     let wanted = plan.claims.iter().any(|claim| claim.asks);
     // If the config is lost, the control plane's records remain.
@@ -117,7 +123,7 @@ pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
     plan.advertised = advertised_names(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
     let firsts = firsts(work.observed, &plan.claims);
-    let nodes = node_sites(work, &shape.owner);
+    let nodes = node_sites(pass);
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
@@ -157,16 +163,17 @@ pub(crate) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
     quota::limit(work, shape, &mut plan);
     capacity::settle(&mut plan, !shape.stock());
-    plan
+    (plan, part)
 }
 
 /// Whether the control plane has no Tailscale Services, as far as known.
-fn lacks_services(work: &GroupPass<'_>) -> bool {
+fn lacks_services(work: &Pass<'_>) -> bool {
     matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if !capabilities.services)
 }
 
 /// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
-pub(crate) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
+pub(crate) fn node_sites(work: &Pass<'_>) -> bool {
+    let owner = work.owner;
     if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
         return !capabilities.services;
     }
@@ -177,25 +184,25 @@ pub(crate) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
 }
 
 /// Why the domain of the tailnet is not known yet.
-fn unconfirmed(work: &GroupPass<'_>) -> String {
+fn unconfirmed(work: &Pass<'_>) -> String {
     let denied = work.observed.replicas.keys().find_map(|ordinal| work.observed.denied.get(&device_of_replica(*ordinal)));
     let joined = "It is published when the first replica of its ProxyGroup has joined the tailnet.";
     denied.map_or_else(|| joined.to_owned(), |denial| format!("{joined} The control plane does not confirm its device: {}", denial.why))
 }
 
 /// Domain of the tailnet, from the replicas' device records.
-fn suffix(work: &GroupPass<'_>) -> Option<String> {
+fn suffix(work: &Pass<'_>) -> Option<String> {
     work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
 }
 
 /// Names in the config of any replica.
-fn advertised_names(work: &GroupPass<'_>) -> BTreeSet<String> {
+fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
     let configs = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
     configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
 }
 
 /// Every name with a record.
-fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
+fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
     let secrets = work.observed.of(Kind::Secret).filter_map(|(_, object)| domain_of(object));
     let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
@@ -206,7 +213,7 @@ fn recorded(work: &GroupPass<'_>, before: &IngressConfigMap) -> BTreeSet<String>
 
 impl<'a> IngressPlan<'a> {
     /// Requests and records, before any decision.
-    fn empty(work: &GroupPass<'a>, shape: &RenderContext<'_>) -> Self {
+    fn empty(work: &Pass<'a>, shape: &RenderContext<'_>) -> Self {
         let before = work.owned(&ingress_config_ref(&shape.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
         let claims = claims(work.observed, &before);
         Self {
@@ -223,7 +230,7 @@ impl<'a> IngressPlan<'a> {
     }
 
     /// Leaves everything unchanged while the tailnet's domain is unknown.
-    fn wait(&mut self, work: &GroupPass<'_>) {
+    fn wait(&mut self, work: &Pass<'_>) {
         self.unchanged = recorded(work, &self.before);
         let message = unconfirmed(work);
         for claim in self.claims.iter().filter(|claim| claim.asks) {
@@ -234,7 +241,8 @@ impl<'a> IngressPlan<'a> {
 
     /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret of another
     /// owner, whatever its name.
-    pub(crate) fn certificates(&self, work: &GroupPass<'_>, owner: &Owner) -> BTreeSet<String> {
+    pub(crate) fn certificates(&self, work: &Pass<'_>) -> BTreeSet<String> {
+        let owner = work.owner;
         let parent = owner.key.publisher();
         let issued: BTreeMap<&str, &Publisher> = self.issued().collect();
         let hosts = self.before.routes.values().flat_map(|site| &site.hosts).filter(|(_, host)| host.issue).map(|(dns, _)| dns.as_str());
@@ -247,7 +255,7 @@ impl<'a> IngressPlan<'a> {
                 None => !work.observed.publish.recorded_certificates.contains_key(uid()),
             };
             let is_moving = || issued.get(dns).is_some_and(|claimant| is_certificate_of(existing, claimant));
-            recorded && (!work.foreign(owner, &object) || is_moving())
+            recorded && (!work.foreign(&object) || is_moving())
         };
         issued.keys().copied().chain(hosts).filter(permitted).map(str::to_owned).collect()
     }
@@ -277,8 +285,9 @@ impl<'a> IngressPlan<'a> {
     }
 
     /// Plans all objects and status updates.
-    pub(crate) fn carry(self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-        let owner = &shape.owner;
+    pub(crate) fn carry<'b>(self, pass: &Pass<'b>, shape: &RenderContext<'_>) -> PlanPart<'b> {
+        let mut part = pass.part();
+        let (work, owner) = (&mut part, pass.owner);
         self.secrets(work, shape);
         let gone = self.withdraw(work, shape);
         self.approve(work, shape, &gone);
@@ -287,15 +296,16 @@ impl<'a> IngressPlan<'a> {
         config.leaving = self.record_leaving(work, &gone);
         self.report(work, shape, &gone);
         expiries(work);
-        work.want(owner, config.manifest(owner, !shape.stock()));
+        work.want(config.manifest(owner, !shape.stock()));
+        part
     }
 
     /// Plans the Secrets of certificates and of the ACME account.
-    fn secrets(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
+    fn secrets(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>) {
         let owner = &shape.owner;
         match shape.account() {
             Some(account) if account.shared => self.shared_account(work, owner),
-            Some(_) => drop(work.want(owner, account(owner))),
+            Some(_) => drop(work.want(account(owner))),
             None => {}
         }
         for (dns, claimant) in self.issued() {
@@ -304,7 +314,7 @@ impl<'a> IngressPlan<'a> {
             let recorded = existing.map(|existing| (existing, recorded_owner(work, existing, claimant)));
             match recorded {
                 Some((existing, RecordedOwner::Former)) => {
-                    work.pass.delete.push(deletion(&object, existing));
+                    work.plan.delete.push(deletion(&object, existing));
                     work.again(DELETED_REQUEUE);
                     continue;
                 }
@@ -317,17 +327,17 @@ impl<'a> IngressPlan<'a> {
             let is_same = matches!(recorded, Some((_, RecordedOwner::Same)));
             let secret = certificate(owner, dns, claimant, existing);
             // It stays with its object when that moves between a group and a proxy of its own.
-            match existing.map(|existing| (work.ownership(owner, &object, existing), is_same || is_certificate_of(existing, claimant))) {
-                Some((Ownership::Foreign, true)) => work.pass.apply.push(secret),
-                _ => drop(work.want(owner, secret)),
+            match existing.map(|existing| (work.ownership(&object, existing), is_same || is_certificate_of(existing, claimant))) {
+                Some((Ownership::Foreign, true)) => work.plan.apply.push(secret),
+                _ => drop(work.want(secret)),
             }
         }
     }
 
-    fn shared_account(&self, work: &mut GroupPass<'_>, owner: &Owner) {
+    fn shared_account(&self, work: &mut PlanPart<'_>, owner: &Owner) {
         match work.owned(&accounts_ref(&owner.namespace)) {
-            None => work.pass.apply.push(accounts(&owner.namespace)),
-            Some(object) if crate::model::controller::workload::builder::going(object) && !self.items.is_empty() => {
+            None => work.plan.apply.push(accounts(&owner.namespace)),
+            Some(object) if going(object) && !self.items.is_empty() => {
                 let message = format!(
                     "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Recreate it from a copy.",
                     names::ACCOUNTS
@@ -339,13 +349,13 @@ impl<'a> IngressPlan<'a> {
     }
 
     /// Whether a name has a certificate.
-    fn certified(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> bool {
+    fn certified(work: &Pass<'_>, owner: &Owner, dns: &str) -> bool {
         work.owned(&certificate_ref(owner, dns)).is_some_and(|object| filled(object))
     }
 }
 
 /// Requeues for the next certificate expiry or expiry warning.
-fn expiries(work: &mut GroupPass<'_>) {
+fn expiries(work: &mut PlanPart<'_>) {
     let now = work.observed.now;
     let next = |own: &UserCertificate| if let UserCertificate::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
     let ends = work.observed.of(Kind::Secret).filter_map(|(_, object)| valid_until(object)).filter(|until| *until > now);

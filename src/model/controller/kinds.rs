@@ -18,9 +18,9 @@ use crate::model::controller::kinds::proxygroup::{provision, unmanaged};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::pass::{Pass, owner};
 use crate::model::controller::workload::spec::WorkloadSpec;
 
 /// Plans the changes for a group.
@@ -30,27 +30,28 @@ pub fn pass(observed: &Observed) -> GroupPlan {
 
 /// Plans with results of an earlier pass over this group; these save time and do not change the plan.
 pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
-    let spec = spec(observed);
-    let mut work = GroupPass::new(observed, spec.as_ref(), memory);
-    match (observed.group.as_deref(), spec.as_ref()) {
-        _ if observed.key.is_standalone() => standalone::plan(&mut work),
-        (None, _) => provision::orphans(&mut work),
+    let (spec, owner) = (spec(observed), owner(observed));
+    let pass = Pass { observed, spec: spec.as_ref(), owner: &owner };
+    memory.assign(observed.key.group_name(), &observed.assignment);
+    let part = match (observed.group.as_deref(), spec.as_ref()) {
+        _ if observed.key.is_standalone() => standalone::plan(&pass),
+        (None, _) => provision::orphans(&pass, memory),
         (Some(group), Some(spec)) if observed.settings.types.contains(&group.spec.type_) => {
             if group.metadata.deletion_timestamp.is_some() {
-                provision::end(&mut work, group);
+                provision::end(&pass, group, memory)
             } else {
-                provision::provision(&mut work, group, spec);
+                provision::provision(&pass, group, spec, memory)
             }
         }
-        (Some(group), _) => unmanaged::elsewhere(&mut work, group),
-    }
-    work.pass
+        (Some(group), _) => unmanaged::elsewhere(&pass, group, memory),
+    };
+    part.plan
 }
 
 /// The workload that the observed object requests; `None` without an object.
 pub fn spec(observed: &Observed) -> Option<WorkloadSpec<'_>> {
     match observed.parent() {
-        Some(parent) => Some(standalone::request::spec(parent, &observed.settings)),
+        Some(parent) => Some(standalone::request::spec(observed, parent)),
         None => proxygroup::spec(observed.group.as_deref()?),
     }
 }

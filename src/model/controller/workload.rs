@@ -2,7 +2,6 @@
 
 pub mod actions;
 pub mod auth_keys;
-pub mod builder;
 pub mod control_plane;
 pub mod device_index;
 pub mod device_records;
@@ -16,6 +15,8 @@ pub mod naming;
 pub mod objects;
 pub mod observed;
 pub mod pace;
+pub mod part;
+pub mod pass;
 pub mod provision;
 pub mod readiness;
 pub mod replicas;

@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use super::{CachedObject, ClusterCache, WatchRole, id, version};
 use crate::api::names;
-use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::policy::tenancy::Patterns;
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::certificate::Pair;
 
 impl ClusterCache {

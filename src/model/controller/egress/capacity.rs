@@ -13,10 +13,10 @@ use crate::model::controller::egress::claims::{ServiceClaim, created};
 use crate::model::controller::egress::memo::Entries;
 use crate::model::controller::egress::services::{ServiceOutcome, ServingChild};
 use crate::model::controller::policy::budget::share_of;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::services::EgressConfigMap;
 use crate::model::controller::workload::objects::services::{ROOM as CONFIG_ROOM, entries_size};
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::part::PlanPart;
 
 /// Message for Services that do not fit.
 const FULL: &str = "The room of this namespace in the egress config of the ProxyGroup is full: use another ProxyGroup.";
@@ -97,7 +97,7 @@ fn most(mut least: usize, all: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 /// Rejects Services that are not among these entries, and removes their planned objects.
 pub(crate) fn refuse(
-    work: &mut GroupPass<'_>,
+    work: &mut PlanPart<'_>,
     claims: &[ServiceClaim<'_>],
     entries: &Entries,
     outcomes: &mut [ServiceOutcome],
@@ -112,7 +112,7 @@ pub(crate) fn refuse(
             *outcome = ServiceOutcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
         }
     }
-    work.pass.apply.retain(|manifest| !taken_back.contains(&manifest.object));
+    work.plan.apply.retain(|manifest| !taken_back.contains(&manifest.object));
 }
 
 #[cfg(test)]

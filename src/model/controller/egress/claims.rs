@@ -12,12 +12,12 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use crate::model::controller::egress::memo::{Entries, Memory, ServedService, address};
-use crate::model::controller::workload::builder as work;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::{ChildPort, ChildRecord, ChildService, PortProtocol, child_name, health_port};
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::pass::going;
 
 /// Namespace and name of a Service.
 pub(crate) type ServiceKey<'a> = (&'a str, &'a str);
@@ -77,7 +77,7 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
     }
     let mut others: BTreeMap<ServiceKey<'a>, ServiceClaim<'a>> = BTreeMap::new();
     for (object, value) in observed.of(Kind::Service).filter(|(_, value)| children.contains_key(&address(value))) {
-        let Some(record) = ChildRecord::read(value, observed.key.group_name()).filter(|_| !work::going(value)) else { continue };
+        let Some(record) = ChildRecord::read(value, observed.key.group_name()).filter(|_| !going(value)) else { continue };
         let key = record.parent;
         let claim = match claims.binary_search_by_key(&key, |claim| claim.key) {
             Ok(at) => &mut claims[at],

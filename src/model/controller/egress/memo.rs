@@ -14,7 +14,6 @@ use crate::api::egress;
 use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
-use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::EgressConfigMap;
@@ -30,8 +29,6 @@ pub struct Memory {
     standing: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
     evaluated: u64,
-    /// Ingress summary of the latest pass; `None` if the group advertises nothing.
-    pub(crate) summary: Option<IngressSummary>,
 }
 
 /// Inputs of children besides their Services.
@@ -70,11 +67,6 @@ impl Memory {
     /// Number of evaluated Services so far.
     pub fn evaluated(&self) -> u64 {
         self.evaluated
-    }
-
-    /// Ingress summary of the latest pass; `None` if the group advertises nothing.
-    pub fn summary(&self) -> Option<&IngressSummary> {
-        self.summary.as_ref()
     }
 
     pub fn is_empty(&self) -> bool {

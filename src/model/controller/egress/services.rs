@@ -22,10 +22,11 @@ use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, Service
 use crate::model::controller::egress::memo::ServedService;
 use crate::model::controller::egress::validate::{annotation, dns_name};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::child::ChildService;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
 
 /// Time for which a Service waits for its replicas without a condition: most are served earlier, so that this saves a request.
@@ -58,7 +59,7 @@ impl ServedService {
 }
 
 /// Cluster DNS name of a child.
-pub(crate) fn host(work: &GroupPass<'_>, child: &str) -> String {
+pub(crate) fn host(work: &Pass<'_>, child: &str) -> String {
     let settings = &work.observed.settings;
     format!("{child}.{}.svc.{}", settings.namespace, settings.cluster_domain)
 }
@@ -81,7 +82,7 @@ struct ConditionWriter<'a> {
 }
 
 impl<'a> ConditionWriter<'a> {
-    fn new(work: &GroupPass<'_>, service: &'a Service) -> Self {
+    fn new(work: &Pass<'_>, service: &'a Service) -> Self {
         let conditions = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
         Self { service, conditions, now: work.observed.now, changed: false }
     }
@@ -97,15 +98,15 @@ impl<'a> ConditionWriter<'a> {
     }
 
     /// Plans the update. Returns whether anything changes.
-    fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<ExternalNameUpdate>) -> bool {
+    fn update(self, work: &mut PlanPart<'_>, finalized: bool, external_name: Option<ExternalNameUpdate>) -> bool {
         let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
-        work.pass.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
+        work.plan.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
     }
 }
 
 /// Updates the status of one Service. Returns its acknowledgements if `externalName` and status are up to date.
 pub(crate) fn update_status(
-    work: &mut GroupPass<'_>,
+    work: &mut PlanPart<'_>,
     claim: &ServiceClaim<'_>,
     outcome: &ServiceOutcome,
     context: &ReportContext<'_>,
@@ -137,7 +138,7 @@ fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportConte
 }
 
 /// The same for a Service whose status is computed now.
-fn serving(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
+fn serving(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
     let acks = context.standing.to(&claim.name, &serving.entry, context.written);
     let created = claim.object.and_then(|child| child["metadata"]["creationTimestamp"].as_str()?.parse().ok());
     let waited = created.map_or(Duration::ZERO, |created| elapsed(created, work.observed.now));
@@ -146,7 +147,7 @@ fn serving(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, serving: &Serving
 
 /// Whether `externalName` and status are up to date. `waited`: age of the child.
 fn served(
-    work: &mut GroupPass<'_>,
+    work: &mut PlanPart<'_>,
     service: &Service,
     ServingChild { child, settled, .. }: &ServingChild,
     acks: AckSummary,
@@ -190,7 +191,7 @@ fn served(
     !conditions.update(work, true, external_name) && points
 }
 
-fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
+fn refused(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
     let mut conditions = ConditionWriter::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let reason = format!("ConfigurationFailed:{}", record(service, work.observed.key.group_name()));
@@ -202,7 +203,7 @@ fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
 }
 
 /// Reports an invalid Service. It is served as before, unless its group is gone.
-pub(crate) fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
+pub(crate) fn invalid(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
     let mut conditions = ConditionWriter::new(work, service);
     if conditions.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
@@ -215,7 +216,7 @@ pub(crate) fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &S
 }
 
 /// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
-pub(crate) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, service: &Service, message: &str) {
+pub(crate) fn waiting(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>, service: &Service, message: &str) {
     let mut conditions = ConditionWriter::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
     conditions.remove(EGRESS_SVC_CONFIGURED);
@@ -225,14 +226,14 @@ pub(crate) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, servic
 }
 
 /// The user's `externalName`, if the group is gone and the Service still names its child.
-fn name_without_group(work: &GroupPass<'_>, service: &Service, claim: &ServiceClaim<'_>) -> Option<ExternalNameUpdate> {
+fn name_without_group(work: &Pass<'_>, service: &Service, claim: &ServiceClaim<'_>) -> Option<ExternalNameUpdate> {
     let child = claim.served.as_ref().map(|served| &*served.child.name).or(claim.record.as_ref().map(|record| record.name));
     let dead = work.observed.group.is_none() && child.is_some_and(|child| external_name(service) == host(work, child));
     if dead { restored(work, service) } else { None }
 }
 
 /// Releases a Service once its child is deleted.
-pub(crate) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &ServiceClaim<'_>) {
+pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     if claim.object.is_some() {
         return;
     }
@@ -254,12 +255,12 @@ pub(crate) fn external_name(service: &Service) -> &str {
     service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default()
 }
 
-pub(crate) fn is_child(work: &GroupPass<'_>, name: &str) -> bool {
+pub(crate) fn is_child(work: &Pass<'_>, name: &str) -> bool {
     name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'))
 }
 
 /// The user's `externalName`, to record when ours replaces it. While another child has replaced it, the record stays.
-pub(crate) fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String> {
+pub(crate) fn own_name(work: &Pass<'_>, service: &Service) -> Option<String> {
     let name = external_name(service);
     let own = if is_child(work, name) { annotation(service, names::FORMER_EXTERNAL_NAME) } else { Some(name) };
     own.filter(|name| !name.is_empty()).map(str::to_owned)
@@ -267,7 +268,7 @@ pub(crate) fn own_name(work: &GroupPass<'_>, service: &Service) -> Option<String
 
 /// Restores the recorded `externalName` in place of a child's, and removes the record; `None` if nothing is recorded. The record is a
 /// user's text: only a DNS name that is not a child's is restored.
-pub(crate) fn restored(work: &GroupPass<'_>, service: &Service) -> Option<ExternalNameUpdate> {
+pub(crate) fn restored(work: &Pass<'_>, service: &Service) -> Option<ExternalNameUpdate> {
     service.metadata.annotations.as_ref()?.get(names::FORMER_EXTERNAL_NAME)?;
     let recorded = annotation(service, names::FORMER_EXTERNAL_NAME).filter(|name| dns_name(name) && !is_child(work, name));
     let name = recorded.filter(|_| is_child(work, external_name(service)));
@@ -275,7 +276,7 @@ pub(crate) fn restored(work: &GroupPass<'_>, service: &Service) -> Option<Extern
 }
 
 /// Emits one Event that a released Service's `externalName` has no target. The name stays: the previous one is unknown.
-fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
+fn dead_name(work: &mut PlanPart<'_>, service: &Service, news: bool) {
     let name = external_name(service);
     if news && is_child(work, name) {
         let message = format!(

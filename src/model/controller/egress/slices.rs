@@ -10,9 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::api::names;
-use crate::model::controller::workload::builder::{GroupPass, going};
 use crate::model::controller::workload::objects::slice::{MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::going;
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Up to this number of children Kubernetes' controller is as fast: it may send 30 requests at once.
@@ -31,7 +32,7 @@ pub fn is_manual(slice: &Value) -> bool {
     slice["metadata"]["labels"][MANAGED_BY] == "tailscale.com"
 }
 
-pub(crate) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
+pub(crate) fn slices(work: &mut PlanPart<'_>, owner: &Owner) {
     manual(work, owner);
     let observed = work.observed;
     let is_child = |child: &Value| child["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS && !going(child);
@@ -64,11 +65,11 @@ pub(crate) fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
         }
     }
     // Of missing ones the newest first: Kubernetes' controller begins with the oldest. Of the others the one written longest ago.
-    work.pass.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.name, &pods)).take(MAX_SLICE_WRITES).collect();
+    work.plan.slices = stale.iter().rev().filter_map(|slice| slice.write(&owner.name, &pods)).take(MAX_SLICE_WRITES).collect();
 }
 
 /// Deletes slices that the Tailscale operator wrote, once Kubernetes' own have replaced them.
-fn manual(work: &mut GroupPass<'_>, owner: &Owner) {
+fn manual(work: &mut PlanPart<'_>, owner: &Owner) {
     let child = |slice: &Value| slice["metadata"]["labels"][SERVICE_NAME].as_str().map(str::to_owned);
     let served = |child: &str| work.observed.slices.get(child).is_some_and(|slices| slices.iter().any(|slice| slice.ready));
     let there = |child: &str| work.observed.owned.contains_key(&ObjectRef::new(Kind::Service, &owner.namespace, child));
@@ -76,6 +77,6 @@ fn manual(work: &mut GroupPass<'_>, owner: &Owner) {
     let gone = old.filter(|(_, slice)| child(slice).is_none_or(|child| served(&child) || !there(&child)));
     let gone: Vec<_> = gone.map(|(object, _)| object.clone()).collect();
     for object in gone {
-        work.delete(owner, &object);
+        work.delete(&object);
     }
 }

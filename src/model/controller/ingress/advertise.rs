@@ -4,21 +4,32 @@
 //! names that it can serve.
 
 use crate::model::controller::egress::acks::speaks;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::routes::Listener;
 use crate::model::controller::ingress::config::mapping;
 use crate::model::controller::ingress::spec::PublishTarget;
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_services};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::NameConflict;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
+use crate::model::controller::workload::replicas::ReplicaAdvertisement;
 
 impl IngressPlan<'_> {
+    /// What each desired replica advertises, by ordinal.
+    pub(crate) fn by_ordinal(&self, pass: &Pass<'_>, shape: &RenderContext<'_>) -> BTreeMap<u32, ReplicaAdvertisement> {
+        let none = ObservedReplica::default();
+        let advertised = |ordinal| {
+            let replica = pass.observed.replicas.get(&ordinal).unwrap_or(&none);
+            (ordinal, ReplicaAdvertisement { names: self.advertised(pass, shape, replica), routes: self.routes(pass, shape, replica) })
+        };
+        (0..shape.spec.replicas).map(advertised).collect()
+    }
+
     /// Names for a replica's config.
-    pub(crate) fn advertised(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
+    fn advertised(&self, work: &Pass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let before: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
         let stays = |name: &&String| before.contains(name.as_str());
         let unchanged = self.unchanged.iter().filter(stays);
@@ -38,7 +49,7 @@ impl IngressPlan<'_> {
     /// Whether a replica may advertise a name whose Tailscale Service exists.
     pub(crate) fn ready(
         &self,
-        work: &GroupPass<'_>,
+        work: &Pass<'_>,
         shape: &RenderContext<'_>,
         replica: &ObservedReplica,
         (name, item): (&String, &Item),
@@ -84,7 +95,7 @@ pub(crate) fn live(replica: &ObservedReplica) -> bool {
 }
 
 /// Whether a name stays served until another group, or the proxy of its object, serves it.
-pub(crate) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
+pub(crate) fn awaited(work: &Pass<'_>, name: &str) -> bool {
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
     // Without Tailscale Services each group serves it at its own address.
     let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));

@@ -10,19 +10,23 @@ use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::summary::issued;
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, lacks_services, standalone_certificate};
 use crate::model::controller::policy::requests::Parent;
-use crate::model::controller::workload::builder::Ownership;
-use crate::model::controller::workload::builder::{GroupPass, deletion};
 use crate::model::controller::workload::ingress_summary::Certified;
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::TailnetState;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 
 /// Plans the names of a standalone Ingress. The error is reason and message of an Event; then everything stays as it is.
-pub(crate) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> Result<IngressPlan<'a>, (&'static str, String)> {
-    let mut plan = IngressPlan::empty(work, shape);
-    let Some(claim) = plan.claims.iter().find(|claim| shape.owner.key == WorkloadKey::from(&claim.claimant)) else { return Ok(plan) };
+pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(IngressPlan<'a>, PlanPart<'a>), (&'static str, String)> {
+    let mut part = pass.part();
+    let work = &mut part;
+    let mut plan = IngressPlan::empty(pass, shape);
+    let Some(claim) = plan.claims.iter().find(|claim| shape.owner.key == WorkloadKey::from(&claim.claimant)) else {
+        return Ok((plan, part));
+    };
     let domain = work.observed.replicas.get(&0).and_then(|replica| replica.device()?.domain.clone());
     let standing = standing(work, &plan);
     let device = device_name(work, &claim.label);
@@ -51,11 +55,11 @@ pub(crate) fn alone<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> 
         None => plan.unchanged = plan.before.names(),
     }
     capacity::settle(&mut plan, !shape.stock());
-    Ok(plan)
+    Ok((plan, part))
 }
 
 /// Whether the control plane issues a certificate for the device. While unknown, the config decides.
-fn standing(work: &GroupPass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
+fn standing(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
     let issues = match &work.observed.tailnet {
         TailnetState::Ready { .. } => !lacks_services(work),
         TailnetState::Asking | TailnetState::Unavailable(_) => {
@@ -74,7 +78,7 @@ fn requested_domain<'a>(claim: &crate::model::controller::ingress::claims::Ingre
 }
 
 /// Name of the verified device, once the control plane has given it this label, which it numbers if it is taken.
-fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
+fn device_name(work: &Pass<'_>, label: &str) -> Option<String> {
     let name = work.observed.replicas.get(&0)?.device_name()?;
     let rest = name.host().strip_prefix(label)?;
     let is_numbered = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
@@ -83,17 +87,17 @@ fn device_name(work: &GroupPass<'_>, label: &str) -> Option<String> {
 }
 
 /// Deletes the certificates of former names of the device, a week after their orders.
-fn former_certificates(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, dns: &str) {
+fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: &str) {
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
-    let ours = secrets.filter(|(object, secret)| work.ownership(&shape.owner, object, secret) == Ownership::Ours);
+    let ours = secrets.filter(|(object, secret)| work.ownership(object, secret) == Ownership::Ours);
     let parent = shape.owner.key.publisher();
     let is_kept = |secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_kept(work, parent, secret));
     let former: Vec<_> = ours.filter(|(_, secret)| !is_kept(secret)).map(|(object, secret)| deletion(object, secret)).collect();
-    work.pass.delete.extend(former);
+    work.plan.delete.extend(former);
 }
 
 /// Why the certificate of a device's name cannot be ordered.
-pub(crate) fn failing(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
+pub(crate) fn failing(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
     if !matches!(item.standing, ServiceState::Device) {
         return None;
     }

@@ -13,11 +13,12 @@ use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, teardown};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};
 use crate::model::controller::workload::objects::ingress::Ordered;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 
 /// Period for counting orders: Let's Encrypt's limits are per week.
 const WEEK: Duration = Duration::from_hours(7 * 24);
@@ -39,7 +40,7 @@ pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wi
 }
 
 /// Rejects new names beyond the limits of their namespaces; the oldest objects win.
-pub(crate) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &mut IngressPlan<'_>) {
+pub(crate) fn limit(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, plan: &mut IngressPlan<'_>) {
     if plan.items.keys().all(|name| plan.recorded(name)) {
         return;
     }
@@ -80,7 +81,7 @@ pub(crate) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &
 
 impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
-    pub(crate) fn record_orders(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
+    pub(crate) fn record_orders(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
         let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
         let mut orders = recent(&self.before.orders, going, work.observed.now);
         for (namespace, orders) in &mut orders {

@@ -21,20 +21,21 @@ use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, device_site as alone, routes, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ObjectUpdate;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 
 /// Condition of a Service: type, status, reason, message.
 type Said = (&'static str, ConditionStatus, &'static str, String);
 
 impl IngressPlan<'_> {
     /// Updates the status of all objects; `gone` are fully withdrawn names.
-    pub(crate) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
+    pub(crate) fn report(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         let mut account = SummaryBuilder::default();
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
@@ -57,7 +58,7 @@ impl IngressPlan<'_> {
     }
 
     fn published(
-        work: &mut GroupPass<'_>,
+        work: &mut PlanPart<'_>,
         shape: &RenderContext<'_>,
         (claim, item): (&IngressClaim<'_>, &Item),
         account: &mut SummaryBuilder,
@@ -95,7 +96,7 @@ impl IngressPlan<'_> {
     }
 
     /// `status.loadBalancer` of an advertised object.
-    fn status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
+    fn status(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
         match (&item.wish.target, &item.standing) {
             (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
             (PublishTarget::Site(site), _) => {
@@ -133,14 +134,14 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
 const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
      spec.tls[].secretName.";
 
-fn news(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
+fn news(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
     if let Some(Rejection { reason, message }) = fault {
         work.lasting(subject(&claim.claimant), reason, message.clone());
     }
 }
 
 /// Whether the state of a name still depends on a control plane request.
-fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
+fn undecided(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
     match &item.standing {
         ServiceState::Unknown => true,
         ServiceState::ByRoute(own) => {
@@ -151,7 +152,7 @@ fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bo
 }
 
 /// Number of replicas that serve a name.
-fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
+fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
     let node = matches!(item.standing, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
     let serves = |replica: &ObservedReplica| match &item.standing {
         ServiceState::ByRoute(own) => routes::reached(work, replica, own),
@@ -162,7 +163,7 @@ fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &
 }
 
 /// Why a valid name is not served.
-fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
+fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
     match &item.standing {
         ServiceState::Unsupported if node_site(item).is_some() => None,
@@ -175,7 +176,7 @@ fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &st
 }
 
 /// Message about a Service in addition to the number of replicas.
-fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> String {
+fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -> String {
     let ServiceState::ByRoute(own) = &item.standing else { return rejected(work, name, serving) };
     let own = own.join(" and ");
     format!(
@@ -185,7 +186,7 @@ fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> Stri
 }
 
 /// Faults of parts of an advertised name, in one message.
-fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
+fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
     let failing = alone::failing(work, shape, item);
     let notes: Vec<_> = item.wish.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
@@ -194,7 +195,7 @@ fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &s
 }
 
 /// Why Funnel does not work for a host, from the first replica that reports an error.
-fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
+fn funnel_errors(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
     let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
     let states = work.observed.replicas.range(..shape.spec.replicas).filter_map(|(_, replica)| replica.state.as_ref());
     let why = states.filter(|_| asks).find_map(|state| state.funnel_errors.get(name))?;
@@ -203,7 +204,7 @@ fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, n
 
 /// Suffix of a status message: the number of unapproved replicas, else why the first replica with a reason rejects the name, if none serves
 /// it.
-fn rejected(work: &GroupPass<'_>, name: &str, serving: usize) -> String {
+fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> String {
     let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
     if count > 0 {
         return format!(
@@ -225,7 +226,7 @@ fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &s
 }
 
 /// Updates the status of an object without an advertised name; `remaining`: a part still exists.
-pub(crate) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
+pub(crate) fn unserved(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
     let mut said: Vec<Said> = Vec::new();
     if let (Parent::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
         let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
@@ -240,7 +241,7 @@ pub(crate) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refus
 }
 
 /// Whether the other side has a part of an object that moves between a group and a proxy of its own: its address stays meanwhile.
-fn moves(work: &GroupPass<'_>, claim: &IngressClaim<'_>) -> bool {
+fn moves(work: &Pass<'_>, claim: &IngressClaim<'_>) -> bool {
     let other = if work.observed.key.is_standalone() { claim.claimant.source.finalizer() } else { names::FINALIZER };
     finalizers::has(claim.object.metadata(), other)
 }
@@ -263,7 +264,7 @@ fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
 }
 
 /// `status.loadBalancer` of a virtual host on the replicas' own addresses.
-fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
+fn node_status(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
     let live = work.observed.replicas.range(..shape.spec.replicas).filter(|(_, replica)| live(replica));
@@ -282,14 +283,14 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
 }
 
 /// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
-fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
+fn update(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let (source, metadata) = (claim.claimant.source, claim.object.metadata());
     // An object that is being deleted gets no new finalizer.
     let finalized = finalized && (finalizers::has(metadata, claim.finalizer) || metadata.deletion_timestamp.is_none());
     let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
     let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);
     let update = ObjectUpdate::new(source, metadata, claim.finalizer, finalized);
-    work.pass.update(ObjectUpdate { conditions, load_balancer, ..update });
+    work.plan.update(ObjectUpdate { conditions, load_balancer, ..update });
 }
 
 /// New conditions of a Service, if changed. Conditions of ours that are not in `said` are removed.

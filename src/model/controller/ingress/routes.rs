@@ -14,10 +14,11 @@ use crate::model::controller::ingress::service_state::OLD;
 use crate::model::controller::ingress::spec::L4Service;
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::model::controller::workload::actions::ControlAction;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::device_records::claimed_device;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::{elapsed, is_lost};
 
 /// Tailnet addresses of a mapping.
@@ -83,7 +84,7 @@ fn usable(net: &IpNet) -> impl Iterator<Item = IpAddr> + use<> {
 
 impl IngressPlan<'_> {
     /// Routes for a replica's config.
-    pub(crate) fn routes(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
+    pub(crate) fn routes(&self, work: &Pass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
         let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
         let leaving = self.leaving.iter().filter(|name| self.awaits_successor(work, name));
@@ -111,7 +112,7 @@ impl IngressPlan<'_> {
     }
 
     /// Approves the routes of the replicas' configs and withdraws those of `gone`, and those of lost replicas that others serve.
-    pub(crate) fn approve(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
+    pub(crate) fn approve(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         if !lacks_services(work) {
             return;
         }
@@ -130,8 +131,8 @@ impl IngressPlan<'_> {
             let remove: BTreeSet<String> =
                 former.union(&withdrawn).filter(|route| approved.is_none_or(|entry| entry.routes.contains(*route))).cloned().collect();
             if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
-                let device = claimed_device(work, &shape.owner, *ordinal, replica);
-                work.pass.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
+                let device = claimed_device(work, *ordinal, replica);
+                work.plan.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
             } else if let Some(age) = age.filter(|_| !add.is_empty()) {
                 work.again(OLD.saturating_sub(age));
             }
@@ -140,24 +141,24 @@ impl IngressPlan<'_> {
 }
 
 /// Routes that a replica serves: it gets traffic, advertises them, and they are approved for it.
-fn served(work: &GroupPass<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
+fn served(work: &Pass<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
     let state = replica.state.as_ref().filter(|_| live(replica));
     let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
     state.zip(approved).map(|(state, approved)| &state.routes & &approved.routes).unwrap_or_default()
 }
 
-fn served_by_others(work: &GroupPass<'_>, replicas: u32, ordinal: u32) -> BTreeSet<String> {
+fn served_by_others(work: &Pass<'_>, replicas: u32, ordinal: u32) -> BTreeSet<String> {
     let others = work.observed.replicas.range(..replicas).filter(|(other, _)| **other != ordinal);
     others.flat_map(|(_, replica)| served(work, replica)).collect()
 }
 
 /// Whether a replica gets traffic, advertises these addresses as routes, and they are approved for it.
-pub(crate) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[String]) -> bool {
+pub(crate) fn reached(work: &Pass<'_>, replica: &ObservedReplica, own: &[String]) -> bool {
     live(replica) && routes(own).is_subset(&served(work, replica))
 }
 
 /// Whether the approval of a replica's advertised addresses was not read yet.
-pub(crate) fn approval_unread(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bool {
+pub(crate) fn approval_unread(work: &Pass<'_>, replicas: u32, own: &[String]) -> bool {
     let routes = routes(own);
     work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
         let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));
@@ -166,7 +167,7 @@ pub(crate) fn approval_unread(work: &GroupPass<'_>, replicas: u32, own: &[String
 }
 
 /// Why the control plane does not approve a replica's routes, with an action for administrators.
-pub(crate) fn denied(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> Option<Rejection> {
+pub(crate) fn denied(work: &Pass<'_>, replicas: u32, own: &[String]) -> Option<Rejection> {
     let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| Some(&replica.device()?.id));
     let routes = routes(own).into_iter().collect::<Vec<_>>().join(",");
     let mut denied = devices.filter_map(|id| Some((id, work.observed.denied.get(&format!("the routes of device {id}"))?)));

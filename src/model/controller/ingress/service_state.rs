@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::api::names;
+use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
-use crate::model::controller::kinds::standalone::handover::POLL_INTERVAL;
 use crate::model::controller::workload::actions::ControlAction;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, verify_owner};
 
@@ -20,7 +21,7 @@ pub(crate) const OLD: Duration = Duration::from_mins(5);
 
 /// State of a name's Tailscale Service; plans the requests that it depends on.
 pub(crate) fn standing(
-    work: &mut GroupPass<'_>,
+    work: &mut PlanPart<'_>,
     shape: &RenderContext<'_>,
     (listed, reported): (Option<&ServiceList>, &BTreeSet<String>),
     name: &str,
@@ -51,9 +52,9 @@ pub(crate) fn standing(
             // A new one may get its addresses later.
             let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
             if entry.is_none() && is_device(work, &desired.name) {
-                work.again(POLL_INTERVAL);
+                work.again(HANDOVER_POLL);
             } else if answers && incomplete {
-                work.pass.control.push(ControlAction::PublishService { desired, recorded });
+                work.plan.control.push(ControlAction::PublishService { desired, recorded });
             }
             if ours { ServiceState::Owned(addrs) } else { ServiceState::Creating }
         }
@@ -61,18 +62,18 @@ pub(crate) fn standing(
 }
 
 /// Whether the proxy of an object of the group has the name, until it gives it up: the control plane would reject the Tailscale Service.
-pub(crate) fn is_device(work: &GroupPass<'_>, name: &str) -> bool {
+pub(crate) fn is_device(work: &Pass<'_>, name: &str) -> bool {
     work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.is_device))
 }
 
 /// Whether the group may adopt a Tailscale Service without owner: set by administrators, not by tenants.
-fn adopts(work: &GroupPass<'_>, label: &str) -> bool {
+fn adopts(work: &Pass<'_>, label: &str) -> bool {
     let annotations = work.observed.group.as_ref().and_then(|group| group.metadata.annotations.as_ref());
     annotations.and_then(|all| all.get(names::ADOPT)).is_some_and(|named| named.split(',').any(|named| named.trim() == label))
 }
 
 /// The list of Tailscale Services; plans a refresh of an old one.
-pub(crate) fn listed<'a>(work: &mut GroupPass<'a>) -> Option<&'a ServiceList> {
+pub(crate) fn listed<'a>(work: &mut PlanPart<'a>) -> Option<&'a ServiceList> {
     let listed = work.observed.publish.listed.as_deref();
     let now = work.observed.now;
     if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
@@ -81,7 +82,7 @@ pub(crate) fn listed<'a>(work: &mut GroupPass<'a>) -> Option<&'a ServiceList> {
     let age = listed.map(|listed| readiness::elapsed(listed.at, now));
     if age.is_none_or(|age| age >= OLD) {
         let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
-        work.pass.control.push(ControlAction::ListServices { since });
+        work.plan.control.push(ControlAction::ListServices { since });
     } else if let Some(age) = age {
         work.again(OLD.saturating_sub(age));
     }

@@ -6,27 +6,29 @@ use crate::api::names;
 use crate::api::routes::Site;
 use crate::model::controller::ingress::IngressPlan;
 use crate::model::controller::ingress::spec::PublishTarget;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::rbac::endpoints;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 
 impl IngressPlan<'_> {
     /// Plans a binding for each namespace with backends, and revokes unused ones.
-    pub(crate) fn endpoints(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-        let owner = &shape.owner;
+    pub(crate) fn endpoints<'a>(&self, pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
+        let (mut work, owner) = (pass.part(), pass.owner);
         let sites =
             self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
         let wanted: BTreeSet<&str> = sites.filter(|_| !shape.stock()).flat_map(namespaces).collect();
         let served: BTreeSet<&str> = self.before.routes.values().flat_map(namespaces).collect();
         for namespace in &wanted {
-            work.want(owner, endpoints(owner, namespace, true));
+            work.want(endpoints(owner, namespace, true));
         }
         let name = names::endpoints(&owner.name);
-        let bindings = work.observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|object| object.name == name);
+        let bindings = pass.observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|object| object.name == name);
         for object in bindings.filter(|object| !wanted.contains(&*object.namespace) && !served.contains(&*object.namespace)) {
-            work.want(owner, endpoints(owner, &object.namespace, false));
+            work.want(endpoints(owner, &object.namespace, false));
         }
+        work
     }
 }
 

@@ -19,7 +19,7 @@ use crate::api::routes::Site;
 use crate::api::{names, vip};
 use crate::model::controller::policy::annotations::{Annotations, annotation, dns_label, is_tag};
 use crate::model::controller::policy::tenancy::Patterns;
-use crate::model::ingress::certificate::Leaf;
+use crate::model::controller::workload::observed::UserCertificate;
 
 /// Content of a valid request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,18 +66,6 @@ pub struct L4Service {
     pub external_name: String,
     /// TCP ports whose backends get a PROXY protocol header.
     pub proxy_protocol: BTreeSet<u16>,
-}
-
-/// A Secret in the proxies' namespace that an Ingress names as a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum UserCertificate {
-    /// Without the label that permits its use.
-    Unlabelled,
-    /// Not read yet.
-    Unread,
-    /// Has no usable certificate, with the reason.
-    Unusable(String),
-    Leaf(Leaf),
 }
 
 /// What an object is parsed against.

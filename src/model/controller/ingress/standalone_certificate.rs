@@ -11,10 +11,11 @@ use serde_json::Value;
 use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, orders_ref};
 use crate::model::controller::ingress::{DELETED_REQUEUE, Rejection};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
-use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
 use crate::model::controller::workload::key::{PublishSource, Publisher};
 use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, is_certificate_of};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 
 /// Whose a Secret is by the record, and what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,7 @@ fn uid(object: &Value) -> &str {
 }
 
 /// Owner of a certificate's Secret by the records of all namespaces.
-pub(crate) fn recorded_owner(work: &GroupPass<'_>, secret: &Value, claimant: &Publisher) -> RecordedOwner {
+pub(crate) fn recorded_owner(work: &Pass<'_>, secret: &Value, claimant: &Publisher) -> RecordedOwner {
     match work.observed.publish.recorded_certificates.get(uid(secret)) {
         None => RecordedOwner::Unrecorded,
         Some(recorded) if recorded.ingress == *claimant => RecordedOwner::Same,
@@ -43,12 +44,12 @@ pub(crate) fn recorded_owner(work: &GroupPass<'_>, secret: &Value, claimant: &Pu
 }
 
 /// Record of the namespace of a standalone Ingress, as stored.
-fn stored(work: &GroupPass<'_>, namespace: &str) -> OrderRecord {
+fn stored(work: &Pass<'_>, namespace: &str) -> OrderRecord {
     work.owned(&orders_ref(&work.observed.settings.namespace, namespace)).map(|object| OrderRecord::read(object)).unwrap_or_default()
 }
 
 /// Whether the Role of the workload names a Secret. Only the reconciler writes Roles.
-fn is_granted(work: &GroupPass<'_>, owner: &Owner, name: &str) -> bool {
+fn is_granted(work: &Pass<'_>, owner: &Owner, name: &str) -> bool {
     let role = work.owned(&ObjectRef::new(Kind::Role, &owner.namespace, owner.name.clone()));
     role.is_some_and(|role| grants(role, name))
 }
@@ -70,7 +71,7 @@ enum ExistingSecret {
 }
 
 /// Whether the Ingress may have a certificate of this name now; records its order. `false`: the Secret of a former owner is deleted first.
-pub(crate) fn admit(work: &mut GroupPass<'_>, tenancy: &Tenancy, owner: &Owner, dns: &str) -> Result<bool, Rejection> {
+pub(crate) fn admit(work: &mut PlanPart<'_>, tenancy: &Tenancy, owner: &Owner, dns: &str) -> Result<bool, Rejection> {
     let Some(parent) = owner.key.publisher() else { return Ok(true) };
     let now = work.observed.now;
     let object = certificate_ref(owner, dns);
@@ -82,7 +83,7 @@ pub(crate) fn admit(work: &mut GroupPass<'_>, tenancy: &Tenancy, owner: &Owner, 
             ExistingSecret::Own(order) => order,
             ExistingSecret::Foreign => return Ok(true),
             ExistingSecret::Deleted => {
-                work.pass.delete.push(deletion(&object, secret));
+                work.plan.delete.push(deletion(&object, secret));
                 work.again(DELETED_REQUEUE);
                 return Ok(false);
             }
@@ -110,13 +111,13 @@ pub(crate) fn admit(work: &mut GroupPass<'_>, tenancy: &Tenancy, owner: &Owner, 
 /// Decides whose an existing Secret is: by the record; else, for a certificate of an older version or of a group that the Ingress leaves, by
 /// its labels and the Role.
 fn existing(
-    work: &GroupPass<'_>,
+    work: &Pass<'_>,
     (owner, parent): (&Owner, &Publisher),
     secret: &Value,
     recorded_order: Option<CertificateOrder>,
     new: CertificateOrder,
 ) -> Result<ExistingSecret, Rejection> {
-    let by_labels = work.ownership(owner, &certificate_ref(owner, &new.host), secret);
+    let by_labels = work.ownership(&certificate_ref(owner, &new.host), secret);
     let moved = by_labels == Ownership::Foreign && is_certificate_of(secret, parent);
     let secret_uid = uid(secret).to_owned();
     Ok(match (recorded_owner(work, secret, parent), recorded_order) {
@@ -140,7 +141,7 @@ fn existing(
 }
 
 /// Refuses an order beyond the limit of the namespace.
-fn limit(work: &mut GroupPass<'_>, tenancy: &Tenancy, namespace: &str, record: &OrderRecord) -> Result<(), Rejection> {
+fn limit(work: &mut PlanPart<'_>, tenancy: &Tenancy, namespace: &str, record: &OrderRecord) -> Result<(), Rejection> {
     let most = tenancy.allowance(namespace, TenancyScope::Standalone).map_or(0, |allowance| allowance.max_certificates);
     let (ordered, next) = record.recent(work.observed.now);
     if ordered < most {
@@ -154,33 +155,35 @@ fn limit(work: &mut GroupPass<'_>, tenancy: &Tenancy, namespace: &str, record: &
     Err(Rejection::new("TooManyCertificates", message))
 }
 
-fn write(work: &mut GroupPass<'_>, namespace: &str, before: &OrderRecord, record: &OrderRecord) {
+fn write(work: &mut PlanPart<'_>, namespace: &str, before: &OrderRecord, record: &OrderRecord) {
     let proxies = &work.observed.settings.namespace;
     let object = orders_ref(proxies, namespace);
     let existing = work.owned(&object).map(|existing| &**existing);
     if let Some(existing) = existing.filter(|_| record.orders().is_empty()) {
-        work.pass.delete.push(deletion(&object, existing));
+        work.plan.delete.push(deletion(&object, existing));
     } else if record != before {
-        work.pass.apply.push(record.manifest(proxies, namespace, existing));
+        work.plan.apply.push(record.manifest(proxies, namespace, existing));
     }
 }
 
 /// Whether a certificate of another name stays for the rest of its week.
-pub(crate) fn is_kept(work: &GroupPass<'_>, parent: &Publisher, secret: &Value) -> bool {
+pub(crate) fn is_kept(work: &Pass<'_>, parent: &Publisher, secret: &Value) -> bool {
     let record = stored(work, &parent.namespace);
     let order = record.orders().iter().find(|order| order.ingress == parent.name && order.secret == uid(secret));
     filled(secret) && order.is_some_and(|order| order.is_recent(work.observed.now))
 }
 
 /// Certificates of a released Ingress that stay for the rest of their week. The others are deleted, and their orders forgotten after it.
-pub(crate) fn retained(work: &mut GroupPass<'_>, owner: &Owner, is_gone: bool) -> BTreeSet<ObjectRef> {
-    let Some(parent) = owner.key.publisher() else { return BTreeSet::new() };
+pub(crate) fn retained<'a>(pass: &Pass<'a>, is_gone: bool) -> (PlanPart<'a>, BTreeSet<ObjectRef>) {
+    let (mut part, owner) = (pass.part(), pass.owner);
+    let work = &mut part;
+    let Some(parent) = owner.key.publisher() else { return (part, BTreeSet::new()) };
     let is_anothers = |secret: &Value| matches!(recorded_owner(work, secret, &parent), RecordedOwner::Former | RecordedOwner::Other);
     // Their labels name this object.
     let others = work.observed.of(Kind::Secret).filter(|(_, secret)| is_anothers(secret)).map(|(object, _)| object.clone());
     let mut retained: BTreeSet<ObjectRef> = others.collect();
     if parent.source != PublishSource::Ingress {
-        return retained;
+        return (part, retained);
     }
     let now = work.observed.now;
     let before = stored(work, &parent.namespace);
@@ -189,7 +192,7 @@ pub(crate) fn retained(work: &mut GroupPass<'_>, owner: &Owner, is_gone: bool) -
     for order in before.orders().iter().filter(|order| order.ingress == parent.name) {
         let object = certificate_ref(owner, &order.host);
         let secret = work.owned(&object).map(|secret| &**secret);
-        let is_ours = secret.is_some_and(|secret| work.ownership(owner, &object, secret) == Ownership::Ours);
+        let is_ours = secret.is_some_and(|secret| work.ownership(&object, secret) == Ownership::Ours);
         let recorded = secret.filter(|secret| order.secret == uid(secret) || (order.secret.is_empty() && is_ours));
         if order.is_recent(now) {
             work.again(order.rest(now));
@@ -202,12 +205,12 @@ pub(crate) fn retained(work: &mut GroupPass<'_>, owner: &Owner, is_gone: bool) -
         // Its labels may name another owner by now. That of an Ingress of a group is the group's.
         if let Some(secret) = recorded.filter(|_| is_gone || is_ours) {
             deleted_now.insert(order.host.clone());
-            if !is_ours && !work.pass.delete.iter().any(|delete| delete.object == object) {
-                work.pass.delete.push(deletion(&object, secret));
+            if !is_ours {
+                work.plan.delete.push(deletion(&object, secret));
             }
         }
     }
     record.retain(|order| order.ingress != parent.name || order.is_recent(now) || deleted_now.contains(&order.host));
     write(work, &parent.namespace, &before, &record);
-    retained
+    (part, retained)
 }

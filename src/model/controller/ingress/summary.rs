@@ -10,11 +10,12 @@ use crate::api::names;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress::spec::{CertificateIssue, PublishTarget};
 use crate::model::controller::ingress::{Item, Rejection, ServiceState};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
 use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, valid_until};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 
 /// Maximum names in a message.
 const NAMED: usize = 5;
@@ -51,7 +52,7 @@ impl SummaryBuilder {
         self.unknown = true;
     }
 
-    pub(crate) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
+    pub(crate) fn certificates(&mut self, work: &Pass<'_>, owner: &Owner, item: &Item) {
         let PublishTarget::Site(site) = &item.wish.target else { return };
         let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));
         for (host, how) in site.hosts.iter().filter(|(_, how)| !(how.issue && theirs)) {
@@ -69,7 +70,7 @@ impl SummaryBuilder {
     }
 
     /// Writes the group's conditions and the figures.
-    pub(crate) fn give(self, work: &mut GroupPass<'_>) {
+    pub(crate) fn give(self, work: &mut PlanPart<'_>) {
         let mut summary = IngressSummary::default();
         for (state, _) in self.names.values() {
             *summary.published.entry(*state).or_default() += 1;
@@ -77,7 +78,7 @@ impl SummaryBuilder {
         for (state, _) in self.certificates.values() {
             *summary.certified.entry(*state).or_default() += 1;
         }
-        work.memory.summary = Some(summary);
+        work.plan.summary = Some(summary);
         work.keeps_conditions = self.unknown;
         work.conditions = vec![self.published(), self.certified()];
     }
@@ -129,7 +130,7 @@ impl SummaryBuilder {
 }
 
 /// State of an ordered certificate, with the reason of the last failure.
-pub(crate) fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
+pub(crate) fn issued(work: &Pass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
     let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
     match note.filter(|note| note.failures > 0) {

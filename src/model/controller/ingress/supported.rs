@@ -4,11 +4,11 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::ingress::{Rejection, lacks_services};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::pass::Pass;
 
 /// Checks a request against image and control plane. The error names an action.
-pub(crate) fn fits(work: &GroupPass<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<(), Rejection> {
+pub(crate) fn fits(work: &Pass<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<(), Rejection> {
     let PublishTarget::Whole(whole) = &wish.target else { return Ok(()) };
     let announced = !whole.proxy_protocol.is_empty();
     let wrong = if shape.userspace() {

@@ -11,20 +11,22 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::condition::reason;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::advertise::awaited;
 use crate::model::controller::ingress::claims::claims;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subject};
-use crate::model::controller::kinds::standalone::handover::POLL_INTERVAL;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
-use crate::model::controller::workload::builder::{GroupPass, deletion};
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, ServiceList, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Pass, deletion};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
 use crate::model::controller::workload::vip_service::{Release, release};
@@ -47,7 +49,7 @@ enum Withdrawal {
 
 impl IngressPlan<'_> {
     /// Withdraws names as far as possible. Returns the fully withdrawn ones.
-    pub(crate) fn withdraw(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
+    pub(crate) fn withdraw(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         if self.leaving.is_empty() {
             return gone;
@@ -56,7 +58,7 @@ impl IngressPlan<'_> {
         for name in &self.leaving {
             let withdrawal = self.withdrawal(work, &advertised, name);
             match withdrawal {
-                _ if self.awaits_successor(work, name) => work.again(POLL_INTERVAL),
+                _ if self.awaits_successor(work, name) => work.again(HANDOVER_POLL),
                 Withdrawal::Configured => work.again(TIMEOUT),
                 Withdrawal::Claimed(since) if since < CLAIM_DEADLINE => work.again(TIMEOUT.min(CLAIM_DEADLINE.saturating_sub(since))),
                 Withdrawal::Claimed(_) | Withdrawal::Done => {
@@ -74,13 +76,13 @@ impl IngressPlan<'_> {
     }
 
     /// Whether a name stays served until another group, or the proxy of its object, serves it. That object is not deleted, or was lately.
-    pub(crate) fn awaits_successor(&self, work: &GroupPass<'_>, name: &String) -> bool {
+    pub(crate) fn awaits_successor(&self, work: &Pass<'_>, name: &String) -> bool {
         let deleted = self.claims.iter().filter(|claim| claim.recorded.contains(name));
         let mut deleted = deleted.filter_map(|claim| claim.object.metadata().deletion_timestamp.as_ref());
         awaited(work, name) && !deleted.any(|deleted| elapsed(deleted.0, work.observed.now) >= SUCCESSOR_DEADLINE)
     }
 
-    fn withdrawal(&self, work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {
+    fn withdrawal(&self, work: &Pass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {
         let (now, routes) = (work.observed.now, self.former_routes(name));
         if advertised.contains(name) || !advertised.is_disjoint(&routes) {
             return Withdrawal::Configured;
@@ -97,7 +99,7 @@ impl IngressPlan<'_> {
 
     /// Since when no config names the leaving names that replicas claim or claimed, in seconds since 1970. A claim that ends and begins again
     /// gets no new time.
-    pub(crate) fn record_leaving(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, i64> {
+    pub(crate) fn record_leaving(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, i64> {
         let advertised = advertised_by_pods(work);
         let is_claimed = |name: &&String| match self.withdrawal(work, &advertised, name) {
             Withdrawal::Claimed(_) => true,
@@ -112,7 +114,7 @@ impl IngressPlan<'_> {
 }
 
 /// Reports that a name is removed although a replica claims that it advertises it.
-fn claimed(work: &mut GroupPass<'_>, name: &str, since: Duration) {
+fn claimed(work: &mut PlanPart<'_>, name: &str, since: Duration) {
     let message = format!(
         "A replica reports that it still advertises {name}, {} s after its config stopped naming it. The name is removed nevertheless: delete \
          the Pod if it does not stop.",
@@ -122,14 +124,14 @@ fn claimed(work: &mut GroupPass<'_>, name: &str, since: Duration) {
 }
 
 /// Names and routes in the configs of replicas with a Pod.
-fn advertised_by_pods(work: &GroupPass<'_>) -> BTreeSet<String> {
+fn advertised_by_pods(work: &Pass<'_>) -> BTreeSet<String> {
     let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
     let configs = there.filter_map(|replica| replica.config.as_ref());
     configs.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
 }
 
 /// Whether this cluster no longer owns a part of a Tailscale Service; plans the necessary requests.
-fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) -> bool {
+fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -> bool {
     // A rival that does not serve it may never do so, and recreates it if it does. A device does not get the name before.
     let mut rivals = work.observed.publish.rivals.get(name).into_iter().flatten();
     if rivals.any(|rival| rival.serving && !rival.is_proxy()) {
@@ -157,21 +159,18 @@ fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) 
     if release(listed.services.get(name), &work.observed.settings.cluster) == Release::Nothing {
         return true;
     }
-    work.pass.control.push(action);
+    work.plan.control.push(action);
     false
 }
 
-fn left_behind(work: &mut GroupPass<'_>, name: &str, why: &str) {
+fn left_behind(work: &mut PlanPart<'_>, name: &str, why: &str) {
     let message =
         format!("The control plane still has Tailscale Service {name}: remove it there, or its part of this cluster. It was not, as {why}");
     work.warn_workload("TailscaleServiceOrphaned", message);
 }
 
 /// Certificate Secrets of names that are no longer requested.
-pub(crate) fn gone_certificates<'a>(
-    work: &GroupPass<'a>,
-    gone: &BTreeSet<String>,
-) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
+pub(crate) fn gone_certificates<'a>(work: &Pass<'a>, gone: &BTreeSet<String>) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
     let ends = work.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
     let goes = move |dns: &str| {
@@ -184,22 +183,24 @@ pub(crate) fn gone_certificates<'a>(
 }
 
 /// Deletes certificates of names that are no longer requested, and the Roles that the Tailscale operator created for them.
-fn certificates(work: &mut GroupPass<'_>, owner: &Owner, gone: &BTreeSet<String>) {
+fn certificates(work: &mut PlanPart<'_>, owner: &Owner, gone: &BTreeSet<String>) {
     let secrets: Vec<_> = gone_certificates(work, gone).collect();
     for (object, secret) in secrets {
         for kind in [Kind::RoleBinding, Kind::Role] {
             let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());
             if let Some(existing) = work.owned(&object) {
-                work.pass.delete.push(deletion(&object, existing));
+                work.plan.delete.push(deletion(&object, existing));
             }
         }
-        work.pass.delete.push(deletion(object, secret));
+        work.plan.delete.push(deletion(object, secret));
     }
 }
 
 /// Withdraws everything of a group that is being deleted. Returns whether nothing is left.
-pub(crate) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
-    let before = work.owned(&ingress_config_ref(owner)).map(|config| IngressConfigMap::read(config)).unwrap_or_default();
+pub(crate) fn end<'a>(pass: &Pass<'a>) -> (PlanPart<'a>, bool) {
+    let mut part = pass.part();
+    let work = &mut part;
+    let before = pass.owned(&ingress_config_ref(pass.owner)).map(|config| IngressConfigMap::read(config)).unwrap_or_default();
     let names = recorded(work, &before);
     let pods = work.observed.replicas.values().any(|replica| replica.pod.is_some());
     let mut remaining = pods;
@@ -207,30 +208,30 @@ pub(crate) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
         let listed = super::listed(work);
         let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
         remaining = gone != names;
-        certificates(work, owner, &gone);
+        certificates(work, pass.owner, &gone);
     }
     report_unserved(work, &before, !remaining, "is being deleted: name another group.");
-    !remaining
+    (part, !remaining)
 }
 
 /// Reports the fault to objects of a missing group, and to objects that could not be assigned to any.
-pub(crate) fn orphans(work: &mut GroupPass<'_>, fault: &str) {
-    report_unserved(work, &IngressConfigMap::default(), true, fault);
+pub(crate) fn orphans<'a>(pass: &Pass<'a>, fault: &str) -> PlanPart<'a> {
+    let mut part = pass.part();
+    report_unserved(&mut part, &IngressConfigMap::default(), true, fault);
+    part
 }
 
 /// Reports the fault to objects of a group of another type.
-pub(crate) fn elsewhere(work: &mut GroupPass<'_>, fault: &str) {
-    let (observed, group) = (work.observed, work.observed.key.group_name());
+pub(crate) fn elsewhere<'a>(pass: &Pass<'a>, memory: &Memory, fault: &str) -> PlanPart<'a> {
+    let (observed, group) = (pass.observed, pass.observed.key.group_name());
     // Remembered Services are valid egress Services.
-    let mut others = observed.services.values().filter(|service| work.memory.served(service).is_none());
+    let mut others = observed.services.values().filter(|service| memory.served(service).is_none());
     let asks = others.any(|service| observed.assignment.published(service).group() == Some(group));
-    if asks || !observed.publish.ingresses.is_empty() {
-        orphans(work, fault);
-    }
+    if asks || !observed.publish.ingresses.is_empty() { orphans(pass, fault) } else { pass.part() }
 }
 
 /// Reports that nothing is advertised, and removes finalizers once that is true.
-fn report_unserved(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
+fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: bool, fault: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
             let message = || claim.assignment.message(work.observed.key.group_name(), fault);

@@ -30,6 +30,7 @@ pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
         replicas: spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0),
         tags: Cow::Borrowed(&spec.tags),
         hostname: HostnamePattern::Numbered(prefix.unwrap_or_default()),
+        temporary_hostname: None,
         tailnet: spec.tailnet.as_deref(),
         tenants: options.map(|options| options.tenants.as_slice()).unwrap_or_default(),
         shares_account: metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true"),

@@ -15,8 +15,8 @@ use k8s_openapi::api::networking::v1::Ingress;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::services;
+use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::standalone_certificate::retained;
@@ -25,171 +25,181 @@ use crate::model::controller::kinds::standalone::admission::{Admission, admit};
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::GroupPlan;
-use crate::model::controller::workload::builder::{GroupPass, going};
-use crate::model::controller::workload::objects::rbac::{endpoints, rbac};
+use crate::model::controller::workload::objects::rbac::endpoints;
 use crate::model::controller::workload::objects::shape::{RenderContext, image_path};
-use crate::model::controller::workload::objects::standalone_service::headless_service;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Pass, going, owner};
 use crate::model::controller::workload::provision;
-use crate::model::controller::workload::rollout::delete_stuck;
+use crate::model::controller::workload::provision::Served;
+use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::secret_name::SecretName;
-use crate::model::controller::workload::{pace, replicas, standby};
 use crate::model::plan::world::Single;
 
 /// Order of deletion of the objects that remain when the device is deleted.
 const REMAINING: [Kind; 7] =
     [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
 
-pub(crate) fn plan(work: &mut GroupPass<'_>) {
-    let observed = work.observed;
+pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
+    let observed = pass.observed;
     let rules = &observed.assignment;
     if !rules.standalone.has(observed.key.namespace()) {
-        return;
+        return pass.part();
     }
-    let owner = work.owner();
     let parent = observed.parent();
     match parent.filter(|parent| parent.metadata().deletion_timestamp.is_none()) {
-        Some(Parent::Service(service)) if rules.is_standalone(service) => serve(work, owner, service),
-        Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(work, owner, ingress),
-        Some(parent) if rules.of(parent).is_undecided() => hold(work, parent, rules.of(parent)),
-        _ => release(work, &owner, parent),
+        Some(Parent::Service(service)) if rules.is_standalone(service) => serve(pass, service),
+        Some(Parent::Ingress(ingress)) if rules.is_standalone_ingress(ingress) => publish(pass, ingress),
+        Some(parent) if rules.of(parent).is_undecided() => hold(pass, parent, rules.of(parent)),
+        _ => release(pass, parent),
     }
 }
 
 /// Leaves a proxy as it is while the annotation is invalid, or the class is unknown or names no usable group. Reports the fault.
-fn hold(work: &mut GroupPass<'_>, parent: Parent<'_>, assignment: GroupAssignment<'_>) {
-    let Some(why) = assignment.fault() else { return };
+fn hold<'a>(pass: &Pass<'a>, parent: Parent<'_>, assignment: GroupAssignment<'_>) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    let Some(why) = assignment.fault() else { return plan };
     let reason = if matches!(assignment, GroupAssignment::Unusable(_)) { INVALID_CLASS } else { reason::PROXY_INVALID };
     match parent {
-        Parent::Service(service) => report::invalid(work, service, &[why]),
-        Parent::Ingress(ingress) => report::news(work, ingress, (reason, why)),
+        Parent::Service(service) => report::invalid(&mut plan, service, &[why]),
+        Parent::Ingress(ingress) => report::news(&mut plan, ingress, (reason, why)),
     }
+    plan
 }
 
 /// Reports an object that the API server has rejected.
 pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
-    let mut memory = Memory::default();
-    let spec = spec(observed);
-    let mut work = GroupPass::new(observed, spec.as_ref(), &mut memory);
+    let (spec, owner) = (spec(observed), owner(observed));
+    let mut plan = Pass { observed, spec: spec.as_ref(), owner: &owner }.part();
     match observed.parent() {
-        Some(Parent::Service(service)) => report::failed(&mut work, service, why),
-        Some(Parent::Ingress(ingress)) => report::news(&mut work, ingress, (reason::PROXY_FAILED, why.to_owned())),
+        Some(Parent::Service(service)) => report::failed(&mut plan, service, why),
+        Some(Parent::Ingress(ingress)) => report::news(&mut plan, ingress, (reason::PROXY_FAILED, why.to_owned())),
         None => {}
     }
-    work.pass
+    plan.plan
 }
 
-/// Inputs of the objects of a proxy.
-fn shape<'a>(work: &mut GroupPass<'a>, owner: Owner, target: Single) -> Option<(bool, RenderContext<'a>)> {
-    let spec = work.spec?;
-    let (mut usable, class) = provision::class(work);
-    let mut shape = RenderContext::new(owner, spec, class, &work.observed.settings);
+/// Inputs of the objects of a proxy, and whether they may be written. Reports why not.
+fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderContext<'a>)> {
+    let spec = plan.spec?;
+    let class = provision::class(plan);
+    let mut usable = class.is_ok();
+    let class = class.unwrap_or_else(|fault| {
+        plan.faults.push(fault);
+        None
+    });
+    let mut shape = RenderContext::new(plan.owner.clone(), spec, class, &plan.observed.settings);
     shape.target = target;
     shape.node_sites = shape.role().serves_sites;
     if spec.standby && shape.stock() {
         let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);
-        work.fault(reason::PROXY_FAILED, message);
+        plan.fault(reason::PROXY_FAILED, message);
     }
     if image_path(shape.image()).ends_with("k8s-proxy") {
-        work.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
+        plan.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
         usable = false;
     }
     Some((usable, shape))
 }
 
-fn serve(work: &mut GroupPass<'_>, owner: Owner, service: &Service) {
-    match admit(work, Parent::Service(service)) {
+fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    match admit(&mut plan, Parent::Service(service)) {
         Admission::Granted => {}
-        Admission::Undecided => return,
-        Admission::Refused(reason, why) => return report::refused(work, service, reason, why),
+        Admission::Undecided => return plan,
+        Admission::Refused(reason, why) => {
+            report::refused(&mut plan, service, reason, why);
+            return plan;
+        }
     }
-    let target = match request::read(service, &work.observed.settings) {
+    let target = match request::read(service, &pass.observed.settings) {
         Ok(target) => target,
-        Err(wrong) => return report::invalid(work, service, &wrong),
+        Err(wrong) => {
+            report::invalid(&mut plan, service, &wrong);
+            return plan;
+        }
     };
-    if !target.is_egress() && report::restore_name(work, service) {
-        return;
+    if !target.is_egress() && report::restore_name(&mut plan, service) {
+        return plan;
     }
-    let Some((usable, shape)) = shape(work, owner, target) else { return };
-    if usable {
-        provision(work, &shape);
-    }
-    provision::denials(work, "");
-    report::served(work, service, &shape);
+    let Some((is_usable, shape)) = shape(&mut plan, target) else { return plan };
+    let served = Served { is_usable, rights: pass.part(), advertised: None, config: pass.part() };
+    plan.add(provision::provision(pass, &shape, served));
+    provision::report_denials(&mut plan);
+    report::served(&mut plan, service, &shape);
+    plan
 }
 
-fn publish(work: &mut GroupPass<'_>, owner: Owner, ingress: &Ingress) {
-    match admit(work, Parent::Ingress(ingress)) {
+fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    match admit(&mut plan, Parent::Ingress(ingress)) {
         Admission::Granted => {}
-        Admission::Undecided => return,
-        Admission::Refused(reason, why) => return report::news(work, ingress, (reason, why)),
+        Admission::Undecided => return plan,
+        Admission::Refused(reason, why) => {
+            report::news(&mut plan, ingress, (reason, why));
+            return plan;
+        }
     }
-    let Some((mut usable, mut shape)) = shape(work, owner, Single::None) else { return };
-    let read = request::ingress(ingress, &shape).and_then(|()| device_site::alone(work, &shape));
-    let plan = match read {
-        Ok(plan) => plan,
-        Err(wrong) => return report::news(work, ingress, wrong),
+    let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
+    let read = request::ingress(ingress, &shape).and_then(|()| device_site::alone(pass, &shape));
+    let site = match read {
+        Ok((site, part)) => {
+            plan.add(part);
+            site
+        }
+        Err(wrong) => {
+            report::news(&mut plan, ingress, wrong);
+            return plan;
+        }
     };
     if shape.stock() {
         let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
                        take Tailyard's image.";
-        work.fault(reason::PROXY_FAILED, message.into());
-        usable = false;
+        plan.fault(reason::PROXY_FAILED, message.into());
+        is_usable = false;
     }
-    shape.certificates = plan.certificates(work, &shape.owner);
-    shape.own_certificates = plan.own_certificates();
-    if usable {
-        plan.endpoints(work, &shape);
-        provision(work, &shape);
+    shape.certificates = site.certificates(pass);
+    shape.own_certificates = site.own_certificates();
+    let rights = site.endpoints(pass, &shape);
+    let served = Served { is_usable, rights, advertised: None, config: site.carry(pass, &shape) };
+    plan.add(provision::provision(pass, &shape, served));
+    provision::report_denials(&mut plan);
+    if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
+        plan.fault(reason::PROXY_FAILED, why.clone());
     }
-    provision::denials(work, "");
-    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
-        work.fault(reason::PROXY_FAILED, why.clone());
-    }
-    plan.carry(work, &shape);
-    let fault = work.faults.first().map(|fault| (fault.reason, fault.message.clone()));
-    let moving = || handover::joining(work.observed).map(|message| (reason::PROXY_MOVING, message));
+    let fault = plan.faults.first().map(|fault| (fault.reason, fault.message.clone()));
+    let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
     if let Some(news) = fault.or_else(moving) {
-        report::news(work, ingress, news);
+        report::news(&mut plan, ingress, news);
     }
+    plan
 }
 
-/// Plans the objects of a proxy.
-fn provision(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    for manifest in rbac(shape).into_iter().chain([headless_service(shape)]) {
-        work.want(&shape.owner, manifest);
-    }
-    replicas::secrets(work, shape, &BTreeMap::new(), None);
-    provision::pods(work, shape);
-    standby::standby(work, shape);
-    pace::pace(work, &shape.owner);
-    delete_stuck(work, &shape.owner);
-}
-
-/// Whether a proxy stays because its object moves to a group that does not serve it yet. The device gives up its name for the group.
-fn stays(work: &mut GroupPass<'_>, owner: &Owner, parent: Parent<'_>) -> bool {
-    let observed = work.observed;
-    let Some(group) = handover::awaited_group(observed, parent) else { return false };
-    if handover::is_withheld(observed, parent)
-        && let Some((true, shape)) = shape(work, owner.clone(), Single::None)
+/// What a proxy needs while it stays, as its object moves to a group that does not serve it yet: `None` if it does not stay. The device
+/// gives up its name for the group.
+fn stays<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> Option<PlanPart<'a>> {
+    let group = handover::awaited_group(pass.observed, parent)?;
+    let mut plan = pass.part();
+    if handover::is_withheld(pass.observed, parent)
+        && let Some((true, shape)) = shape(&mut plan, Single::None)
     {
-        replicas::secrets(work, &shape, &BTreeMap::new(), None);
+        plan.add(secrets(pass, &shape, &BTreeMap::new(), None));
     }
-    if let Some(message) = handover::leaving(observed, parent, group) {
-        report::moving(work, parent, message);
+    if let Some(message) = handover::leaving(pass.observed, parent, group) {
+        report::moving(&mut plan, parent, message);
     }
-    work.again(handover::POLL_INTERVAL);
-    true
+    plan.again(HANDOVER_POLL);
+    Some(plan)
 }
 
 /// Deletes a proxy: its Pod, then its device, then its Secrets and the other objects, then the finalizer.
-fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) {
-    if parent.is_some_and(|parent| stays(work, owner, parent)) {
-        return;
+fn release<'a>(pass: &Pass<'a>, parent: Option<Parent<'_>>) -> PlanPart<'a> {
+    if let Some(plan) = parent.and_then(|parent| stays(pass, parent)) {
+        return plan;
     }
-    let observed = work.observed;
-    let host = services::host(work, &owner.name);
+    let (observed, owner) = (pass.observed, pass.owner);
+    let host = services::host(pass, &owner.name);
     let moves = match parent {
         Some(Parent::Service(service)) if service.metadata.deletion_timestamp.is_none() => {
             Some(service).filter(|service| observed.assignment.egress(service).group().is_some())
@@ -198,44 +208,37 @@ fn release(work: &mut GroupPass<'_>, owner: &Owner, parent: Option<Parent<'_>>) 
     };
     // The group changes the name when its replicas serve the Service.
     if moves.is_some_and(|service| services::external_name(service) == host) {
-        return;
+        return pass.part();
     }
-    for set in standby::sets(owner) {
-        work.delete(owner, &set);
-    }
-    if !replicas::remove_replicas(work, owner, 0) {
-        if let TailnetState::Unavailable(why) = &observed.tailnet {
-            work.fault(reason::PROXY_FAILED, why.clone());
-        }
-        provision::denials(work, provision::WAITS);
+    let (mut plan, are_gone) = provision::remove(pass, (pass.part(), true));
+    if !are_gone {
         if let Some(parent) = parent {
-            report::waiting(work, parent);
+            report::waiting(&mut plan, parent);
         }
-        if !work.faults.is_empty() {
-            work.again(provision::POLL_INTERVAL);
-        }
-        return;
+        return plan;
     }
-    let retained = retained(work, owner, parent.is_none());
-    let deleted: BTreeSet<ObjectRef> = work.pass.delete.iter().map(|delete| delete.object.clone()).collect();
+    let (certificates, retained) = retained(pass, parent.is_none());
+    plan.add(certificates);
+    let deleted: BTreeSet<ObjectRef> = plan.plan.delete.iter().map(|delete| delete.object.clone()).collect();
     let undeleted = |object: &ObjectRef| !deleted.contains(object) && !retained.contains(object);
     // Objects of another workload of the same parent, if there is one, are deleted by the next passes.
     let own: Vec<_> = REMAINING.iter().flat_map(|kind| observed.of(*kind)).map(|(object, _)| object.clone()).filter(undeleted).collect();
     let several = observed.of(Kind::StatefulSet).any(|(object, _)| undeleted(object));
     for object in own.iter().filter(|object| !several || object.name == owner.name) {
         if object.namespace == owner.namespace {
-            work.delete(owner, object);
+            plan.delete(object);
         } else if parent.is_some() {
             // A binding in the namespace of the Ingress is deleted with it.
-            work.want(owner, endpoints(owner, &object.namespace, false));
+            plan.want(endpoints(owner, &object.namespace, false));
         }
     }
     // A Pod may put a finalizer on its Secrets: they do not hold the object.
     let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
     let remains = observed.owned.iter().any(|(object, value)| going(value) && !is_pods(object));
     match parent.filter(|_| !several && !remains) {
-        Some(Parent::Service(service)) => report::released(work, service, moves.is_some()),
-        Some(Parent::Ingress(ingress)) => report::withdrawn(work, ingress),
+        Some(Parent::Service(service)) => report::released(&mut plan, service, moves.is_some()),
+        Some(Parent::Ingress(ingress)) => report::withdrawn(&mut plan, ingress),
         None => {}
     }
+    plan
 }

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, ExpectedDevice, KeyId, KeyMint};
+use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
@@ -46,6 +47,8 @@ pub struct GroupPlan {
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.
     pub replaces: bool,
+    /// Numbers of advertised names and certificates; `None` if the workload advertises nothing.
+    pub summary: Option<IngressSummary>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

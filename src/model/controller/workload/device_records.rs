@@ -9,13 +9,14 @@ use std::time::Duration;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, DeviceReport};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::objects::applied;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Owner, applied};
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use crate::model::controller::workload::observed::{GroupCapabilities, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Interval of reads after a report that the control plane confirmed.
@@ -27,7 +28,7 @@ const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
 const JOIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Plans the record of a claimed device: its first check, or another read if the replica reports something else than the record.
-pub(crate) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
+pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
     let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
     let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
     let recorded = replica.device();
@@ -36,7 +37,7 @@ pub(crate) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordina
     let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
     let may_ask = match recorded {
         Some(record) if is_recorded => is_outdated(work, record, &report, domain.as_deref()) && is_due(work, record),
-        _ => !is_foreign(work, &shape.owner, ordinal, &id),
+        _ => !is_foreign(work, ordinal, &id),
     };
     if !may_ask {
         return;
@@ -44,10 +45,10 @@ pub(crate) fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordina
     let expected = if is_recorded {
         ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() }
     } else {
-        expected_claim(work, &shape.owner, ordinal, replica)
+        expected_claim(work, ordinal, replica)
     };
     let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
-    work.pass.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
+    work.plan.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
 }
 
 fn claimed_domain(state: &ReplicaState) -> Option<&str> {
@@ -56,13 +57,13 @@ fn claimed_domain(state: &ReplicaState) -> Option<&str> {
 
 /// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for
 /// want of a domain.
-fn is_outdated(work: &GroupPass<'_>, record: &DeviceRecord, report: &DeviceReport, domain: Option<&str>) -> bool {
+fn is_outdated(work: &Pass<'_>, record: &DeviceRecord, report: &DeviceReport, domain: Option<&str>) -> bool {
     let has_domain = domain.is_some() || can(work, |capabilities| capabilities.services);
     !report.agrees(record) || (!record.is_complete() && (has_domain || record.addresses.is_empty()))
 }
 
 /// Whether a recorded device may be read again now; else the pass is repeated when it may.
-fn is_due(work: &mut GroupPass<'_>, record: &DeviceRecord) -> bool {
+fn is_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
     let Some(last) = work.observed.devices.reads.get(&record.id) else { return true };
     let interval = match last.unconfirmed {
         0 => CONFIRMED_INTERVAL,
@@ -76,10 +77,10 @@ fn is_due(work: &mut GroupPass<'_>, record: &DeviceRecord) -> bool {
 }
 
 /// Whether a claimed device is recorded for another replica; reports it.
-fn is_foreign(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, id: &DeviceId) -> bool {
-    let config = names::replica_config(&owner.name, ordinal);
+fn is_foreign(work: &mut PlanPart<'_>, ordinal: u32, id: &DeviceId) -> bool {
+    let config = names::replica_config(&work.owner.name, ordinal);
     let Some(other) = work.observed.devices.index.recorded_elsewhere(server(work), id, &config) else { return false };
-    let replica = names::replica(&owner.name, ordinal);
+    let replica = names::replica(&work.owner.name, ordinal);
     let message = format!("Replica {replica} claims device {id}, which Secret {other} records: inspect the Pod, and delete it.");
     work.fault(reason::PROXY_GROUP_CREATING, message);
     true
@@ -87,7 +88,7 @@ fn is_foreign(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, id: &Device
 
 /// Whether a replica must wait for its auth key, as another one with the same host name has one that it may still use: the control plane
 /// could not tell their devices apart. Reports it.
-pub(crate) fn namesake_joins(work: &mut GroupPass<'_>, secret: &ReplicaSecret) -> bool {
+pub(crate) fn namesake_joins(work: &mut PlanPart<'_>, secret: &ReplicaSecret) -> bool {
     let hostname = secret.document.get("Hostname").and_then(|name| name.as_str()).unwrap_or_default();
     let config = names::replica_config(&secret.owner.name, secret.ordinal);
     let (index, now) = (&work.observed.devices.index, work.observed.now);
@@ -104,47 +105,47 @@ pub(crate) fn namesake_joins(work: &mut GroupPass<'_>, secret: &ReplicaSecret) -
 
 /// Device of a replica, for a change at the control plane: the recorded one, else the claimed one with the check of a first record. None that
 /// another replica's record has.
-pub(crate) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
+pub(crate) fn claimed_device(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
     let recorded = replica.device();
     let id = recorded.map(|record| record.id.clone()).or_else(|| replica.state.as_ref()?.device_id.clone())?;
-    if shared_with(work, owner, ordinal, &id).is_some() {
+    if shared_with(work, ordinal, &id).is_some() {
         return None;
     }
     let expected = match recorded {
         Some(record) => expected_record(work, ordinal, replica, record),
-        None => expected_claim(work, owner, ordinal, replica),
+        None => expected_claim(work, ordinal, replica),
     };
     Some(ClaimedDevice { id, expected })
 }
 
 /// Reports that the recorded device of a removed replica stays, as another replica's record has it.
-pub(crate) fn report_shared(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) {
-    let shared = replica.device().and_then(|record| Some((&record.id, shared_with(work, owner, ordinal, &record.id)?)));
+pub(crate) fn report_shared(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) {
+    let shared = replica.device().and_then(|record| Some((&record.id, shared_with(work, ordinal, &record.id)?)));
     if let Some((id, other)) = shared {
-        let replica = names::replica(&owner.name, ordinal);
+        let replica = names::replica(&work.owner.name, ordinal);
         let message = format!("Device {id} of replica {replica} is not deleted: Secret {other} records it too");
         work.warn_workload(reason::DEVICE_ORPHANED, message);
     }
 }
 
 /// Config Secret of another replica that records a device.
-fn shared_with<'a>(work: &GroupPass<'a>, owner: &Owner, ordinal: u32, id: &DeviceId) -> Option<&'a str> {
-    let config = names::replica_config(&owner.name, ordinal);
+fn shared_with<'a>(work: &Pass<'a>, ordinal: u32, id: &DeviceId) -> Option<&'a str> {
+    let config = names::replica_config(&work.owner.name, ordinal);
     let server = replica_server(work, ordinal);
     work.observed.devices.index.recorded_elsewhere(server, id, &config)
 }
 
 /// Required properties of a recorded device: a host name and a tag of the config, the group or the record.
-fn expected_record(work: &GroupPass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
+fn expected_record(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica, record: &DeviceRecord) -> ExpectedDevice {
     let tags = requested_tags(work).into_iter().chain(record.tags.iter().cloned()).collect();
     ExpectedDevice { hostnames: hostnames(work, ordinal, replica), tags, binding: Binding::Recorded }
 }
 
 /// Required properties of a device without a record: that it joined with the replica's key, or existed before there was one. A host name
 /// under which another replica joins is accepted only if the key was created for it.
-fn expected_claim(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
+fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
     let mint = replica.config.as_ref().and_then(|config| config.mint.as_ref());
-    let config = names::replica_config(&owner.name, ordinal);
+    let config = names::replica_config(&work.owner.name, ordinal);
     let (index, server, now) = (&work.observed.devices.index, replica_server(work, ordinal), work.observed.now);
     let is_own = |name: &String| mint.is_some_and(|mint| mint.hostname.eq_ignore_ascii_case(name));
     let is_free = |name: &String| is_own(name) || index.joining_elsewhere(server, name, &config, now).is_none();
@@ -154,33 +155,33 @@ fn expected_claim(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &O
 }
 
 /// Host names of a replica: in its config, and as requested now.
-fn hostnames(work: &GroupPass<'_>, ordinal: u32, replica: &ObservedReplica) -> Vec<String> {
+fn hostnames(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> Vec<String> {
     let written = replica.config.as_ref().and_then(|config| config.hostname());
     written.map(str::to_owned).into_iter().chain(work.spec.map(|spec| spec.hostname(ordinal))).collect()
 }
 
-fn requested_tags(work: &GroupPass<'_>) -> Vec<String> {
+fn requested_tags(work: &Pass<'_>) -> Vec<String> {
     work.spec.map(|spec| spec.tags(&work.observed.settings)).unwrap_or_default().to_vec()
 }
 
 /// Login server of the control plane.
-fn server<'a>(work: &GroupPass<'a>) -> &'a str {
+fn server<'a>(work: &Pass<'a>) -> &'a str {
     if let TailnetState::Ready { server_url, .. } = &work.observed.tailnet { server_url } else { "" }
 }
 
 /// Login server of a replica's config, else of the control plane.
-fn replica_server<'a>(work: &GroupPass<'a>, ordinal: u32) -> &'a str {
+fn replica_server<'a>(work: &Pass<'a>, ordinal: u32) -> &'a str {
     let config = work.observed.replicas.get(&ordinal).and_then(|replica| replica.config.as_ref());
     config.map(|config| config.entry().server).filter(|server| !server.is_empty()).unwrap_or_else(|| server(work))
 }
 
 /// Whether the control plane is usable and has a capability.
-pub(crate) fn can(work: &GroupPass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
+pub(crate) fn can(work: &Pass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
     matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
 }
 
 /// Config Secret of a replica, for a request of the control plane.
-pub(crate) fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> ConfigDraft {
+pub(crate) fn draft(work: &Pass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> ConfigDraft {
     let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
     let adopt = observed.is_some_and(|object| applied(object).is_none());
     let uid = observed.and_then(|object| object["metadata"]["uid"].as_str().map(str::to_owned));

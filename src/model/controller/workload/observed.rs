@@ -18,7 +18,6 @@ use serde_json::Value;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::vip::VipService;
-use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
@@ -29,6 +28,7 @@ use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::ingress::certificate::Leaf;
 
 #[derive(Debug, Clone)]
 pub struct Observed {
@@ -110,6 +110,18 @@ pub struct PublishInputs {
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
     pub approved: BTreeMap<DeviceId, Approved>,
+}
+
+/// A Secret in the proxies' namespace that an Ingress names as a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UserCertificate {
+    /// Without the label that permits its use.
+    Unlabelled,
+    /// Not read yet.
+    Unread,
+    /// Has no usable certificate, with the reason.
+    Unusable(String),
+    Leaf(Leaf),
 }
 
 /// A certificate's Secret by the record of its namespace.

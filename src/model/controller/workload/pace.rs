@@ -4,8 +4,8 @@ use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::model::controller::workload::builder::GroupPass;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::readiness::{elapsed, is_ready, unready_since};
 use crate::model::controller::workload::rollout::{RETRY, is_outdated, set_ref};
 
@@ -35,17 +35,17 @@ impl Replacements {
 }
 
 /// Withholds a changed template of a proxy that serves, while many others are being replaced.
-pub(crate) fn pace(work: &mut GroupPass<'_>, owner: &Owner) {
+pub(crate) fn pace(work: &mut PlanPart<'_>) {
     let observed = work.observed;
     let Some(pod) = observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref()) else { return };
-    let Some(set) = observed.owned.get(&set_ref(owner, pod)) else { return };
+    let Some(set) = observed.owned.get(&set_ref(work.owner, pod)) else { return };
     let is_changed = |object: &ObjectRef| object.kind == Kind::StatefulSet && observed.owned.contains_key(object);
-    let changes = work.pass.apply.iter().any(|manifest| is_changed(&manifest.object));
+    let changes = work.plan.apply.iter().any(|manifest| is_changed(&manifest.object));
     let serves = is_ready(pod);
     if changes && serves && observed.replacements >= MAX_REPLACED {
-        work.pass.apply.retain(|manifest| !is_changed(&manifest.object));
+        work.plan.apply.retain(|manifest| !is_changed(&manifest.object));
         return work.again(RETRY);
     }
     let is_awaited = unready_since(pod).is_some_and(|since| elapsed(since, observed.now) < MAX_WAIT);
-    work.pass.replaces = if serves { changes || is_outdated(set, pod) } else { is_awaited };
+    work.plan.replaces = if serves { changes || is_outdated(set, pod) } else { is_awaited };
 }

@@ -1,73 +1,165 @@
-//! Objects that every workload has: Pods, and objects for scraping them; its class; denied requests.
+//! One order of creation and one of deletion, for every workload.
+//!
+//! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::disruption::disruption_budget;
 use crate::model::controller::workload::objects::metrics::{metrics, metrics_refs};
+use crate::model::controller::workload::objects::rbac::rbac;
 use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::standalone_service::headless_service;
 use crate::model::controller::workload::objects::statefulset::stateful_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
-use crate::model::controller::workload::observed::Class;
+use crate::model::controller::workload::observed::{Class, TailnetState};
+use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
+use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::replicas::{ReplicaAdvertisement, remove_replicas, secrets};
+use crate::model::controller::workload::rollout::delete_stuck;
+use crate::model::controller::workload::{pace, standby, static_endpoints};
 
 /// Suffix of the message while a deletion waits for the control plane.
-pub(crate) const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
+const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
 
 /// Requeue interval while a deletion waits for the control plane.
-pub(crate) const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Plans the Pods and the objects for scraping them.
-pub(crate) fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    if shape.role().is_replicated {
-        work.want(&shape.owner, disruption_budget(shape));
+/// What the kind of a workload adds to it.
+#[derive(Debug)]
+pub(crate) struct Served<'a> {
+    /// Whether class and request are valid; else only the rest is planned.
+    pub(crate) is_usable: bool,
+    /// Rights beyond the workload's own objects.
+    pub(crate) rights: PlanPart<'a>,
+    /// Names and routes by ordinal, if the reconciler decides them.
+    pub(crate) advertised: Option<BTreeMap<u32, ReplicaAdvertisement>>,
+    /// Config and objects of what the replicas serve.
+    pub(crate) config: PlanPart<'a>,
+}
+
+/// Plans a workload in the order of creation: rights, Secrets, what it serves, Pods. Then surplus replicas are removed.
+pub(crate) fn provision<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, served: Served<'a>) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    if served.is_usable {
+        plan.add(rights(pass, shape));
+        plan.add(served.rights);
+        let (services, endpoints) = static_endpoints::endpoints(pass, shape);
+        plan.add(services);
+        plan.add(secrets(pass, shape, &endpoints, served.advertised.as_ref()));
+    }
+    plan.add(served.config);
+    if served.is_usable {
+        plan.add(pods(pass, shape));
+    }
+    plan.add(remove_replicas(pass, shape.spec.replicas).0);
+    plan
+}
+
+/// Plans the deletion of a workload: its Pods, then what it advertises, then its devices and Secrets. Returns whether they are gone. Else
+/// the faults say what the deletion waits for.
+pub(crate) fn remove<'a>(pass: &Pass<'a>, (withdrawal, is_withdrawn): (PlanPart<'a>, bool)) -> (PlanPart<'a>, bool) {
+    let mut plan = pass.part();
+    for set in standby::sets(pass.owner) {
+        plan.delete(&set);
+    }
+    plan.add(withdrawal);
+    let (replicas, are_removed) = remove_replicas(pass, 0);
+    plan.add(replicas);
+    let are_gone = are_removed && is_withdrawn;
+    if !are_gone {
+        report_wait(&mut plan);
+    }
+    (plan, are_gone)
+}
+
+/// Reports what the deletion of a workload waits for.
+fn report_wait(plan: &mut PlanPart<'_>) {
+    // An object that only moves waits as long as that takes.
+    let is_deleted = plan.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
+    let more = if is_deleted { WAITS } else { "" };
+    if let TailnetState::Unavailable(why) = &plan.observed.tailnet {
+        plan.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{more}"));
+    }
+    denials(plan, more);
+    if !plan.faults.is_empty() {
+        plan.again(POLL_INTERVAL);
+    }
+}
+
+/// `ServiceAccount` and rights of the Pods, and the Service that names a single one.
+fn rights<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    let service = (!shape.role().is_replicated).then(|| headless_service(shape));
+    for manifest in rbac(shape).into_iter().chain(service) {
+        plan.want(manifest);
+    }
+    plan
+}
+
+/// Plans the Pods and the objects for scraping them. A changed template of a single Pod is rolled out here; Kubernetes does it for several.
+fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
+    let mut plan = pass.part();
+    let is_replicated = shape.role().is_replicated;
+    if is_replicated {
+        plan.want(disruption_budget(shape));
     }
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.name.clone());
-    let existing = work.owned(&set).map(|existing| &**existing);
+    let existing = pass.owned(&set).map(|existing| &**existing);
     // The Tailscale operator's image reads its config at start and exits without one.
-    let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
+    let configured = |ordinal| pass.owned(&config_ref(&shape.owner, ordinal)).is_some();
     if existing.is_some() || !shape.stock() || (0..shape.spec.replicas).all(configured) {
-        work.want(&shape.owner, stateful_set(shape, existing));
+        plan.want(stateful_set(shape, existing));
     }
     let scraped = metrics(shape);
     for object in metrics_refs(&shape.owner) {
         if !scraped.iter().any(|manifest| manifest.object == object) {
-            work.delete(&shape.owner, &object);
+            plan.delete(&object);
         }
     }
     for manifest in scraped {
-        work.want(&shape.owner, manifest);
+        plan.want(manifest);
     }
-}
-
-/// Whether the workload's class is usable, and the class's spec if there is one.
-pub(crate) fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
-    match &work.observed.class {
-        Class::None => return (true, None),
-        Class::Ready(class) => return (true, Some(&class.spec)),
-        Class::Missing(name) => {
-            work.fault(
-                reason::PROXY_GROUP_CREATING,
-                format!("ProxyClass {name} does not exist: make it, or change {}.", class_field(work)),
-            );
-        }
-        Class::NotReady(name) => {
-            work.fault(reason::PROXY_GROUP_CREATING, format!("ProxyClass {name} is not ready: its conditions say what to change."));
-        }
+    if !is_replicated {
+        standby::standby(&mut plan, shape);
+        pace::pace(&mut plan);
+        delete_stuck(&mut plan);
     }
-    (false, None)
+    plan
 }
 
-fn class_field(work: &GroupPass<'_>) -> &'static str {
-    if work.observed.key.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
+/// The workload's class, if it has one.
+///
+/// # Errors
+///
+/// The class is missing or not ready; the message names an action.
+pub(crate) fn class<'a>(pass: &Pass<'a>) -> Result<Option<&'a ProxyClassSpec>, WorkloadFault> {
+    let message = match &pass.observed.class {
+        Class::None => return Ok(None),
+        Class::Ready(class) => return Ok(Some(&class.spec)),
+        Class::Missing(name) => format!("ProxyClass {name} does not exist: make it, or change {}.", class_field(pass)),
+        Class::NotReady(name) => format!("ProxyClass {name} is not ready: its conditions say what to change."),
+    };
+    Err(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
 }
 
-/// Reports requests that the control plane has denied and that are repeated.
-pub(crate) fn denials(work: &mut GroupPass<'_>, more: &str) {
-    let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
+fn class_field(pass: &Pass<'_>) -> &'static str {
+    if pass.observed.key.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
+}
+
+/// Reports requests of a plan that the control plane has denied and that are repeated.
+pub(crate) fn report_denials(plan: &mut PlanPart<'_>) {
+    denials(plan, "");
+}
+
+fn denials(plan: &mut PlanPart<'_>, more: &str) {
+    let denied = plan.plan.control.iter().filter_map(|action| plan.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
     for why in why {
-        work.fault(reason::PROXY_GROUP_CREATION_FAILED, why);
+        plan.fault(reason::PROXY_GROUP_CREATION_FAILED, why);
     }
 }

@@ -12,11 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::IngressPlan;
-use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
-use crate::model::controller::workload::builder::{GroupPass, Ownership, deletion};
 use crate::model::controller::workload::device_records;
 use crate::model::controller::workload::device_records::{can, claimed_device, draft, record};
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
@@ -25,6 +22,8 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
@@ -33,51 +32,56 @@ const ABANDONED: Duration = Duration::from_mins(2);
 /// Time in which a Pod writes its deleted state Secret again.
 const REPORT_WAIT: Duration = Duration::from_secs(20);
 
-#[derive(Debug)]
-struct ReplicaInputs<'a> {
-    hostname: String,
-    endpoints: Option<&'a Vec<String>>,
-    /// Names and routes to advertise, if the reconciler decides them.
-    advertised: Option<[BTreeSet<String>; 2]>,
+/// What a replica advertises in the tailnet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ReplicaAdvertisement {
+    /// Tailscale Services.
+    pub(crate) names: BTreeSet<String>,
+    pub(crate) routes: BTreeSet<String>,
 }
 
-/// Plans the Secrets of every desired replica. `endpoints`: static endpoints by ordinal. `plan`: what an ingress group advertises.
-pub(crate) fn secrets(
-    work: &mut GroupPass<'_>,
+#[derive(Debug)]
+struct ReplicaInputs<'a> {
+    endpoints: Option<&'a Vec<String>>,
+    /// `None`: another writer decides it.
+    advertised: Option<&'a ReplicaAdvertisement>,
+}
+
+/// Plans the Secrets of every desired replica, by ordinal: static endpoints, and what is advertised if the reconciler decides it.
+pub(crate) fn secrets<'a>(
+    pass: &Pass<'a>,
     shape: &RenderContext<'_>,
     endpoints: &BTreeMap<u32, Vec<String>>,
-    plan: Option<&IngressPlan<'_>>,
-) {
+    advertised: Option<&BTreeMap<u32, ReplicaAdvertisement>>,
+) -> PlanPart<'a> {
+    let mut work = pass.part();
     let none = ObservedReplica::default();
     for ordinal in 0..shape.spec.replicas {
-        work.want(&shape.owner, state(&shape.owner, ordinal));
-        if work.foreign(&shape.owner, &state_ref(&shape.owner, ordinal)) {
+        work.want(state(&shape.owner, ordinal));
+        if work.foreign(&state_ref(&shape.owner, ordinal)) {
             // The config Secret would record that the state is ours.
             continue;
         }
         // The replica owns its fields: they are never adopted.
-        if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
+        if let Some(last) = work.plan.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
             last.adopt = false;
         }
-        let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
-        let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
-        let mut hostname = shape.spec.hostname(ordinal);
-        if !shape.role().is_replicated {
-            hostname = handover::device_label(work.observed, &hostname);
-        }
-        config(work, shape, ordinal, replica, ReplicaInputs { hostname, endpoints: endpoints.get(&ordinal), advertised });
+        let replica = pass.observed.replicas.get(&ordinal).unwrap_or(&none);
+        let inputs = ReplicaInputs { endpoints: endpoints.get(&ordinal), advertised: advertised.and_then(|all| all.get(&ordinal)) };
+        config(&mut work, shape, ordinal, replica, &inputs);
     }
+    work
 }
 
-fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: ReplicaInputs<'_>) {
+fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: &ReplicaInputs<'_>) {
     let config = replica.config.as_deref();
-    let Some(document) = document(&work.observed.tailnet, shape, config, inputs) else { return };
+    let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
     let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
-    let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, &shape.owner, ordinal, replica);
+    let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
     // A Pod can remove its state Secret from the cache, not the record of its device.
     let device = replica.has_device() || (state.is_none() && recorded.is_some());
     let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
@@ -85,13 +89,13 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
     let decision = decide(&login);
     if let KeyDecision::Keep | KeyDecision::Drop = decision {
         let reused_key = key.filter(|_| decision == KeyDecision::Keep);
-        work.want(&shape.owner, secret.manifest(reused_key.map(|key| (key, id)), false));
+        work.want(secret.manifest(reused_key.map(|key| (key, id)), false));
         return record(work, shape, ordinal, replica, secret);
     }
     let reissue = decision == KeyDecision::Reissue;
     if !can(work, |capabilities| capabilities.keys) {
         // Without a key the replica waits; with the failed one it gets at least the rest of its config.
-        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        work.want(secret.manifest(key.map(|key| (key, id)), false));
         if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
             let secret = config_ref(&shape.owner, ordinal);
             work.fault(reason::PROXY_GROUP_CREATING, format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
@@ -99,26 +103,26 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
         return;
     }
     if device_records::namesake_joins(work, &secret) {
-        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        work.want(secret.manifest(key.map(|key| (key, id)), false));
         return;
     }
     let devices = can(work, |capabilities| capabilities.devices);
-    let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
+    let replaces = claimed_device(work, ordinal, replica).filter(|_| reissue && devices);
     let tags = shape.spec.tags(shape.settings).to_vec();
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
     let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
     let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
-    work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+    work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
 }
 
 /// Whether a first key waits for the report of a Pod that is older than its config Secret: the record was deleted, and the Pod most likely has
 /// a device, which the report names.
-fn awaits_report(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
+fn awaits_report(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) -> bool {
     let Some(pod) = replica.pod.as_deref() else { return false };
     // Written without key first: its creation time is that of the loss.
-    let Some(config) = work.owned(&config_ref(owner, ordinal)) else { return true };
+    let Some(config) = work.owned(&config_ref(work.owner, ordinal)) else { return true };
     let created = config["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
     let Some((created, started)) = created.zip(pod.metadata.creation_timestamp.as_ref()) else { return false };
     let wait = REPORT_WAIT.saturating_sub(elapsed(created, work.observed.now));
@@ -130,7 +134,7 @@ fn awaits_report(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica:
 }
 
 /// Replicas below an ordinal whose recorded devices have other tags than requested: tags come with the auth key only.
-pub(crate) fn other_tags(work: &GroupPass<'_>, wanted: u32) -> Vec<String> {
+pub(crate) fn other_tags(work: &Pass<'_>, wanted: u32) -> Vec<String> {
     let Some(spec) = work.spec else { return Vec::new() };
     let tags: BTreeSet<_> = spec.tags(&work.observed.settings).iter().collect();
     let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
@@ -142,8 +146,9 @@ pub(crate) fn other_tags(work: &GroupPass<'_>, wanted: u32) -> Vec<String> {
 fn document(
     tailnet: &TailnetState,
     shape: &RenderContext<'_>,
+    ordinal: u32,
     existing: Option<&ReplicaConfig>,
-    ReplicaInputs { hostname, endpoints, advertised }: ReplicaInputs<'_>,
+    ReplicaInputs { endpoints, advertised }: &ReplicaInputs<'_>,
 ) -> Option<Map<String, Value>> {
     let found = existing.and_then(|entry| entry.document.as_ref());
     let server = match tailnet {
@@ -155,7 +160,7 @@ fn document(
         "Version": "alpha0",
         "Locked": false,
         "ServerURL": server,
-        "Hostname": hostname,
+        "Hostname": shape.spec.config_hostname(ordinal),
         "acceptDNS": false,
         "acceptRoutes": accept_routes,
     });
@@ -165,7 +170,7 @@ fn document(
     let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {
         None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
-        Some([names, routes]) => {
+        Some(ReplicaAdvertisement { names, routes }) => {
             // tailscaled keeps its routes if the field is absent.
             let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
             ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
@@ -178,24 +183,26 @@ fn document(
 }
 
 /// Removes replicas from ordinal `from` on. Returns whether all are gone.
-pub(crate) fn remove_replicas(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
-    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
+pub(crate) fn remove_replicas<'a>(pass: &Pass<'a>, from: u32) -> (PlanPart<'a>, bool) {
+    let mut work = pass.part();
+    let owner = pass.owner;
+    let set = pass.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
     let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
     let mut all_gone = true;
-    for (ordinal, replica) in work.observed.replicas.range(from..) {
-        if runs(work, replica) || u64::from(*ordinal) < lowered {
+    for (ordinal, replica) in pass.observed.replicas.range(from..) {
+        if runs(&mut work, replica) || u64::from(*ordinal) < lowered {
             all_gone = false;
         } else {
-            all_gone &= remove_replica(work, owner, *ordinal, replica);
+            all_gone &= remove_replica(&mut work, *ordinal, replica);
         }
     }
-    all_gone
+    (work, all_gone)
 }
 
 /// Whether a replica's Pod exists. One that is not gone long after its grace period is on a lost node: its device is deleted, so that it
 /// cannot serve any more. Its Service must not wait for it.
-fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
+fn runs(work: &mut PlanPart<'_>, replica: &ObservedReplica) -> bool {
     let (standalone, now) = (work.observed.key.is_standalone(), work.observed.now);
     let wait = |pod: &Pod| {
         let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
@@ -214,19 +221,20 @@ fn runs(work: &mut GroupPass<'_>, replica: &ObservedReplica) -> bool {
 }
 
 /// Removes a replica's device and Secrets. Returns whether nothing is left that the garbage collector does not delete.
-fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
+fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) -> bool {
+    let owner = work.owner;
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
-    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| work.ownership(owner, object, existing) == Ownership::Ours);
+    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| work.ownership(object, existing) == Ownership::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
-    work.delete(owner, &node_port_ref(owner, ordinal));
-    let device = claimed_device(work, owner, ordinal, replica);
-    device_records::report_shared(work, owner, ordinal, replica);
+    work.delete(&node_port_ref(owner, ordinal));
+    let device = claimed_device(work, ordinal, replica);
+    device_records::report_shared(work, ordinal, replica);
     let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
     let (does, what) = match (&device, &key) {
         (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),
         (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
         (None, None) => {
-            work.pass.delete.extend(then);
+            work.plan.delete.extend(then);
             return true;
         }
     };
@@ -237,8 +245,8 @@ fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica
     }
     if does {
         let revoked = if device.is_some() { Vec::new() } else { then.clone() };
-        work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
-        work.pass.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
+        work.plan.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
+        work.plan.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
         return false;
     }
     match &work.observed.tailnet {
@@ -251,9 +259,9 @@ fn remove_replica(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica
 }
 
 /// Deletes the record of something that stays at the control plane, and reports it.
-fn left_behind(work: &mut GroupPass<'_>, (owner, ordinal): (&Owner, u32), what: &str, why: &str, record: Vec<Delete>) {
+fn left_behind(work: &mut PlanPart<'_>, (owner, ordinal): (&Owner, u32), what: &str, why: &str, record: Vec<Delete>) {
     let replica = names::replica(&owner.name, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
     work.warn_workload(reason::DEVICE_ORPHANED, message);
-    work.pass.delete.extend(record);
+    work.plan.delete.extend(record);
 }

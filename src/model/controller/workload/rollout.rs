@@ -5,8 +5,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::is_ready;
 
 /// Requeue delay of a withheld template.
@@ -14,22 +15,22 @@ pub(crate) const RETRY: Duration = Duration::from_secs(15);
 
 /// Deletes each `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
 /// ready, which it may never be; the next pass creates the `StatefulSet` again.
-pub(crate) fn delete_stuck(work: &mut GroupPass<'_>, owner: &Owner) {
+pub(crate) fn delete_stuck(work: &mut PlanPart<'_>) {
     let pods: Vec<_> = pods(work).collect();
     for pod in pods {
-        let object = set_ref(owner, pod);
+        let object = set_ref(work.owner, pod);
         let Some(set) = work.owned(&object) else { continue };
         let uid = set["metadata"]["uid"].as_str();
         let is_own = pod.metadata.owner_references.iter().flatten().any(|reference| Some(reference.uid.as_str()) == uid);
         let waits = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
         if is_own && waits && is_outdated(set, pod) && !work.is_planned(&object) {
-            work.delete(owner, &object);
+            work.delete(&object);
         }
     }
 }
 
 /// Pods of a workload: the active one first.
-pub(crate) fn pods<'a>(work: &GroupPass<'a>) -> impl Iterator<Item = &'a Pod> {
+pub(crate) fn pods<'a>(work: &Pass<'a>) -> impl Iterator<Item = &'a Pod> {
     let active = work.observed.replicas.get(&0).and_then(|replica| replica.pod.as_deref());
     active.into_iter().chain(work.observed.waiting.as_deref())
 }

@@ -14,6 +14,8 @@ pub struct WorkloadSpec<'a> {
     /// Tags of the devices; the default ones if empty.
     pub tags: Cow<'a, [String]>,
     pub hostname: HostnamePattern<'a>,
+    /// Host name of the only device while another workload has the requested one.
+    pub temporary_hostname: Option<String>,
     /// Name of the Tailnet; `None`: the default one.
     pub tailnet: Option<&'a str>,
     /// Tenants; none if every namespace may use the workload.
@@ -42,7 +44,12 @@ impl WorkloadSpec<'_> {
         if self.tags.is_empty() { &settings.tags } else { &self.tags }
     }
 
-    /// Host name of a replica's device.
+    /// Host name in the config of a replica.
+    pub fn config_hostname(&self, ordinal: u32) -> String {
+        self.temporary_hostname.clone().unwrap_or_else(|| self.hostname(ordinal))
+    }
+
+    /// Requested host name of a replica's device.
     pub fn hostname(&self, ordinal: u32) -> String {
         match &self.hostname {
             HostnamePattern::Single(name) => name.clone(),

@@ -5,11 +5,12 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::statefulset::standby_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::rollout::{RETRY, is_current, pods, set_ref};
 
 /// `StatefulSet`s of a workload: of the first Pod and of the second one.
@@ -18,47 +19,46 @@ pub(crate) fn sets(owner: &Owner) -> [ObjectRef; 2] {
 }
 
 /// Plans the second Pod, or its removal. The `StatefulSet` of the first one is planned already.
-pub(crate) fn standby(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
-    let owner = &shape.owner;
-    let [first, second] = sets(owner);
+pub(crate) fn standby(work: &mut PlanPart<'_>, shape: &RenderContext<'_>) {
+    let [first, second] = sets(work.owner);
     if !shape.standby() {
-        work.delete(owner, &second);
-        if work.owned(&second).is_some() || pod_of(work, owner, &second).is_some() {
+        work.delete(&second);
+        if work.owned(&second).is_some() || pod_of(work, &second).is_some() {
             withhold(work, &first);
         }
         return;
     }
     let existing = work.owned(&second).map(|set| &**set);
-    if existing.is_some() || has_lease(work, owner, &first) {
-        work.want(owner, standby_set(shape, existing));
+    if existing.is_some() || has_lease(work, &first) {
+        work.want(standby_set(shape, existing));
     }
-    let is_first_active = pods(work).next().is_none_or(|pod| set_ref(owner, pod) == first);
+    let is_first_active = pods(work).next().is_none_or(|pod| set_ref(work.owner, pod) == first);
     let (active, waiting) = if is_first_active { (first, second) } else { (second, first) };
-    if existing.is_some() && work.is_planned(&active) && !waits(work, owner, &waiting) {
+    if existing.is_some() && work.is_planned(&active) && !waits(work, &waiting) {
         withhold(work, &active);
     }
 }
 
 /// Whether the first `StatefulSet`, and its Pod if there is one, have the template with the Lease.
-fn has_lease(work: &GroupPass<'_>, owner: &Owner, first: &ObjectRef) -> bool {
+fn has_lease(work: &PlanPart<'_>, first: &ObjectRef) -> bool {
     let Some(set) = work.owned(first) else { return false };
-    !work.is_planned(first) && pod_of(work, owner, first).is_none_or(|pod| is_current(set, pod))
+    !work.is_planned(first) && pod_of(work, first).is_none_or(|pod| is_current(set, pod))
 }
 
 /// Whether the Pod of a `StatefulSet` runs its current template.
-fn waits(work: &GroupPass<'_>, owner: &Owner, object: &ObjectRef) -> bool {
-    let (Some(set), Some(pod)) = (work.owned(object), pod_of(work, owner, object)) else { return false };
+fn waits(work: &PlanPart<'_>, object: &ObjectRef) -> bool {
+    let (Some(set), Some(pod)) = (work.owned(object), pod_of(work, object)) else { return false };
     let containers = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     let runs =
         !containers.is_empty() && containers.iter().all(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
     runs && pod.metadata.deletion_timestamp.is_none() && !work.is_planned(object) && is_current(set, pod)
 }
 
-fn pod_of<'a>(work: &GroupPass<'a>, owner: &Owner, object: &ObjectRef) -> Option<&'a Pod> {
-    pods(work).find(|pod| set_ref(owner, pod) == *object)
+fn pod_of<'a>(work: &Pass<'a>, object: &ObjectRef) -> Option<&'a Pod> {
+    pods(work).find(|pod| set_ref(work.owner, pod) == *object)
 }
 
-fn withhold(work: &mut GroupPass<'_>, object: &ObjectRef) {
-    work.pass.apply.retain(|manifest| manifest.object != *object);
+fn withhold(work: &mut PlanPart<'_>, object: &ObjectRef) {
+    work.plan.apply.retain(|manifest| manifest.object != *object);
     work.again(RETRY);
 }

@@ -11,10 +11,11 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::api::condition::reason;
 use crate::api::proxyclass::NodePorts;
-use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::nodeport::{held_ports, node_port, node_port_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, Owner};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 
 /// Maximum addresses for a replica, tailscaled's limit.
 const ADDRESSES: usize = 2;
@@ -23,7 +24,7 @@ const USUAL: RangeInclusive<u16> = 30_000..=32_767;
 
 /// Port of tailscaled for a group with static endpoints: the recorded one, else one derived from its name that is neither a match port
 /// nor a port of the replica.
-pub(crate) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Option<u16> {
+pub(crate) fn wireguard(work: &Pass<'_>, shape: &RenderContext<'_>) -> Option<u16> {
     shape.class?.static_endpoints.as_ref()?;
     let services = work.observed.of(Kind::Service).filter(|(object, _)| object.name.ends_with("-nodeport"));
     let taken_ports = services.filter_map(|(_, service)| held_ports(service)).map(|(wireguard, _)| wireguard).next();
@@ -35,19 +36,19 @@ pub(crate) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Opti
 }
 
 /// Plans the Services and returns the endpoints of each replica.
-pub(crate) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeMap<u32, Vec<String>> {
+pub(crate) fn endpoints<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (PlanPart<'a>, BTreeMap<u32, Vec<String>>) {
+    let mut work = pass.part();
     let endpoints = shape.class.and_then(|class| class.static_endpoints.as_ref()).zip(shape.wireguard);
     let Some((requested, wireguard)) = endpoints else {
-        surplus(work, &shape.owner, 0);
-        return BTreeMap::new();
+        return (surplus(pass, 0), BTreeMap::new());
     };
-    let addresses = addresses(work, shape, &requested.node_port);
+    let addresses = addresses(pass, shape, &requested.node_port);
     if addresses.is_empty() {
         let message = "No node that spec.staticEndpoints of the ProxyClass selects has an address of type ExternalIP: change the selector.";
         work.fault(reason::PROXY_GROUP_CREATION_FAILED, message.into());
     }
     let current_port =
-        |ordinal: u32| work.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|existing| held_ports(existing)).map(|(_, port)| port);
+        |ordinal: u32| pass.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|existing| held_ports(existing)).map(|(_, port)| port);
     let allowed = |port: u16| {
         requested.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()))
     };
@@ -63,10 +64,10 @@ pub(crate) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> 
             break;
         };
         taken.insert(port);
-        work.want(&shape.owner, node_port(&shape.owner, ordinal, wireguard, port));
+        work.want(node_port(&shape.owner, ordinal, wireguard, port));
         found.insert(ordinal, addresses.iter().map(|ip| SocketAddr::new(*ip, port).to_string()).collect());
     }
-    found
+    (work, found)
 }
 
 /// A free port. The API server's range cannot be queried: ports of the default range come first.
@@ -78,20 +79,19 @@ fn free(requested: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
 }
 
 /// Deletes the Services of replicas from ordinal `from` on.
-pub(crate) fn surplus(work: &mut GroupPass<'_>, owner: &Owner, from: u32) {
-    let prefix = format!("{}-", owner.name);
+pub(crate) fn surplus<'a>(pass: &Pass<'a>, from: u32) -> PlanPart<'a> {
+    let mut work = pass.part();
+    let prefix = format!("{}-", pass.owner.name);
     let ordinal = |name: &str| name.strip_prefix(&prefix)?.strip_suffix("-nodeport")?.parse::<u32>().ok();
-    let services = work.observed.of(Kind::Service).map(|(object, _)| object);
-    let surplus: Vec<_> = services.filter(|object| ordinal(&object.name).is_some_and(|ordinal| ordinal >= from)).cloned().collect();
-    for object in surplus {
-        if work.pass.delete.iter().all(|delete| delete.object != object) {
-            work.delete(owner, &object);
-        }
+    let services = pass.observed.of(Kind::Service).map(|(object, _)| object);
+    for object in services.filter(|object| ordinal(&object.name).is_some_and(|ordinal| ordinal >= from)) {
+        work.delete(object);
     }
+    work
 }
 
 /// Node addresses to advertise: those in use first, in their order.
-fn addresses(work: &GroupPass<'_>, shape: &RenderContext<'_>, endpoints: &NodePorts) -> Vec<IpAddr> {
+fn addresses(work: &Pass<'_>, shape: &RenderContext<'_>, endpoints: &NodePorts) -> Vec<IpAddr> {
     let selected = |node: &&std::sync::Arc<Node>| {
         let label = |key: &String| node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
         endpoints.selector.iter().all(|(key, value)| label(key) == Some(value))

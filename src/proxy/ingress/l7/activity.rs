@@ -1,10 +1,11 @@
 //! Activity of a connection: running requests, the side that each waits for, and the start of idle time.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::rt::Executor;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -54,6 +55,27 @@ impl Request {
             self.unpaid = unpaid(self.waited(), self.offered);
         }
         self.turn = turn;
+    }
+}
+
+/// Guard of a running request in the number of its upstream, until its response body is sent.
+#[derive(Debug)]
+pub(super) struct InFlightGuard {
+    number: Arc<AtomicUsize>,
+    /// Permit of its connection, if that may become a tunnel.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+}
+
+impl InFlightGuard {
+    pub(super) fn new(number: &Arc<AtomicUsize>) -> Self {
+        number.fetch_add(1, Ordering::Relaxed);
+        Self { number: Arc::clone(number), permit: None }
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.number.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

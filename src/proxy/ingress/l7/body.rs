@@ -16,8 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::model::ingress::vhosts::headers;
 use crate::model::ingress::vhosts::min_rate::unpaid;
 
-use super::activity::{InFlight, Progress};
-use super::upstream::InFlightGuard;
+use super::activity::{InFlight, InFlightGuard, Progress};
 
 /// Response to a client.
 pub(super) type ProxiedResponse = Response<Download>;

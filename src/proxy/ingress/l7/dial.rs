@@ -53,31 +53,42 @@ impl DialError {
     }
 }
 
-/// Opens a connection that holds `room` until it ends. Without `room` it is for an upgrade and uses HTTP/1.1. `name` is the TLS server
-/// name.
-pub(super) async fn dial(
-    address: SocketAddr,
-    protocol: BackendProtocol,
-    name: &str,
-    tls: &Connector,
-    room: Option<OwnedSemaphorePermit>,
-) -> Result<Sender, DialError> {
-    let upgradable = room.is_none();
-    let open = async {
-        let stream = TcpStream::connect(address).await.map_err(|source| DialError::Connect { address, source })?;
-        // A failure only adds latency.
-        let _ = stream.set_nodelay(true);
-        if protocol != BackendProtocol::Https {
-            return handshake(address, stream, protocol == BackendProtocol::H2c && !upgradable, room).await;
-        }
-        let opened = tls.connect(name, stream, !upgradable).await;
-        let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;
-        handshake(address, stream, http2, room).await
-    };
-    timeout(CONNECT, open).await.unwrap_or(Err(DialError::Deadline(address)))
+/// Permits that limit upstream connections.
+pub(super) trait ConnectionPermits {
+    /// A permit for another connection.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, DialError>;
 }
 
-async fn handshake<S>(address: SocketAddr, stream: S, is_http2: bool, room: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError>
+/// How connections to the upstreams of a backend are opened.
+#[derive(Debug)]
+pub(super) struct Dialer<'a, P> {
+    pub(super) protocol: BackendProtocol,
+    /// TLS server name.
+    pub(super) server_name: &'a str,
+    pub(super) tls: &'a Connector,
+    pub(super) permits: &'a P,
+}
+
+impl<P> Dialer<'_, P> {
+    /// Opens a connection that holds a permit until it ends. Without one it is for an upgrade and uses HTTP/1.1.
+    pub(super) async fn dial(&self, address: SocketAddr, permit: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError> {
+        let upgradable = permit.is_none();
+        let open = async {
+            let stream = TcpStream::connect(address).await.map_err(|source| DialError::Connect { address, source })?;
+            // A failure only adds latency.
+            let _ = stream.set_nodelay(true);
+            if self.protocol != BackendProtocol::Https {
+                return handshake(address, stream, self.protocol == BackendProtocol::H2c && !upgradable, permit).await;
+            }
+            let opened = self.tls.connect(self.server_name, stream, !upgradable).await;
+            let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;
+            handshake(address, stream, http2, permit).await
+        };
+        timeout(CONNECT, open).await.unwrap_or(Err(DialError::Deadline(address)))
+    }
+}
+
+async fn handshake<S>(address: SocketAddr, stream: S, is_http2: bool, permit: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -88,20 +99,20 @@ where
         builder.timer(TokioTimer::new()).keep_alive_interval(PING).keep_alive_timeout(PING).adaptive_window(false);
         builder.initial_stream_window_size(WINDOW).initial_connection_window_size(4 * WINDOW).max_header_list_size(64 << 10);
         let (mut sender, connection) = builder.handshake(stream).await.map_err(http)?;
-        tokio::spawn(drive(address, connection, room));
+        tokio::spawn(drive(address, connection, permit));
         sender.ready().await.map_err(http)?;
         return Ok(Sender::Http2(sender));
     }
     let (mut sender, connection) = http1::Builder::new().max_buf_size(HEAD).handshake(stream).await.map_err(http)?;
-    tokio::spawn(drive(address, connection.with_upgrades(), room));
+    tokio::spawn(drive(address, connection.with_upgrades(), permit));
     sender.ready().await.map_err(http)?;
     Ok(Sender::Http1(sender))
 }
 
 /// Transfers the bytes of a connection until it ends.
-async fn drive(address: SocketAddr, connection: impl Future<Output = hyper::Result<()>>, room: Option<OwnedSemaphorePermit>) {
+async fn drive(address: SocketAddr, connection: impl Future<Output = hyper::Result<()>>, permit: Option<OwnedSemaphorePermit>) {
     if let Err(error) = connection.await {
         tracing::debug!(%address, %error, "a connection to a backend ended early");
     }
-    drop(room);
+    drop(permit);
 }

@@ -15,7 +15,7 @@ use crate::edge::tls::Connector;
 use crate::model::ingress::endpoints::{Endpoint, ServicePort};
 use crate::model::ingress::load_balancer::{EndpointCandidate, order};
 
-use super::dial::DialError;
+use super::dial::{ConnectionPermits, DialError, Dialer};
 use super::endpoints::UpstreamEndpoints;
 use super::upstream::Upstream;
 
@@ -37,7 +37,7 @@ pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
     endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     place: ReplicaLocation,
-    pub(super) tls: Connector,
+    tls: Connector,
     /// Limit of upstream connections.
     room: Arc<Semaphore>,
     start: Instant,
@@ -47,7 +47,7 @@ pub(super) struct Pools {
 pub(super) struct Pool {
     pub(super) backend: Arc<Backend>,
     /// TLS server name: the Service's cluster DNS name, else its address.
-    pub(super) name: String,
+    name: String,
     peers: Mutex<UpstreamSet>,
 }
 
@@ -79,14 +79,9 @@ impl Pools {
         self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).retain(|backend, _| wanted.contains(backend));
     }
 
-    /// Permit for another connection; closes idle ones if none is free.
-    pub(super) async fn room(&self) -> Result<OwnedSemaphorePermit, DialError> {
-        if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
-            return Ok(room);
-        }
-        self.sweep(Duration::ZERO);
-        let room = timeout(WAIT, Arc::clone(&self.room).acquire_owned()).await;
-        room.ok().and_then(Result::ok).ok_or(DialError::Full)
+    /// How connections to the upstreams of a pool are opened.
+    pub(super) fn dialer<'a>(&'a self, pool: &'a Pool) -> Dialer<'a, Self> {
+        Dialer { protocol: pool.backend.protocol, server_name: &pool.name, tls: &self.tls, permits: self }
     }
 
     /// Closes connections that have been idle for `idle`.
@@ -132,6 +127,18 @@ impl Pools {
             (peers.list.len(), peers.list.iter().filter(|peer| peer.health().is_ejected(now)).count())
         };
         pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
+    }
+}
+
+impl ConnectionPermits for Pools {
+    /// Closes idle connections if no permit is free.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, DialError> {
+        if let Ok(permit) = Arc::clone(&self.room).try_acquire_owned() {
+            return Ok(permit);
+        }
+        self.sweep(Duration::ZERO);
+        let permit = timeout(WAIT, Arc::clone(&self.room).acquire_owned()).await;
+        permit.ok().and_then(Result::ok).ok_or(DialError::Full)
     }
 }
 

@@ -17,13 +17,13 @@ use crate::model::ingress::vhosts::headers::{self, RequestInfo};
 use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 
 use super::SitePort;
-use super::activity::{InFlight, Progress};
+use super::activity::{InFlight, InFlightGuard, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
 use super::client::{ClientConnection, ClientNetwork};
 use super::dial::DialError;
 use super::pool::Pool;
 use super::tunnel;
-use super::upstream::{InFlightGuard, SendError, Upstream, UpstreamRequest};
+use super::upstream::{SendError, Upstream, UpstreamRequest};
 
 /// Handles a request of this connection.
 pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
@@ -225,10 +225,11 @@ async fn ask(
     uploading: &Uploading,
 ) -> Result<(Response<Incoming>, InFlightGuard), Unanswered> {
     let (pools, counts) = (&way.port.shared.pools, &way.port.counts);
+    let dialer = pools.dialer(pool);
     let mut request = Box::new(request);
     let again = repeatable(&request);
     for peer in pools.choices(pool) {
-        match peer.send(*request, &way.aim, pool, pools).await {
+        match peer.send(*request, &way.aim, &dialer).await {
             Ok(answered) => {
                 pools.note(&peer, true);
                 return Ok(answered);
@@ -249,7 +250,7 @@ async fn ask(
         Unanswered::Unreachable
     })?;
     counts.fell_back();
-    match peer.send(*request, &way.aim, pool, pools).await {
+    match peer.send(*request, &way.aim, &dialer).await {
         Ok(answered) => Ok(answered),
         Err(SendError::Unsent(_, error)) => {
             failed(way, &peer, &error)?;

@@ -17,9 +17,9 @@ use crate::api::routes::BackendProtocol;
 use crate::model::ingress::load_balancer::EndpointHealth;
 use crate::model::ingress::vhosts::headers::join_cookies;
 
+use super::activity::InFlightGuard;
 use super::body::Upload;
-use super::dial::{DialError, Sender, dial};
-use super::pool::{Pool, Pools};
+use super::dial::{ConnectionPermits, DialError, Dialer, Sender};
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
 pub(super) const IDLE: Duration = Duration::from_secs(50);
@@ -31,7 +31,8 @@ const MAX_IDLE_PER_UPSTREAM: usize = 128;
 pub(super) struct Upstream {
     pub(super) address: SocketAddr,
     pub(super) near: bool,
-    busy: AtomicUsize,
+    /// Running requests, including their response bodies.
+    busy: Arc<AtomicUsize>,
     health: Mutex<EndpointHealth>,
     http1: Mutex<Vec<IdleConnection>>,
     http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
@@ -43,14 +44,6 @@ pub(super) struct Upstream {
 struct IdleConnection {
     sender: http1::SendRequest<Upload>,
     used: Instant,
-}
-
-/// Guard of a running request, including its response body.
-#[derive(Debug)]
-pub(super) struct InFlightGuard {
-    peer: Arc<Upstream>,
-    /// Permit of its connection, if that may become a tunnel.
-    room: Option<OwnedSemaphorePermit>,
 }
 
 /// Target of an upstream request, for every HTTP version.
@@ -70,18 +63,12 @@ pub(super) enum SendError {
     Sent(hyper::Error),
 }
 
-impl Drop for InFlightGuard {
-    fn drop(&mut self) {
-        self.peer.busy.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Upstream {
     pub(super) fn new(address: SocketAddr, near: bool) -> Self {
         Self {
             address,
             near,
-            busy: AtomicUsize::new(0),
+            busy: Arc::default(),
             health: Mutex::default(),
             http1: Mutex::default(),
             http2: Mutex::default(),
@@ -119,13 +106,11 @@ impl Upstream {
         self: &Arc<Self>,
         mut request: Request<Upload>,
         aim: &UpstreamRequest,
-        pool: &Pool,
-        pools: &Pools,
+        dialer: &Dialer<'_, impl ConnectionPermits>,
     ) -> Result<(Response<Incoming>, InFlightGuard), SendError> {
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        let mut busy = InFlightGuard { peer: Arc::clone(self), room: None };
+        let mut busy = InFlightGuard::new(&self.busy);
         loop {
-            let (sender, reused) = match self.sender(aim, pool, pools, &mut busy).await {
+            let (sender, reused) = match self.sender(aim, dialer, &mut busy).await {
                 Ok(sender) => sender,
                 Err(error) => return Err(SendError::Unsent(Box::new(request), error)),
             };
@@ -169,29 +154,28 @@ impl Upstream {
     async fn sender(
         &self,
         aim: &UpstreamRequest,
-        pool: &Pool,
-        pools: &Pools,
+        dialer: &Dialer<'_, impl ConnectionPermits>,
         busy: &mut InFlightGuard,
     ) -> Result<(Sender, bool), DialError> {
         if aim.upgrade {
-            busy.room = Some(pools.room().await?);
-            return Ok((self.dialled(None, pool, pools).await?, false));
+            busy.permit = Some(dialer.permits.permit().await?);
+            return Ok((self.dialled(None, dialer).await?, false));
         }
         if let Some(open) = self.open() {
             return Ok((open, true));
         }
         // Other requests wait for this HTTP/2 connection.
-        let _opening = if pool.backend.protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
+        let _opening = if dialer.protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
         match self.open() {
             Some(open) => Ok((open, true)),
-            None => Ok((self.dialled(Some(pools.room().await?), pool, pools).await?, false)),
+            None => Ok((self.dialled(Some(dialer.permits.permit().await?), dialer).await?, false)),
         }
     }
 
-    /// A new connection; HTTP/2 is pooled at once. Without `room` it is for an upgrade.
-    async fn dialled(&self, room: Option<OwnedSemaphorePermit>, pool: &Pool, pools: &Pools) -> Result<Sender, DialError> {
+    /// A new connection; HTTP/2 is pooled at once. Without a permit it is for an upgrade.
+    async fn dialled<P>(&self, permit: Option<OwnedSemaphorePermit>, dialer: &Dialer<'_, P>) -> Result<Sender, DialError> {
         // Boxed: the future is large and would enlarge every request.
-        let dial = Box::pin(dial(self.address, pool.backend.protocol, &pool.name, &pools.tls, room));
+        let dial = Box::pin(dialer.dial(self.address, permit));
         let sender = dial.await?;
         if let Sender::Http2(sender) = &sender {
             *self.multiplexed() = Some((sender.clone(), Instant::now()));

@@ -235,7 +235,7 @@ impl Cluster {
         let plan = plan_with_memo(&observed, self.memos.borrow_mut().entry(key.to_owned()).or_default());
         self.act(key, &plan);
         // An Event may be repeated while a fault lasts.
-        GroupPlan { again: None, events: Vec::new(), faults: Vec::new(), ..plan } != GroupPlan::default()
+        GroupPlan { again: None, events: Vec::new(), faults: Vec::new(), summary: None, ..plan } != GroupPlan::default()
     }
 
     /// Runs one pass over each key, then the kubelets and replicas.

@@ -7,9 +7,10 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::controller::ingress::spec::backend::backend;
-use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, UserCertificate, common};
+use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, common};
 use crate::model::controller::policy::annotations::{annotation, is_true, text};
 use crate::model::controller::policy::requests::ingress_label;
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Validity;
 
 const HTTPS: u16 = 443;

@@ -9,6 +9,7 @@ use super::*;
 use crate::api::routes::{BackendProtocol, Listener};
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::ingress::cert_orders::Certificate;
+use crate::model::ingress::certificate::Leaf;
 
 mod service;
 

@@ -1,129 +1,91 @@
-//! Objects of a ProxyGroup in the order of their creation, and the deletion of a group.
-//!
-//! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
+//! Plan of a `ProxyGroup`: what it serves, its deletion, and objects that name a group that does not exist.
 
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
-use crate::model::controller::egress::claims::{ServiceRole, claims};
-use crate::model::controller::egress::services;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::egress::{egress, without};
+use crate::model::controller::ingress;
 use crate::model::controller::kinds::proxygroup::{status, validate};
 use crate::model::controller::workload::actions::GroupUpdate;
-use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::metrics::metrics_refs;
-use crate::model::controller::workload::objects::rbac::rbac;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::observed::TailnetState;
-use crate::model::controller::workload::provision::{POLL_INTERVAL, WAITS, class, denials, pods};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::provision::{Served, class, provision as workload, remove, report_denials};
 use crate::model::controller::workload::spec::WorkloadSpec;
-use crate::model::controller::workload::{finalizers, replicas, static_endpoints as endpoints};
-use crate::model::controller::{egress, ingress};
+use crate::model::controller::workload::static_endpoints;
 
 /// Plans all objects of a group.
-pub(crate) fn provision<'a>(work: &mut GroupPass<'a>, group: &ProxyGroup, spec: &'a WorkloadSpec<'a>) {
-    let observed = work.observed;
-    let (usable, class) = class(work);
-    let wanted = spec.replicas;
-    let mut shape = RenderContext::new(work.owner(), spec, class, &observed.settings);
+pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a WorkloadSpec<'a>, memory: &mut Memory) -> PlanPart<'a> {
+    let (observed, wanted) = (pass.observed, spec.replicas);
+    let mut plan = pass.part();
+    let class = class(pass);
+    plan.faults.extend(class.as_ref().err().cloned());
+    let is_class_usable = class.is_ok();
+    let mut shape = RenderContext::new(pass.owner.clone(), spec, class.unwrap_or_default(), &observed.settings);
     shape.present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
-    shape.wireguard = endpoints::wireguard(work, &shape);
-    let plan = shape.role().serves_sites.then(|| ingress::plan(work, &shape));
-    if let Some(plan) = &plan {
-        shape.certificates = plan.certificates(work, &shape.owner);
-        shape.own_certificates = plan.own_certificates();
-        shape.node_sites = ingress::node_sites(work, &shape.owner);
+    shape.wireguard = static_endpoints::wireguard(pass, &shape);
+    let published = shape.role().serves_sites.then(|| ingress::plan(pass, &shape)).map(|(published, part)| {
+        plan.add(part);
+        published
+    });
+    if let Some(published) = &published {
+        shape.certificates = published.certificates(pass);
+        shape.own_certificates = published.own_certificates();
+        shape.node_sites = ingress::node_sites(pass);
     }
     let wrong = validate::group(group, &shape);
-    let whole = usable && wrong.is_none();
+    let is_usable = is_class_usable && wrong.is_none();
     if let Some(wrong) = wrong {
-        work.fault(reason::PROXY_GROUP_INVALID, wrong);
+        plan.fault(reason::PROXY_GROUP_INVALID, wrong);
     }
-    finalizer(work, group, true);
-    status::tailnet(work, group);
-    if whole {
-        for manifest in rbac(&shape) {
-            work.want(&shape.owner, manifest);
-        }
-        if let Some(plan) = &plan {
-            plan.endpoints(work, &shape);
-        }
-        let endpoints = endpoints::endpoints(work, &shape);
-        replicas::secrets(work, &shape, &endpoints, plan.as_ref());
-    }
-    if let Some(plan) = plan {
-        without(work, &shape.owner, Some("is not of type egress: name a group that is."));
-        plan.carry(work, &shape);
+    finalizer(&mut plan, group, true);
+    status::tailnet(&mut plan, group);
+    let served = if let Some(published) = published {
+        let (rights, advertised) = (published.endpoints(pass, &shape), published.by_ordinal(pass, &shape));
+        let mut config = without(pass, memory, Some("is not of type egress: name a group that is."));
+        config.add(published.carry(pass, &shape));
+        Served { is_usable, rights, advertised: Some(advertised), config }
     } else {
-        egress::egress(work, &shape);
-        ingress::teardown::elsewhere(work, "is of type egress, which publishes nothing: name one of type ingress.");
-    }
-    if whole {
-        pods(work, &shape);
-    }
-    replicas::remove_replicas(work, &shape.owner, wanted);
-    denials(work, "");
-    status::status(work, group, wanted);
+        let mut config = egress(pass, &shape, memory);
+        config.add(ingress::teardown::elsewhere(pass, memory, "is of type egress, which publishes nothing: name one of type ingress."));
+        Served { is_usable, rights: pass.part(), advertised: None, config }
+    };
+    plan.add(workload(pass, &shape, served));
+    report_denials(&mut plan);
+    status::status(&mut plan, group, wanted);
+    plan
 }
 
-fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
+fn finalizer(plan: &mut PlanPart<'_>, group: &ProxyGroup, wanted: bool) {
     if let Some(finalizers) = finalizers::change(&group.metadata, names::FINALIZER, wanted) {
-        work.pass.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
+        plan.plan.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
     }
 }
 
 /// Deletes a group: its Pods, then its devices, then its finalizer. The garbage collector deletes the rest.
-pub(crate) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
-    let owner = work.owner();
-    without(work, &owner, Some("is being deleted: name another group."));
-    work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
-    let unpublished = ingress::teardown::end(work, &owner);
-    if replicas::remove_replicas(work, &owner, 0) && unpublished {
-        for object in metrics_refs(&owner) {
-            work.delete(&owner, &object);
+pub(crate) fn end<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> PlanPart<'a> {
+    let mut plan = without(pass, memory, Some("is being deleted: name another group."));
+    let (removal, are_gone) = remove(pass, ingress::teardown::end(pass));
+    plan.add(removal);
+    if are_gone {
+        for object in metrics_refs(pass.owner) {
+            plan.delete(&object);
         }
-        endpoints::surplus(work, &owner, 0);
-        finalizer(work, group, false);
-        return;
+        plan.add(static_endpoints::surplus(pass, 0));
+        finalizer(&mut plan, group, false);
+    } else if !plan.faults.is_empty() {
+        status::status(&mut plan, group, 0);
     }
-    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
-        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{WAITS}"));
-    }
-    denials(work, WAITS);
-    if !work.faults.is_empty() {
-        status::status(work, group, 0);
-        work.again(POLL_INTERVAL);
-    }
+    plan
 }
 
 /// Handles Services that name no usable group.
-pub(crate) fn orphans(work: &mut GroupPass<'_>) {
+pub(crate) fn orphans<'a>(pass: &Pass<'a>, memory: &Memory) -> PlanPart<'a> {
     const MISSING: &str = "does not exist: make it, or name another group.";
-    let owner = work.owner();
-    without(work, &owner, Some(MISSING));
-    ingress::teardown::orphans(work, MISSING);
-}
-
-/// Releases Services that are no longer requested, and reports to the others why they are not served, if the report is ours.
-pub(crate) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>) {
-    for claim in &claims(work.observed, work.memory) {
-        match (claim.role, claim.service) {
-            (ServiceRole::Serve | ServiceRole::Hold, service) => {
-                let Some((why, service)) = why.zip(service) else { continue };
-                let assignment = work.observed.assignment.egress(service);
-                if assignment.is_faulty() {
-                    services::invalid(work, claim.key, service, claim);
-                } else {
-                    services::waiting(work, claim, service, &assignment.message(&owner.name, why));
-                }
-            }
-            (ServiceRole::Moved, _) => {}
-            (ServiceRole::Release, service) => {
-                egress::release(work, owner, claim);
-                if let Some(service) = service {
-                    services::released(work, service, claim);
-                }
-            }
-        }
-    }
+    let mut plan = without(pass, memory, Some(MISSING));
+    plan.add(ingress::teardown::orphans(pass, MISSING));
+    plan
 }

@@ -7,17 +7,17 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::workload::actions::GroupUpdate;
-use crate::model::controller::workload::builder::{GroupFault, GroupPass};
 use crate::model::controller::workload::identity::DeviceName;
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::replicas::other_tags;
 
 /// Most severe reasons: reported before any other.
 const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
 
-pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {
+pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     let before = group.status.clone().unwrap_or_default();
     let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica, &before.devices)).collect();
     let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
@@ -29,7 +29,7 @@ pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
     let now = work.observed.now;
     let condition = DesiredCondition { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
     conditions::set(&mut status.conditions, &condition, now);
-    let weight = |fault: &&GroupFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
+    let weight = |fault: &&WorkloadFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
     let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
         Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
         None if running < wanted => (ConditionStatus::False, reason::PROXY_GROUP_CREATING, message),
@@ -57,12 +57,12 @@ pub(crate) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
         work.warn_workload(reason, message);
     }
     if status != before {
-        work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+        work.plan.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
     }
 }
 
 /// Adds the conditions of advertised names, if the group advertises.
-fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
+fn published(work: &PlanPart<'_>, status: &mut ProxyGroupStatus) {
     for kind in [PUBLISHED, CERTIFIED] {
         let present = conditions::get(&status.conditions, kind).is_some();
         match work.conditions.iter().find(|wanted| wanted.kind == kind) {
@@ -74,7 +74,7 @@ fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
 }
 
 /// Reports faults of the control plane. Before the first response the previous condition stays.
-pub(crate) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
+pub(crate) fn tailnet(work: &mut PlanPart<'_>, group: &ProxyGroup) {
     let previous = || {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         conditions::get(conditions, PROXY_GROUP_READY)

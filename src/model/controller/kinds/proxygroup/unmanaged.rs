@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
-use crate::model::controller::kinds::proxygroup::provision::without;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::egress::without;
 use crate::model::controller::kinds::proxygroup::status;
-use crate::model::controller::workload::builder::GroupPass;
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Time for another controller to take the group before we report that none has.
@@ -19,21 +21,20 @@ const MESSAGE: &str = "Groups of this type are not served by this version of Tai
      ProxyGroup to the Tailscale operator.";
 
 /// Reconciles our part: Services that name the group for egress.
-pub(crate) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
-    let owner = work.owner();
+pub(crate) fn elsewhere<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> PlanPart<'a> {
     if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
-        without(work, &owner, None);
-        return;
+        return without(pass, memory, None);
     }
-    let age = group.metadata.creation_timestamp.as_ref().map(|created| elapsed(created.0, work.observed.now));
+    let age = group.metadata.creation_timestamp.as_ref().map(|created| elapsed(created.0, pass.observed.now));
     if let Some(rest) = age.and_then(|age| TIMEOUT.checked_sub(age)).filter(|rest| !rest.is_zero()) {
-        without(work, &owner, None);
-        work.again(rest);
-        return;
+        let mut plan = without(pass, memory, None);
+        plan.again(rest);
+        return plan;
     }
-    without(work, &owner, Some("is not of type egress: name a group that is."));
-    work.fault(reason::PROXY_GROUP_INVALID, MESSAGE.into());
-    status::status(work, group, group.spec.replicas.unwrap_or_default().try_into().unwrap_or_default());
+    let mut plan = without(pass, memory, Some("is not of type egress: name a group that is."));
+    plan.fault(reason::PROXY_GROUP_INVALID, MESSAGE.into());
+    status::status(&mut plan, group, group.spec.replicas.unwrap_or_default().try_into().unwrap_or_default());
+    plan
 }
 
 /// Whether another controller manages the group.

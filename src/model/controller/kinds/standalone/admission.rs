@@ -8,8 +8,8 @@ use crate::api::names;
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
 
 /// Whether an object may have its proxy as it requests it.
@@ -22,7 +22,7 @@ pub(crate) enum Admission {
     Refused(&'static str, String),
 }
 
-pub(crate) fn admit(work: &mut GroupPass<'_>, parent: Parent<'_>) -> Admission {
+pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
     let observed = work.observed;
     let Some(spec) = work.spec.filter(|spec| !spec.tenants.is_empty()) else {
         return Admission::Granted;

@@ -4,8 +4,6 @@
 //! Service. So the device has a temporary name while the group has a part of the object, as the object's finalizer says. Objects are the
 //! only state: any leader continues a move.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Service;
 
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, PROXY_READY, TRUE};
@@ -20,8 +18,6 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, Observed, TailnetState};
 use crate::model::controller::workload::readiness::is_ready;
 
-/// Interval of checks whether the other side serves.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Suffix of the temporary name of a device.
 const SUFFIX: &str = "-standalone";
 /// Maximum length of a DNS label.
@@ -101,9 +97,9 @@ pub(crate) fn is_withheld(observed: &Observed, parent: Parent<'_>) -> bool {
         }
 }
 
-/// Host name for the device of an object's proxy.
-pub(crate) fn device_label(observed: &Observed, label: &str) -> String {
-    if observed.parent().is_some_and(|parent| is_withheld(observed, parent)) { temporary(label) } else { label.to_owned() }
+/// Host name for the device of an object's proxy while a group has or gets the requested one.
+pub(crate) fn temporary_hostname(observed: &Observed, parent: Parent<'_>) -> Option<String> {
+    is_withheld(observed, parent).then(|| temporary(&parent.label()))
 }
 
 /// Message to an object that moves to a group, once the control plane is known.

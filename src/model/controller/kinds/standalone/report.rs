@@ -18,7 +18,6 @@ use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::requests::{Parent, is_balanced};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, device_of_replica};
-use crate::model::controller::workload::builder::GroupPass;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::Owner;
@@ -26,6 +25,8 @@ use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, TailnetState};
+use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
 use crate::model::plan::world::Single;
@@ -46,10 +47,10 @@ impl ProxyCondition {
 }
 
 /// Reports a Service whose objects are planned.
-pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &RenderContext<'_>) {
+pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderContext<'_>) {
     if keeps_report(work, service) {
         let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, true);
-        work.pass.update(update);
+        work.plan.update(update);
         return;
     }
     let device = device(work, &shape.owner);
@@ -64,25 +65,25 @@ pub(crate) fn served(work: &mut GroupPass<'_>, service: &Service, shape: &Render
 }
 
 /// Reports an invalid Service. It is served as before.
-pub(crate) fn invalid(work: &mut GroupPass<'_>, service: &Service, wrong: &[String]) {
+pub(crate) fn invalid(work: &mut PlanPart<'_>, service: &Service, wrong: &[String]) {
     let message = format!("The Service is not valid: {}", wrong.join(" "));
     let condition = ProxyCondition::unready(reason::PROXY_INVALID, message);
     set(work, service, condition, is_finalized(service), ObjectChange::default());
 }
 
 /// Reports that tenants do not permit the proxy of a Service. One that exists stays as it is.
-pub(crate) fn refused(work: &mut GroupPass<'_>, service: &Service, reason: &'static str, why: String) {
+pub(crate) fn refused(work: &mut PlanPart<'_>, service: &Service, reason: &'static str, why: String) {
     set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), ObjectChange::default());
 }
 
 /// Reports that the API server has rejected an object of a Service.
-pub(crate) fn failed(work: &mut GroupPass<'_>, service: &Service, why: &str) {
+pub(crate) fn failed(work: &mut PlanPart<'_>, service: &Service, why: &str) {
     let condition = ProxyCondition::unready(reason::PROXY_FAILED, why.to_owned());
     set(work, service, condition, is_finalized(service), ObjectChange::default());
 }
 
 /// Reports why an object is not released yet.
-pub(crate) fn waiting(work: &mut GroupPass<'_>, parent: Parent<'_>) {
+pub(crate) fn waiting(work: &mut PlanPart<'_>, parent: Parent<'_>) {
     let Some(message) = work.faults.first().map(|fault| fault.message.clone()) else { return };
     match parent {
         Parent::Service(service) => {
@@ -93,28 +94,28 @@ pub(crate) fn waiting(work: &mut GroupPass<'_>, parent: Parent<'_>) {
 }
 
 /// Reports a fault of an Ingress, reason and message, while it lasts. An Ingress has no conditions.
-pub(crate) fn news(work: &mut GroupPass<'_>, ingress: &Ingress, (reason, message): (&'static str, String)) {
+pub(crate) fn news(work: &mut PlanPart<'_>, ingress: &Ingress, (reason, message): (&'static str, String)) {
     work.lasting((&Parent::Ingress(ingress).publisher()).into(), reason, message);
 }
 
 /// Reports a move to a group while it lasts.
-pub(crate) fn moving(work: &mut GroupPass<'_>, parent: Parent<'_>, message: String) {
+pub(crate) fn moving(work: &mut PlanPart<'_>, parent: Parent<'_>, message: String) {
     let (subject, reason) = ((&parent.publisher()).into(), reason::PROXY_MOVING);
-    work.pass.faults.push(Notice { subject, warning: false, reason, message });
+    work.plan.faults.push(Notice { subject, warning: false, reason, message });
 }
 
 /// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
-pub(crate) fn withdrawn(work: &mut GroupPass<'_>, ingress: &Ingress) {
+pub(crate) fn withdrawn(work: &mut PlanPart<'_>, ingress: &Ingress) {
     let metadata = &ingress.metadata;
     let addresses = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
     let cleared =
         metadata.deletion_timestamp.is_none() && addresses.is_some() && work.observed.assignment.ingress(ingress).group().is_none();
     let update = ObjectUpdate::new(PublishSource::Ingress, metadata, names::FINALIZER, false);
-    work.pass.update(ObjectUpdate { load_balancer: cleared.then(|| json!({})), ..update });
+    work.plan.update(ObjectUpdate { load_balancer: cleared.then(|| json!({})), ..update });
 }
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
-pub(crate) fn released(work: &mut GroupPass<'_>, service: &Service, egress: bool) {
+pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool) {
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let remains = service.metadata.deletion_timestamp.is_none();
     let changed = conditions::remove(&mut all, PROXY_READY) && remains;
@@ -130,15 +131,15 @@ pub(crate) fn released(work: &mut GroupPass<'_>, service: &Service, egress: bool
     }
     let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, egress && is_finalized(service));
     let load_balancer = cleared.then(|| json!({}));
-    work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+    work.plan.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
 }
 
 /// Restores the `externalName` of a Service that requested egress before: its proxy would forward to itself. Returns whether the Service
 /// cannot be served in this pass.
-pub(crate) fn restore_name(work: &mut GroupPass<'_>, service: &Service) -> bool {
+pub(crate) fn restore_name(work: &mut PlanPart<'_>, service: &Service) -> bool {
     if let Some(external_name) = restored(work, service) {
         let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, is_finalized(service));
-        return work.pass.update(ObjectUpdate { external_name: Some(external_name), ..update });
+        return work.plan.update(ObjectUpdate { external_name: Some(external_name), ..update });
     }
     let own = is_child(work, external_name(service));
     if own {
@@ -154,7 +155,7 @@ struct ObjectChange {
     load_balancer: Option<Value>,
 }
 
-fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ObjectChange) {
+fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ObjectChange) {
     let ProxyCondition { status, reason, message, warns } = condition;
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let wanted = DesiredCondition { kind: PROXY_READY, status, reason, message: message.clone(), generation: 0 };
@@ -164,12 +165,12 @@ fn set(work: &mut GroupPass<'_>, service: &Service, condition: ProxyCondition, f
     }
     let ObjectChange { external_name, load_balancer } = change;
     let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, finalized);
-    work.pass.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+    work.plan.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
 }
 
 /// Whether the report of a served Service stays, as the device of its live Pod has no complete record yet: after an upgrade, or a take-over
 /// while the control plane is away.
-fn keeps_report(work: &GroupPass<'_>, service: &Service) -> bool {
+fn keeps_report(work: &PlanPart<'_>, service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let is_served = conditions::get(conditions, PROXY_READY).is_some_and(|condition| condition.status == TRUE);
     let replica = work.observed.replicas.get(&0);
@@ -178,13 +179,13 @@ fn keeps_report(work: &GroupPass<'_>, service: &Service) -> bool {
 }
 
 /// Why the target is not served, as its proxy reports.
-fn rejected_target<'a>(work: &GroupPass<'a>) -> Option<&'a str> {
+fn rejected_target<'a>(work: &Pass<'a>) -> Option<&'a str> {
     let state = work.observed.replicas.get(&0)?.state.as_ref()?;
     state.rejected_target.as_deref()
 }
 
 /// Device of a ready Pod of the current template whose target is served, with its name in the tailnet.
-fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)> {
+fn device(work: &PlanPart<'_>, owner: &Owner) -> Option<(TailnetDevice, String)> {
     let replica = work.observed.replicas.get(&0)?;
     let pod = replica.pod.as_deref()?;
     let object = set_ref(owner, pod);
@@ -194,7 +195,7 @@ fn device(work: &GroupPass<'_>, owner: &Owner) -> Option<(TailnetDevice, String)
     status::device(replica, &[]).filter(|_| is_reached).map(|device| (device, name))
 }
 
-fn condition(work: &GroupPass<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
+fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
     if let Some(fault) = work.faults.first() {
         let pending = matches!(work.observed.class, Class::NotReady(_));
         return ProxyCondition::unready(if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED }, fault.message.clone());
@@ -243,7 +244,7 @@ fn is_unconfirmed(replica: &ObservedReplica) -> bool {
 }
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
-fn addresses(work: &GroupPass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
+fn addresses(work: &Pass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
     let Single::DestIp(cluster_ip) = shape.target else { return None };
     // A group serves it until the proxy does.
     let in_group = finalizers::has(&service.metadata, names::SERVICE_FINALIZER);

@@ -12,11 +12,13 @@ use crate::model::base::netmap::Fqdn;
 use crate::model::controller::egress::validate;
 use crate::model::controller::ingress::spec;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, common};
+use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::annotations::{annotation, dns_label};
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::{Parent, directions, service_label};
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
@@ -26,7 +28,7 @@ use crate::model::plan::world::Single;
 const MAX_LABEL: usize = 63;
 
 /// The workload of one replica that an object requests.
-pub(crate) fn spec<'a>(parent: Parent<'a>, settings: &'a GroupSettings) -> WorkloadSpec<'a> {
+pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSpec<'a> {
     let metadata = parent.metadata();
     let role = match parent {
         Parent::Ingress(_) => Role::Ingress,
@@ -38,8 +40,9 @@ pub(crate) fn spec<'a>(parent: Parent<'a>, settings: &'a GroupSettings) -> Workl
         replicas: 1,
         tags: Cow::Owned(requests::tags(metadata)),
         hostname: HostnamePattern::Single(parent.label()),
+        temporary_hostname: handover::temporary_hostname(observed, parent),
         tailnet: None,
-        tenants: &settings.standalone_tenants,
+        tenants: &observed.settings.standalone_tenants,
         shares_account: None,
         standby: requests::requests(metadata, names::STANDBY),
         serves_on_pod: role == Role::Ingress && requests::requests(metadata, names::FORWARD_CLUSTER_TRAFFIC),

@@ -199,7 +199,7 @@ proptest! {
             let mut tls = vec![json!({"hosts": [format!("h{index}")]})];
             for entry in 0..*entries {
                 let secret = random(250, (index * 10_000 + entry) as u64);
-                world.own_certificates.insert(secret.clone(), crate::model::controller::ingress::spec::UserCertificate::Unread);
+                world.own_certificates.insert(secret.clone(), crate::model::controller::workload::observed::UserCertificate::Unread);
                 tls.push(json!({"hosts": [format!("{}.example.com", random(60, entry as u64 + 5))], "secretName": secret}));
             }
             let spec = json!({"ingressClassName": "tailscale", "tls": tls, "rules": [{"http": {"paths": paths}}]});

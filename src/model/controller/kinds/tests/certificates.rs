@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::publish::{ingress, publishing};
 use super::*;
 use crate::api::condition::{CERTIFIED, PUBLISHED};
-use crate::model::controller::ingress::spec::UserCertificate;
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::ingress::cert_orders::Certificate;
 use crate::model::ingress::certificate::Leaf;
 
@@ -105,7 +105,7 @@ fn expiry_of_a_user_certificate_is_announced() {
     let published = world.says("in", PUBLISHED).2;
     assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
     assert_eq!((world.event_count("CertificateExpiring"), world.event_count("PartiallyAdvertised")), (1, 1));
-    let summary = world.memory.passes[&"in".into()].summary().expect("a summary").clone();
+    let summary = world.pass("in").summary.expect("a summary");
     assert_eq!((summary.certified[&Certified::Invalid], summary.certified[&Certified::Issued]), (1, 3), "the other is as it was");
     assert!(world.config("in").routes["svc:app"].hosts.contains_key("www.example.com"), "which clients take it is theirs to say");
 

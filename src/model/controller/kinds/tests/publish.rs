@@ -192,7 +192,7 @@ fn unpublished_objects_are_named_and_not_repeated_after_a_restart() {
     world.hosted.unbacked.clear();
     world.settle();
     assert_eq!(world.says("in", PUBLISHED).2, "3 of 3 are published.");
-    let summary = world.memory.passes[&"in".into()].summary().expect("a summary").clone();
+    let summary = world.pass("in").summary.expect("a summary");
     assert_eq!((summary.published[&PublishState::Whole], summary.certified[&Certified::Issued]), (3, 2));
 }
 

@@ -5,11 +5,12 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::api::routes::Origin;
-use crate::model::controller::ingress::spec::{UserCertificate, service_name};
+use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::policy::assignment::ClassParameters;
 use crate::model::controller::policy::requests::{ingress_label, service_label};
 use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
+use crate::model::controller::workload::observed::UserCertificate;
 
 /// An action of users or clusters. Groups 0 and 1 are ingress groups, group 2 is an egress group.
 #[derive(Debug, Clone)]

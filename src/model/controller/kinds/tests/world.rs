@@ -19,7 +19,6 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::slices::is_manual;
-use crate::model::controller::ingress::spec::UserCertificate;
 use crate::model::controller::kinds::{concerns, pass, plan_with_memo};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests;
@@ -34,6 +33,7 @@ use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, GroupCapabilities, Observed, TailnetState,
@@ -430,7 +430,7 @@ impl World {
 
 /// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
-    GroupPlan { again: None, faults: Vec::new(), ..made.clone() } == GroupPlan::default()
+    GroupPlan { again: None, faults: Vec::new(), summary: None, ..made.clone() } == GroupPlan::default()
 }
 
 fn read_secret(stored: &Value) -> Secret {

@@ -1,0 +1,142 @@
+//! Inputs of a pass, and whose an existing object is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::api::names;
+use crate::model::controller::workload::actions::Delete;
+use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::workload::objects::secrets::config_ref;
+use crate::model::controller::workload::objects::standalone_service::selected_app;
+use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
+use crate::model::controller::workload::observed::{ControlPlaneError, Observed};
+use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::secret_name::SecretName;
+use crate::model::controller::workload::spec::WorkloadSpec;
+
+/// Time for which a workload's deletion waits for an unavailable control plane.
+pub(crate) const AWAY: Duration = Duration::from_mins(5);
+
+/// Inputs of every part of the planner.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub(crate) observed: &'a Observed,
+    /// What the object requests; `None` without an object.
+    pub(crate) spec: Option<&'a WorkloadSpec<'a>>,
+    /// The workload as owner of its objects.
+    pub(crate) owner: &'a Owner,
+}
+
+impl<'a> Pass<'a> {
+    pub(crate) fn owned(&self, object: &ObjectRef) -> Option<&'a Arc<Value>> {
+        self.observed.owned.get(object)
+    }
+
+    /// Whether an object of this name has another owner.
+    pub(crate) fn foreign(&self, object: &ObjectRef) -> bool {
+        self.owned(object).is_some_and(|existing| self.ownership(object, existing) == Ownership::Foreign)
+    }
+
+    /// Whether the workload's deletion continues despite a denial, because it has lasted too long.
+    pub(crate) fn given_up(&self, denial: &ControlPlaneError) -> bool {
+        self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
+    }
+
+    /// Whether the workload's deletion has waited for the control plane long enough.
+    pub(crate) fn waited(&self) -> bool {
+        let since = self.observed.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref());
+        since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
+    }
+}
+
+/// The workload as owner of its objects.
+pub(crate) fn owner(observed: &Observed) -> Owner {
+    let (name, namespace) = (observed.workload.clone(), observed.settings.namespace.clone());
+    let uid = observed.metadata().and_then(|metadata| metadata.uid.clone()).unwrap_or_default();
+    let set = observed.owned.get(&ObjectRef::new(Kind::StatefulSet, &namespace, name.clone()));
+    let app = set.filter(|_| observed.key.is_standalone()).and_then(|set| selected_app(set)).map_or_else(|| uid.clone(), str::to_owned);
+    Owner { key: observed.key.clone(), name, uid, namespace, app }
+}
+
+/// Deletion of an object, with its UID as precondition.
+pub(crate) fn deletion(object: &ObjectRef, existing: &Value) -> Delete {
+    Delete { object: object.clone(), uid: existing["metadata"]["uid"].as_str().map(str::to_owned) }
+}
+
+pub(crate) fn going(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// Owner of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ownership {
+    Ours,
+    /// Being deleted: wait.
+    Going,
+    /// Another owner's: neither written nor deleted.
+    Foreign,
+}
+
+impl Pass<'_> {
+    /// Owner of an existing object. Labels of Secrets that Pods may write are no evidence: their names are, with the workload's record.
+    pub(crate) fn ownership(&self, object: &ObjectRef, existing: &Value) -> Ownership {
+        let owner = self.owner;
+        let secret = if object.kind == Kind::Secret { SecretName::parse(&object.name) } else { SecretName::Other };
+        let ours = match secret {
+            SecretName::State { workload, ordinal } => {
+                let recorded = || self.owned(&config_ref(owner, ordinal)).is_some();
+                self.is_own_workload(workload) && (is_managed(existing) || recorded())
+            }
+            SecretName::Account { workload } => workload == owner.name && is_managed(existing),
+            // That of a group's name is the group's that has the name.
+            SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
+            SecretName::Certificate => {
+                let labels = &existing["metadata"]["labels"];
+                let is_anothers = labels.get(names::PARENT_TYPE).is_some_and(|kind| kind != names::PARENT_INGRESS);
+                is_managed(existing) && !is_anothers && labels[names::CONFIG_PARENT_INGRESS].is_null()
+            }
+            SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
+        };
+        match (going(existing), ours) {
+            (true, _) => Ownership::Going,
+            (false, true) => Ownership::Ours,
+            (false, false) => Ownership::Foreign,
+        }
+    }
+
+    /// Whether a name is that of the workload, or of another one that the Tailscale operator left for the same object.
+    fn is_own_workload(&self, name: &str) -> bool {
+        let owner = self.owner;
+        name == owner.name
+            || self.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)).is_some_and(|set| is_labelled(owner, set))
+    }
+}
+
+fn is_managed(object: &Value) -> bool {
+    object["metadata"]["labels"][names::MANAGED] == "true"
+}
+
+/// Whether the controller reference, else the labels, of an object that no Pod may write name the owner.
+fn is_labelled(owner: &Owner, existing: &Value) -> bool {
+    let metadata = &existing["metadata"];
+    let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
+    match controller {
+        Some(reference) => reference["uid"] == *owner.uid,
+        None => metadata["labels"].as_object().is_some_and(|labels| labelled(owner, labels)),
+    }
+}
+
+fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
+    let label = |key: &str| labels.get(key).and_then(Value::as_str);
+    if owner.key.is_standalone() {
+        return label(names::MANAGED) == Some("true") && WorkloadKey::of_object_labels(label).as_ref() == Some(&owner.key);
+    }
+    label(names::MANAGED) == Some("true")
+        && match label(names::PARENT_TYPE) {
+            Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.name),
+            Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.name),
+            _ => label(names::PROXY_TYPE) == Some(names::PARENT_GROUP) && label(names::PROXY_PARENT) == Some(&owner.name),
+        }
+}
