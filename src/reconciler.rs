@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::api::names;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
@@ -86,7 +87,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
         LeaderClient::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
     let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
     tasks.run_until_stop("credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
-    tasks.run_until_stop("everything", everything(stores.clone(), leading));
+    tasks.run_until_stop("everything", everything(stores.clone(), Arc::clone(&metrics), leading));
     let process = identity(&settings);
     if settings.failover {
         let failover = Failover::new(&cluster, stores.clone(), writes.clone(), Arc::clone(&metrics), process.clone());
@@ -134,9 +135,17 @@ async fn finished(mut done: watch::Receiver<()>) {
 }
 
 /// Enqueues everything when a term of this process begins with a complete cache, and at each resync.
-async fn everything(stores: Stores, leading: watch::Receiver<Option<Leading>>) {
+async fn everything(stores: Stores, metrics: Arc<Metrics>, leading: watch::Receiver<Option<Leading>>) {
     stores.synced().await;
-    in_each_term(leading, || stores.cache().all().into_iter().for_each(|key| stores.queue().add(key))).await;
+    let enqueue = || {
+        let keys = stores.cache().all();
+        let workload = |key: &WorkKey| if let WorkKey::Workload(key) = key { Some(key.clone()) } else { None };
+        metrics.ingress.retain(&keys.iter().filter_map(workload).collect());
+        for key in keys {
+            stores.queue().add(key);
+        }
+    };
+    in_each_term(leading, enqueue).await;
 }
 
 /// Calls `enqueue` once in each term, however short the time between two terms, and again every [`EVERYTHING`].
@@ -174,10 +183,10 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lead
         acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };
-    let events = EventWriter::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
+    let events = EventWriter::new(writes.clone(), names::EVENT_CONTROLLER, settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
     Worker {
         stores: stores.clone(),
-        actor: Applier::new(writes.clone(), events, stores.clone(), Arc::clone(&controls)),
+        actor: Applier::new(writes.clone(), events, stores.clone(), Arc::clone(&controls), Arc::clone(metrics)),
         controls,
         tailnets: Tailnets::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
         control: settings.control.clone(),

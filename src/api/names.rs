@@ -3,6 +3,8 @@
 //! Replica `i` of group `g` is the Pod `g-i`; its state Secret has the Pod's name, its config Secret that name and
 //! [`CONFIG_SECRET_SUFFIX`].
 
+/// Reporting controller of the Events of a reconciler.
+pub const EVENT_CONTROLLER: &str = "tailyard-reconciler";
 /// Field manager of replicas, the same as that of the Tailscale operator's proxies.
 pub const FIELD_MANAGER: &str = "tailscale-container";
 /// Suffix after `<pod>`: the Secret with the replica's tailscaled config.

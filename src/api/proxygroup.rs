@@ -196,6 +196,16 @@ pub struct Tenant {
     pub max_certificates_per_week: Option<i64>,
 }
 
+/// Replicas of a group whose spec names no number.
+pub const DEFAULT_REPLICAS: u32 = 2;
+
+impl ProxyGroupSpec {
+    /// Number of replicas that the group is to have.
+    pub fn desired_replicas(&self) -> u32 {
+        self.replicas.map_or(DEFAULT_REPLICAS, |replicas| replicas.try_into().unwrap_or(0))
+    }
+}
+
 impl ProxyGroupType {
     /// The types that Tailyard serves.
     pub const SERVED: [Self; 2] = [Self::Egress, Self::Ingress];
@@ -213,24 +223,51 @@ pub struct PortSpan {
     pub end: i64,
 }
 
-/// Firewall that the proxies use.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Firewall that implements the ruleset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Firewall {
-    /// First supported one: nftables, then iptables.
+pub enum FirewallMode {
+    /// First working firewall: nftables, then iptables.
     #[default]
     Auto,
-    /// nftables.
     Nftables,
-    /// First supported iptables variant.
+    /// Working variant of iptables.
     Iptables,
-    /// iptables on nftables.
     IptablesNft,
     /// iptables on `x_tables`.
     IptablesLegacy,
-    /// A kind of a later version.
-    #[serde(untagged)]
+}
+
+impl FirewallMode {
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("nftables", Self::Nftables),
+        ("iptables", Self::Iptables),
+        ("iptables-nft", Self::IptablesNft),
+        ("iptables-legacy", Self::IptablesLegacy),
+    ];
+
+    pub fn named(text: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(name, _)| *name == text).map(|(_, mode)| mode)
+    }
+}
+
+/// Firewall mode of a spec.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Firewall {
+    Known(FirewallMode),
+    /// A mode of a later version.
     Other(String),
+}
+
+impl Firewall {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Known(mode) => FirewallMode::NAMES.iter().find(|(_, named)| named == mode).map_or("auto", |(name, _)| name),
+            Self::Other(text) => text,
+        }
+    }
 }
 
 /// What a group is.

@@ -29,18 +29,20 @@ pub(super) struct InspectCache {
 
 pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, WatchChange)> {
     let namespace = || Some(cluster.namespace().to_owned());
-    let follow = |part: StatusPart| {
+    let changes = |part: StatusPart| {
         let (resource, namespace, labels) = match part {
             StatusPart::Groups => (Resource::PROXY_GROUP, None, None),
             StatusPart::Pods | StatusPart::Pages => (Resource::POD, namespace(), Some(PROXIES)),
             StatusPart::States => (Resource::SECRET, namespace(), Some(STATES)),
             StatusPart::Configs => (Resource::CONFIG_MAP, namespace(), Some(OF_A_GROUP)),
             StatusPart::Services => (Resource::SERVICE, None, Some(OF_USERS)),
+            StatusPart::Ingresses => (Resource::INGRESS, None, None),
+            StatusPart::Events => return cluster.follow_ingress_warnings(Backoff::WATCH).boxed(),
         };
-        Follow { resource, namespace, labels, names_only: false }
+        let names_only = part == StatusPart::Ingresses;
+        cluster.follow(&Follow { resource, namespace, labels, names_only }, Backoff::WATCH).boxed()
     };
-    let streams = StatusPart::OBJECTS.map(|part| cluster.follow(&follow(part), Backoff::WATCH).map(move |change| (part, change)).boxed());
-    select_all(streams).boxed()
+    select_all(StatusPart::OBJECTS.map(|part| changes(part).map(move |change| (part, change)).boxed())).boxed()
 }
 
 impl InspectCache {

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::cache::{InspectCache, changes};
@@ -102,6 +103,7 @@ async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gat
 
 async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOptions) -> Result<Overview, InspectError> {
     let mut view = gathered.view();
+    view.now = Timestamp::now();
     if let Some(group) = &options.group
         && !view.groups.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
         && options.rhythm == RefreshMode::Once

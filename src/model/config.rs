@@ -70,11 +70,11 @@ impl<S: DeserializeOwned> Config<S> {
 
 /// Hexadecimal hash: identifies a document in logs and status; not for security.
 pub fn fingerprint(bytes: &[u8]) -> String {
-    format!("{:016x}", digest(bytes))
+    format!("{:016x}", fingerprint64(bytes))
 }
 
 /// FNV-1a in four lanes, of eight bytes at a step each: a document of some megabytes is hashed for every change of it.
-pub fn digest(bytes: &[u8]) -> u64 {
+pub fn fingerprint64(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0100_0000_01b3;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(PRIME).rotate_left(29);
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn digest_depends_on_every_byte_and_the_length() {
+    fn fingerprint_depends_on_every_byte_and_the_length() {
         let text = br#"{"a":{"ports":[]},"b":1,"longer":"than four words of eight bytes, with a rest of some"}"#;
         for at in 0..text.len() {
             let mut other = *text;
             other[at] ^= 1;
-            assert_ne!(digest(text), digest(&other), "byte {at}");
+            assert_ne!(fingerprint64(text), fingerprint64(&other), "byte {at}");
         }
-        assert_ne!(digest(b""), digest(&[0]));
-        assert_ne!(digest(&[0; 8]), digest(&[0; 16]));
+        assert_ne!(fingerprint64(b""), fingerprint64(&[0]));
+        assert_ne!(fingerprint64(&[0; 8]), fingerprint64(&[0; 16]));
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`kinds`] | what each kind that a user writes serves and reports |
 //! | [`ingress`] | names in the tailnet |
-//! | [`egress`] | Services of the cluster that lead to the tailnet |
+//! | [`egress`] | egress Services: cluster names of tailnet targets |
 //! | [`workload`] | the provisioner: objects, replicas, devices and keys of every workload |
 //! | [`policy`] | requests of users' objects, the group of each, and tenancy |
 

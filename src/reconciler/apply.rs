@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::cache::{Id, WatchRole, parent};
 use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
+use super::metrics::Metrics;
 use crate::api::condition::{PROXY_GROUP_READY, reason};
 use crate::api::names::{ENDPOINTS, FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
@@ -38,6 +39,7 @@ mod services;
 mod setbacks;
 mod slices;
 
+const GROUP: (Resource, WatchRole) = (Resource::PROXY_GROUP, WatchRole::Group);
 /// Maximum concurrent writes of one kind.
 const AT_ONCE: usize = 16;
 
@@ -101,6 +103,7 @@ pub struct Applier {
     events: EventWriter,
     stores: Stores,
     controls: Arc<ControlPlanes>,
+    metrics: Arc<Metrics>,
     /// Emitted Events about lasting faults.
     schedule: Mutex<EventSchedule>,
     /// Last applied manifest and resulting version of an object. The same manifest at that version means that the API server normalizes the
@@ -110,8 +113,8 @@ pub struct Applier {
 
 impl Applier {
     /// Creates an applier with this client.
-    pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>) -> Self {
-        Self { writes, events, stores, controls, schedule: Mutex::default(), settled: Mutex::default() }
+    pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>, metrics: Arc<Metrics>) -> Self {
+        Self { writes, events, stores, controls, metrics, schedule: Mutex::default(), settled: Mutex::default() }
     }
 
     pub fn writes(&self) -> &LeaderClient {
@@ -122,8 +125,10 @@ impl Applier {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =
             update.finalizers.as_ref().map_or((None, None), |all| if has_finalizer(all) { (Some(all), None) } else { (None, Some(all)) });
-        if let Some(finalizers) = added {
-            self.group_finalizers(observed, finalizers).await?;
+        if let Some(finalizers) = added
+            && !self.group_finalizers(observed, finalizers).await?
+        {
+            return Ok(ApplyResult::Incomplete);
         }
         let (versions, setbacks) = (Versions::default(), PartialErrors::default());
         self.services(&pass.services, &versions, When::Before, &setbacks).await?;
@@ -172,9 +177,10 @@ impl Applier {
         Ok(())
     }
 
-    /// Writes the Events of lasting faults that are due, whether or not the rest of their plan was applied. Returns the time until the
-    /// next one.
+    /// Counts the lasting faults and writes their Events that are due, whether or not the rest of their plan was applied. Returns the time
+    /// until the next Event.
     pub async fn report_faults(&self, observed: &Observed, faults: Vec<Notice>) -> Option<Duration> {
+        self.metrics.ingress.faults(&observed.key, &faults);
         if faults.is_empty() || !self.writes.open() {
             return None;
         }
@@ -190,25 +196,34 @@ impl Applier {
         }
     }
 
-    async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<(), KubeError> {
-        let Some(group) = &observed.group else { return Ok(()) };
+    /// Changes one object or its status by a merge patch, with the preconditions that the patch names. Returns the object's new version;
+    /// `None`: it does not exist any more.
+    pub(super) async fn patch(
+        &self,
+        (resource, role): (Resource, WatchRole),
+        (namespace, name): (&str, &str),
+        part: ObjectPart,
+        patch: &Value,
+    ) -> Result<Option<String>, KubeError> {
+        let value = match self.writes.merge(resource, namespace, name, part, patch).await {
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(None),
+            done => done?,
+        };
+        let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+        self.stores.assume(role, value);
+        Ok(Some(version))
+    }
+
+    /// Returns whether the group still exists.
+    async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<bool, KubeError> {
+        let Some(group) = &observed.group else { return Ok(true) };
         let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
-        self.group(observed.key.name(), ObjectPart::Object, json!({ "metadata": metadata })).await
+        Ok(self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &json!({ "metadata": metadata })).await?.is_some())
     }
 
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
-        match self.group(observed.key.name(), ObjectPart::Status, json!({ "status": whole(status) })).await {
-            // Removing its finalizer completed its deletion.
-            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
-            done => done,
-        }
-    }
-
-    async fn group(&self, name: &str, part: ObjectPart, patch: Value) -> Result<(), KubeError> {
-        let value = self.writes.merge(Resource::PROXY_GROUP, "", name, part, &patch).await?;
-        self.stores.assume(WatchRole::Group, value);
-        Ok(())
+        self.patch(GROUP, ("", observed.key.name()), ObjectPart::Status, &json!({ "status": whole(status) })).await.map(drop)
     }
 
     async fn apply(&self, key: &WorkloadKey, manifests: Vec<Manifest>, setbacks: &PartialErrors) -> Result<ApplyResult, KubeError> {

@@ -16,7 +16,7 @@ use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::control_plane::Bucket;
 use crate::model::controller::workload::identity::{DeviceId, KeyId};
 use crate::model::controller::workload::key::WorkloadKey;
-use crate::model::controller::workload::observed::{ControlPlaneError, GroupCapabilities, TailnetState};
+use crate::model::controller::workload::observed::{ControlPlaneError, TailnetState};
 
 pub mod devices;
 mod routes;
@@ -38,9 +38,6 @@ pub struct MintLimit<'a> {
     /// Whether the replica requested another key.
     pub reissue: bool,
 }
-
-/// Capabilities of control planes; headscale has no Tailscale Services.
-const CAPABLE: GroupCapabilities = GroupCapabilities { keys: true, devices: true, services: true };
 
 /// A request that was not sent, or was rejected by the control plane.
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +166,7 @@ impl ControlPlanes {
 
     /// Whether a working client exists.
     fn works(&self, tailnet: Option<&str>) -> bool {
-        self.planes().get(&tailnet.map(str::to_owned)).is_some_and(|plane| matches!(plane.state, TailnetState::Ready { .. }))
+        self.planes().get(&tailnet.map(str::to_owned)).is_some_and(|plane| plane.state.is_ready())
     }
 
     /// Sets the working client of a control plane; returns whether its state has changed.
@@ -179,8 +176,7 @@ impl ControlPlanes {
             self.routes.forget(tailnet);
             self.devices.forget(tailnet);
         }
-        let capabilities = GroupCapabilities { services: client.capabilities().services, ..CAPABLE };
-        let state = TailnetState::Ready { server_url, capabilities };
+        let state = TailnetState::Ready { server_url, capabilities: client.capabilities() };
         self.set(tailnet, GroupControlPlane { client: Some(client), state, mark: mark.to_owned() })
     }
 
@@ -203,7 +199,7 @@ impl ControlPlanes {
 
     /// Every tested control plane, by Tailnet name, and whether it is usable.
     pub fn tailnets(&self) -> Vec<(Option<String>, bool)> {
-        self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
+        self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), plane.state.is_ready())).collect()
     }
 
     pub fn denials(&self, key: &WorkloadKey) -> BTreeMap<String, ControlPlaneError> {

@@ -66,7 +66,7 @@ impl Failover {
             leading.subscribe(),
             Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)),
         );
-        let events = |writes: LeaderClient| EventWriter::new(writes, "tailyard-reconciler", process.clone());
+        let events = |writes: LeaderClient| EventWriter::new(writes, names::EVENT_CONTROLLER, process.clone());
         Self {
             detector: Mutex::default(),
             stores,

@@ -1,18 +1,17 @@
 //! Metrics of the reconciler: events are counted, state is sampled at each scrape.
 
-use crate::model::controller::workload::key::WorkloadKey;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
-use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
 use failover::FailoverMetrics;
+use ingress::IngressMetrics;
 
 mod failover;
+mod ingress;
 
 /// From a cache hit to a slow control plane, in seconds.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
@@ -37,10 +36,8 @@ pub struct Metrics {
     objects: Sampled<1>,
     unserved: Sampled<0>,
     planes: Sampled<1>,
-    names: Sampled<2>,
-    certificates: Sampled<2>,
-    /// Publication summary of each workload, from its newest pass.
-    published: Mutex<BTreeMap<String, IngressSummary>>,
+    /// Names, certificates and faults of Ingresses.
+    pub ingress: IngressMetrics,
 }
 
 /// Sampled values of a scrape.
@@ -112,19 +109,7 @@ impl Metrics {
                 "1 if the control plane accepts the credentials, by Tailnet; `_default` is the reconciler's default",
                 ["tailnet"],
             ),
-            names: r.sampled(
-                "tailyard_advertised_services",
-                Kind::Gauge,
-                "Services and Ingresses of a ProxyGroup by state: advertised, partial (by some replicas), pending, rejected",
-                ["proxygroup", "state"],
-            ),
-            certificates: r.sampled(
-                "tailyard_certificates",
-                Kind::Gauge,
-                "Certificates of a ProxyGroup by state: issued, pending, failing; of users: missing, invalid, expiring",
-                ["proxygroup", "state"],
-            ),
-            published: Mutex::default(),
+            ingress: IngressMetrics::new(r),
             objects: r.sampled("tailyard_cache_objects", Kind::Gauge, "Objects in the caches", ["kind"]),
             registry,
         })
@@ -145,15 +130,6 @@ impl Metrics {
         let changes = matches!(verb, Verb::Patch | Verb::Create | Verb::Update | Verb::Delete);
         if changes && fault.is_none() {
             self.writes.inc([verb.name(), kind]);
-        }
-    }
-
-    /// Sets the publication summary of a group; `None` if it publishes nothing.
-    pub fn publishes(&self, key: &WorkloadKey, summary: Option<&IngressSummary>) {
-        let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        match summary {
-            Some(summary) => drop(all.insert(label(key), summary.clone())),
-            None => drop(all.remove(&label(key))),
         }
     }
 
@@ -188,28 +164,15 @@ impl Metrics {
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
         // Only the leader reconciles groups; summaries of an earlier leadership are outdated.
-        let published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        let groups = || published.iter().filter(|_| now.leader);
-        let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
-        let names = groups().flat_map(|(group, counts)| {
-            PublishState::ALL.map(|state| ([group.as_str(), state.name()], count(counts.published.get(&state))))
-        });
-        page.write(&self.names, names);
-        let certificates = groups().flat_map(|(group, reported)| {
-            Certified::ALL.map(|state| ([group.as_str(), state.name()], count(reported.certified.get(&state))))
-        });
-        page.write(&self.certificates, certificates);
+        if now.leader {
+            self.ingress.write(&mut page);
+        }
         page.finish()
     }
 
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
-}
-
-/// Value of the label `proxygroup`: a group's name, or kind, namespace and name of another workload.
-fn label(key: &WorkloadKey) -> String {
-    key.group().map_or_else(|| format!("{}/{}/{}", key.kind().to_lowercase(), key.namespace(), key.name()), str::to_owned)
 }
 
 fn size(count: usize) -> f64 {
@@ -219,6 +182,8 @@ fn size(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::controller::workload::actions::Notice;
+    use crate::model::controller::workload::key::WorkloadKey;
 
     #[test]
     fn page_has_exactly_the_reconciler_series() {
@@ -255,5 +220,31 @@ mod tests {
             page.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{") && !line.contains("_build_info{")).collect();
         shown.sort_unstable();
         assert_eq!(shown, expected, "in {page}");
+    }
+
+    #[test]
+    fn faults_of_ingresses_are_counted_by_reason_until_they_end() {
+        let metrics = Metrics::new().expect("families");
+        let page = |leader| {
+            let page = metrics.page(&Snapshot { leader, ..Snapshot::default() });
+            page.lines().filter(|line| line.starts_with("tailyard_ingress_faults{")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let fault = |name: usize, reason, message: &str| {
+            let subject = WorkloadKey::Ingress("a".into(), name.to_string());
+            Notice { subject, warning: true, reason, message: message.into() }
+        };
+        let (group, own) = (WorkloadKey::ProxyGroup("g".into()), WorkloadKey::Ingress("a".into(), "x".into()));
+        let many: Vec<_> = (0..300).flat_map(|name| [fault(name, "R", "one"), fault(name, "R", "two")]).collect();
+        metrics.ingress.faults(&group, &many);
+        metrics.ingress.faults(&own, &[fault(1, "R", "x"), fault(1, "S", "x"), Notice { warning: false, ..fault(1, "Moving", "x") }]);
+        let (r, s) = (r#"tailyard_ingress_faults{reason="R"}"#, r#"tailyard_ingress_faults{reason="S"}"#);
+        assert_eq!(page(true), [format!("{r} 301"), format!("{s} 1")], "one series for each reason");
+        assert_eq!(page(false), [""; 0], "only the leader knows");
+        metrics.ingress.faults(&group, &many[..2]);
+        assert_eq!(page(true), [format!("{r} 2"), format!("{s} 1")]);
+        metrics.ingress.retain(&[group.clone()].into());
+        assert_eq!(page(true), [format!("{r} 1")], "its Ingress was deleted during the term of another process");
+        metrics.ingress.faults(&group, &[]);
+        assert_eq!(page(true), [""; 0]);
     }
 }

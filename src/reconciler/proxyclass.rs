@@ -3,12 +3,12 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::apply::{ActError, whole};
 use super::cache::WatchRole;
 use super::worker::Worker;
-use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
+use crate::edge::kube::{KubeError, ObjectPart, Resource};
 use crate::model::controller::kinds::proxyclass::validate;
 use crate::model::controller::workload::finalizers::Validation;
 use crate::model::controller::workload::objects::Kind;
@@ -35,26 +35,16 @@ pub(super) async fn apply<Status: Serialize>(
 ) -> Result<(), KubeError> {
     let name = metadata.name.as_deref().unwrap_or_default();
     if let Some(status) = validation.status {
-        write(worker, of, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
+        worker.actor.patch(of, ("", name), ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
     if let Some(finalizers) = validation.finalizers {
         // With the version as precondition, so that no foreign finalizer is lost.
         let version = worker.stores.cache().text_version(of.1, name);
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-        write(worker, of, name, ObjectPart::Object, &patch).await?;
+        worker.actor.patch(of, ("", name), ObjectPart::Object, &patch).await?;
     }
     for (reason, message) in validation.warnings {
         worker.actor.notice(&of.0.reference("", name, metadata.uid.clone()), true, reason, &message).await;
-    }
-    Ok(())
-}
-
-/// Patches a cluster-scoped object. A deleted one needs no change.
-async fn write(worker: &Worker, of: (Resource, WatchRole), name: &str, part: ObjectPart, patch: &Value) -> Result<(), KubeError> {
-    match worker.actor.writes().merge(of.0, "", name, part, patch).await {
-        Ok(value) => worker.stores.assume(of.1, value),
-        Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => {}
-        Err(error) => return Err(error),
     }
     Ok(())
 }

@@ -131,7 +131,7 @@ impl Worker {
         let mut memory = memories().remove(key).unwrap_or_default();
         let pass = kinds::plan_with_memo(observed, &mut memory);
         self.replacements().record(key, pass.replaces);
-        self.metrics.publishes(key, pass.summary.as_ref());
+        self.metrics.ingress.publishes(key, pass.summary.as_ref());
         if !memory.is_empty() {
             memories().insert(key.clone(), memory);
         }

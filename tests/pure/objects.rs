@@ -15,13 +15,14 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::model::controller::kinds::pass;
 use tailyard::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
+use tailyard::model::controller::workload::actions::{ControlAction, GroupPlan};
+use tailyard::model::controller::workload::control_plane::Capabilities;
 use tailyard::model::controller::workload::identity::{DeviceId, DeviceName, DeviceRecord};
 use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::naming::new_name;
+use tailyard::model::controller::workload::objects::Manifest;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
-use tailyard::model::controller::workload::observed::{
-    Class, DeviceInputs, GroupCapabilities, Observed, PublishInputs, ServiceList, TailnetState,
-};
+use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, ServiceList, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
 
@@ -54,10 +55,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         assignment: Arc::new(AssignmentRules { ingress_class: "tailscale".into(), ..AssignmentRules::default() }),
         group: Some(Arc::new(serde_json::from_value(group).expect("a group"))),
         class: class.map_or(Class::None, |class| Class::Ready(Arc::new(serde_json::from_value(class).expect("a class")))),
-        tailnet: TailnetState::Ready {
-            server_url: "https://controlplane.tailscale.com".into(),
-            capabilities: GroupCapabilities { keys: false, devices: false, services: true },
-        },
+        tailnet: TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities: Capabilities::TAILSCALE },
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
         children: OrdMap::new(),
@@ -109,6 +107,18 @@ fn everything() -> Value {
     })
 }
 
+/// The objects of a pass, and each replica's config before its auth key is minted.
+fn with_configs(GroupPlan { mut apply, control, .. }: GroupPlan) -> Vec<Manifest> {
+    for action in control {
+        let ControlAction::MintKey { draft, .. } = action else { continue };
+        let config = draft.inputs.manifest(None, false);
+        let state = config.object.name.trim_end_matches("-config");
+        let place = apply.iter().position(|manifest| manifest.object.name == state).expect("the state Secret");
+        apply.insert(place + 1, config);
+    }
+    apply
+}
+
 #[test]
 fn applied_objects_match_golden_files() {
     let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
@@ -131,7 +141,7 @@ fn applied_objects_match_golden_files() {
         .chain([standalone_ingress()])
     {
         let mut observed = observed;
-        let mut applied = pass(&observed).apply;
+        let mut applied = with_configs(pass(&observed));
         // The stock image starts only once its configs exist.
         observed.owned = applied.iter().map(|manifest| (manifest.object.clone(), Arc::new(manifest.value.clone()))).collect();
         applied.extend(pass(&observed).apply);

@@ -91,6 +91,13 @@ impl Cluster {
         })
     }
 
+    /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
+    pub fn follow_ingress_warnings(&self, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
+        let call = ApiCall { verb: Verb::List, kind: super::Resource::EVENT.kind, namespace: String::new(), name: String::new() };
+        let fields = "regarding.kind=Ingress,type=Warning".to_owned();
+        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, Some(fields)), backoff, leader_client::plain)
+    }
+
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
     pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, "ConfigMap", name) };
@@ -155,8 +162,19 @@ fn list_watch<K: WatchedObject, T: Send + 'static>(
     backoff: Backoff,
     convert: fn(K) -> T,
 ) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T> {
-    let (sender, mut changes) = mpsc::channel(1);
     let fields = (!call.name.is_empty()).then(|| format!("metadata.name={}", call.name));
+    list_watch_fields(api, call, (labels, fields), backoff, convert)
+}
+
+/// As [`list_watch`], with a field selector.
+fn list_watch_fields<K: WatchedObject, T: Send + 'static>(
+    api: Api<K>,
+    call: ApiCall,
+    (labels, fields): (Option<&str>, Option<String>),
+    backoff: Backoff,
+    convert: fn(K) -> T,
+) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T> {
+    let (sender, mut changes) = mpsc::channel(1);
     let follower = ListWatch { api, convert, call, labels: labels.map(str::to_owned), fields, backoff, changes: sender };
     select(poll_fn(move |context| changes.poll_recv(context)), once(follower.run()).filter_map(|()| ready(None)))
 }

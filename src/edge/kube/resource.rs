@@ -19,6 +19,7 @@ impl Resource {
     pub const POD: Self = Self { api_version: "v1", kind: "Pod", plural: "pods" };
     pub const SERVICE: Self = Self { api_version: "v1", kind: "Service", plural: "services" };
     pub const INGRESS: Self = Self { api_version: "networking.k8s.io/v1", kind: "Ingress", plural: "ingresses" };
+    pub const EVENT: Self = Self { api_version: "events.k8s.io/v1", kind: "Event", plural: "events" };
     pub const INGRESS_CLASS: Self = Self { api_version: "networking.k8s.io/v1", kind: "IngressClass", plural: "ingressclasses" };
     pub const NAMESPACE: Self = Self { api_version: "v1", kind: "Namespace", plural: "namespaces" };
     pub const SECRET: Self = Self { api_version: "v1", kind: "Secret", plural: "secrets" };

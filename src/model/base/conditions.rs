@@ -2,6 +2,7 @@
 //!
 //! Times have the API server's precision of one second, so that values read back equal the values written. The clock is the caller's.
 
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -72,6 +73,15 @@ pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
     let before = conditions.len();
     conditions.retain(|condition| condition.type_ != kind);
     conditions.len() != before
+}
+
+pub fn of_service<'a>(service: &'a Service, kind: &str) -> Option<&'a Condition> {
+    get(service.status.as_ref()?.conditions.as_deref()?, kind)
+}
+
+/// Whether a Service has the condition with status `True`.
+pub fn is_true(service: &Service, kind: &str) -> bool {
+    of_service(service, kind).is_some_and(|condition| condition.status == condition::TRUE)
 }
 
 pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::model::config::digest;
+use crate::model::config::fingerprint64;
 
 pub mod document;
 mod select;
@@ -81,8 +81,8 @@ pub struct CopyVersion {
 
 impl CopyVersion {
     pub fn new(keys: Arc<CopyKeys>) -> Self {
-        let parts = keys.iter().flat_map(|(name, value)| [digest(name.as_bytes()), digest(value)]);
-        let id = digest(&parts.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
+        let parts = keys.iter().flat_map(|(name, value)| [fingerprint64(name.as_bytes()), fingerprint64(value)]);
+        let id = fingerprint64(&parts.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
         Self { keys, id }
     }
 }

@@ -241,8 +241,7 @@ pub(crate) fn without<'a>(pass: &Pass<'a>, memory: &Memory, why: Option<&str>) -
 fn retired(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>) -> bool {
     let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
     let name = services::external_name(service);
-    let conditions_now = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let ready = conditions::get(conditions_now, EGRESS_SVC_READY).filter(|ready| ready.status == TRUE);
+    let ready = conditions::of_service(service, EGRESS_SVC_READY).filter(|ready| ready.status == TRUE);
     let Some(ready) = ready.filter(|_| name != host(work, record.name)) else { return false };
     let linger = work.observed.settings.linger;
     let since = readiness::elapsed(ready.last_transition_time.0, work.observed.now);

@@ -41,8 +41,7 @@ use crate::model::controller::workload::objects::certificate::{
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::observed::UserCertificate;
-use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::observed::{ServiceList, UserCertificate};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
@@ -168,14 +167,14 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
 
 /// Whether the control plane has no Tailscale Services, as far as known.
 fn lacks_services(work: &Pass<'_>) -> bool {
-    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if !capabilities.services)
+    work.observed.tailnet.has_services() == Some(false)
 }
 
 /// Whether the control plane has no Tailscale Services. While unknown, the replicas' configs decide.
 pub(crate) fn node_sites(work: &Pass<'_>) -> bool {
     let owner = work.owner;
-    if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
-        return !capabilities.services;
+    if let Some(has_services) = work.observed.tailnet.has_services() {
+        return !has_services;
     }
     let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
     let containers = set.and_then(|set| set.pointer("/spec/template/spec/containers")?.as_array());

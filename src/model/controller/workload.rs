@@ -3,6 +3,7 @@
 pub mod actions;
 pub mod auth_keys;
 pub mod control_plane;
+pub mod device_claim;
 pub mod device_index;
 pub mod device_records;
 pub mod event_schedule;
@@ -23,7 +24,10 @@ pub mod replicas;
 pub mod role;
 pub mod rollout;
 pub mod secret_name;
+pub mod service_conditions;
 pub mod settings;
+#[cfg(test)]
+pub(crate) mod simulation;
 pub mod spec;
 pub mod standby;
 pub mod static_endpoints;

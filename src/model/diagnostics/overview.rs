@@ -13,6 +13,7 @@ use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::workload::readiness::is_ready;
 
+mod ingress_faults;
 mod live;
 mod replicas;
 mod services;
@@ -20,15 +21,13 @@ mod snapshot;
 mod standalone;
 mod text;
 
+pub use ingress_faults::IngressFault;
 pub use live::changes;
 pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use standalone::StandaloneOverview;
 pub use text::{Width, text};
-
-/// Default number of replicas of a group.
-pub(in crate::model) const REPLICAS: u32 = 2;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -40,6 +39,8 @@ pub struct Overview {
     pub services: Vec<ServiceOverview>,
     /// Proxies of Services and Ingresses without group, by kind, namespace and name; none if one group is selected.
     pub standalone: Vec<StandaloneOverview>,
+    /// Faults of Ingresses, by namespace and name.
+    pub ingress_faults: Vec<IngressFault>,
     /// Unreadable parts.
     pub gaps: Vec<Unread>,
 }
@@ -98,6 +99,7 @@ impl Overview {
             replicas: groups.iter().flat_map(|group| replicas::replicas(view, group, configs.get(name(group)))).collect(),
             services: services::services(view, &configs, only),
             standalone: if only.is_none() { standalone::standalone(view) } else { Vec::new() },
+            ingress_faults: ingress_faults::ingress_faults(view, only),
             gaps: gaps.collect(),
         }
     }
@@ -107,12 +109,8 @@ fn name(group: &ProxyGroup) -> &str {
     group.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn desired(group: &ProxyGroup) -> u32 {
-    group.spec.replicas.map_or(REPLICAS, |replicas| replicas.try_into().unwrap_or(0))
-}
-
 fn group(view: &ClusterView, group: &ProxyGroup) -> Group {
-    let desired = desired(group);
+    let desired = group.spec.desired_replicas();
     let ready = |ordinal: &u32| view.pods.get(&names::replica(name(group), *ordinal)).is_some_and(is_ready);
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let mut unwell = UnhealthyCondition::of(conditions);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::source::SettingSource;
 use super::{BY_ADDRESS, CertShare, Pod, SettingFault, StateOut};
 use crate::model::base::go_values;
-use crate::model::config::digest;
+use crate::model::config::fingerprint64;
 use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 
 /// Settings that are read before those of tailscaled.
@@ -95,7 +95,7 @@ fn reaches_api_by_address(source: &mut SettingSource<'_>) -> bool {
 fn lasting_port(pod: &Pod) -> u16 {
     let who = format!("{:?} {:?}", pod.name, pod.ips);
     let spread = u64::from(LASTING.end() - LASTING.start()) + 1;
-    u16::try_from(digest(who.as_bytes()) % spread).map_or(*LASTING.start(), |offset| LASTING.start() + offset)
+    u16::try_from(fingerprint64(who.as_bytes()) % spread).map_or(*LASTING.start(), |offset| LASTING.start() + offset)
 }
 
 /// Userspace networking is the default, except with settings that require kernel forwarding: then only an explicit `TS_USERSPACE` that

@@ -9,9 +9,10 @@ use super::front_end::front_end;
 use super::issuing::issuing;
 use super::source::SettingSource;
 use super::{
-    ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod,
-    SettingFault, Settings, StateOut, TailnetMode, daemon,
+    ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault,
+    Settings, StateOut, TailnetMode, daemon,
 };
+use crate::api::proxygroup::FirewallMode;
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::Fqdn;
@@ -279,12 +280,13 @@ pub(super) fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
 /// An invalid flag is a fault; an invalid variable counts as unset, since it is tailscaled's, which tolerates it as well.
 fn backend(source: &mut SettingSource<'_>) -> FirewallMode {
     const SETTING: &str = "TS_DEBUG_FIREWALL_MODE";
-    let named = |text: &str| FirewallMode::NAMES.iter().find(|(name, _)| *name == text).map(|(_, backend)| *backend);
     if source.by_flag(SETTING) {
-        return source.parsed(SETTING, "one of auto, nftables, iptables, iptables-nft, iptables-legacy", named).unwrap_or_default();
+        return source
+            .parsed(SETTING, "one of auto, nftables, iptables, iptables-nft, iptables-legacy", FirewallMode::named)
+            .unwrap_or_default();
     }
     let text = source.text(SETTING).unwrap_or_default();
-    named(text).unwrap_or_else(|| {
+    FirewallMode::named(text).unwrap_or_else(|| {
         source.notes.push(format!("{SETTING}={text:?} is not auto, nftables or iptables, and counts as unset"));
         FirewallMode::Auto
     })

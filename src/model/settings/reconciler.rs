@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::issuing::acme_directory;
 use super::source::SettingSource;
-use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
-use crate::api::proxygroup::{ProxyGroupType, Tenant};
+use super::{Faults, Flags, Kube, Log, SettingFault, read};
+use crate::api::proxygroup::{FirewallMode, ProxyGroupType, Tenant};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 use crate::model::controller::policy::assignment::DefaultGroups;
@@ -228,7 +228,7 @@ fn ingress(source: &mut SettingSource<'_>) -> Ingress {
 }
 
 fn firewall(source: &mut SettingSource<'_>) -> Option<String> {
-    let parsed = |text: &str| FirewallMode::NAMES.iter().any(|(name, _)| *name == text).then(|| text.to_owned());
+    let parsed = |text: &str| FirewallMode::named(text).map(|_| text.to_owned());
     let read = source.parsed("PROXY_FIREWALL_MODE", "one of auto, nftables, iptables, iptables-nft, iptables-legacy", parsed);
     read.filter(|mode| mode != "auto")
 }

@@ -49,8 +49,6 @@ pub mod stats;
 mod tunnel;
 mod upstream;
 
-pub use pool::ReplicaLocation;
-
 /// Retry interval of failed listeners.
 const RETRY: Duration = Duration::from_secs(5);
 /// Interval of closing idle upstream connections.
@@ -63,7 +61,8 @@ pub struct Inputs {
     pub closing: watch::Receiver<Closing>,
     /// Lookup of client identities.
     pub ask: Option<WhoIsLookup>,
-    pub place: ReplicaLocation,
+    /// The replica's node.
+    pub node: Option<String>,
     pub loopback: Loopback,
     /// Addresses of the Pod that also serve the cluster, whose clients have no identity.
     pub pod_addresses: BTreeSet<IpAddr>,
@@ -235,7 +234,7 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
     let limits = inputs.limits;
     let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let shared = Arc::new(ListenerContext {
-        pools: Pools::new(inputs.endpoints, inputs.place, Connector::new()?, room(limits.shares.upstream)),
+        pools: Pools::new(inputs.endpoints, inputs.node, Connector::new()?, room(limits.shares.upstream)),
         identify: Identify::new(inputs.ask),
         certificates: Certificates::new()?,
         stats: Stats::default(),

@@ -20,7 +20,7 @@ use crate::proxy::certs::{self, CertOutputs};
 use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::advertise;
-use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, ReplicaLocation, endpoints, identify};
+use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, endpoints, identify};
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
 use crate::proxy::tailnet::daemon::DaemonHandle;
 use crate::proxy::tailnet::start::TailnetPart;
@@ -119,7 +119,7 @@ impl Listening {
             endpoints,
             closing: told_to_close,
             ask: Some(identify::by(daemon.api.clone())),
-            place: ReplicaLocation { zone: None, node: settings.pod.node.clone() },
+            node: settings.pod.node.clone(),
             loopback: Loopback::Named,
             pod_addresses: settings.pod_sites.clone(),
             limits,

@@ -14,9 +14,9 @@ use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
 use crate::model::controller::kinds;
 use crate::model::controller::workload::actions::{ControlAction, Delete, Notice};
+use crate::model::controller::workload::device_claim::DeviceClaim;
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
-use crate::reconciler::control_plane::devices::DeviceClaim;
 use crate::reconciler::control_plane::{Denied, MintLimit};
 
 /// Maximum requests for Tailscale Services in one pass.
@@ -82,9 +82,9 @@ impl Applier {
                 Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
             }
             ControlAction::RecordDevice { ordinal, device, domain, report, recorded, draft } => {
-                let (replica, domain) = (names::replica(&observed.workload, ordinal), domain.as_deref());
-                let claim = DeviceClaim { replica, device, domain, report: &report, recorded: recorded.as_ref() };
-                match self.controls.check_device(tailnet, claim).await {
+                let replica = names::replica(&observed.workload, ordinal);
+                let claim = DeviceClaim { device: &device, domain: domain.as_deref(), report: &report, recorded: recorded.as_ref() };
+                match self.controls.check_device(tailnet, &replica, &claim).await {
                     // The next pass has a later time for its next read.
                     Ok(record) if Some(&record) == recorded.as_ref() => Ok(Ok(true)),
                     Ok(record) => self.apply_one(&observed.key, draft.with_device(record)).await.map(|_acted| Ok(false)),

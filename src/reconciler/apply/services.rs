@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::setbacks::PartialErrors;
 use super::{Applier, at_once};
 use crate::api::names;
-use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
+use crate::edge::kube::{KubeError, ObjectPart, Resource};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
 use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::reconciler::cache::WatchRole;
@@ -89,7 +89,7 @@ impl Applier {
         mut patch: Value,
     ) -> Result<(), KubeError> {
         let id = (update.source, update.namespace.clone(), update.name.clone());
-        let (resource, role) = match update.source {
+        let kind = match update.source {
             PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
             PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
         };
@@ -97,14 +97,9 @@ impl Applier {
         let version = own.or_else(|| update.resource_version.clone());
         patch["metadata"]["resourceVersion"] = json!(version);
         patch["metadata"]["uid"] = json!(update.uid);
-        let value = match self.writes.merge(resource, &update.namespace, &update.name, part, &patch).await {
-            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(()),
-            done => done?,
-        };
-        if let Some(version) = value["metadata"]["resourceVersion"].as_str() {
-            versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version.to_owned());
+        if let Some(version) = self.patch(kind, (&update.namespace, &update.name), part, &patch).await? {
+            versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version);
         }
-        self.stores.assume(role, value);
         Ok(())
     }
 }

@@ -51,13 +51,13 @@ impl Applier {
         if self.is_overtaken(&write) {
             return Ok(());
         }
-        let value = match write {
-            SliceWrite::Create(manifest) => self.writes.create(&manifest).await?,
+        let role = WatchRole::Owned(Kind::EndpointSlice);
+        match write {
+            SliceWrite::Create(manifest) => self.stores.assume(role, self.writes.create(&manifest).await?),
             SliceWrite::Change { object, patch } => {
-                self.writes.merge(object.kind.into(), &object.namespace, &object.name, ObjectPart::Object, &patch).await?
+                self.patch((object.kind.into(), role), (&object.namespace, &object.name), ObjectPart::Object, &patch).await?;
             }
-        };
-        self.stores.assume(WatchRole::Owned(Kind::EndpointSlice), value);
+        }
         Ok(())
     }
 }

@@ -12,8 +12,9 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{ControlPlanes, Denied};
-use crate::model::controller::workload::actions::{ClaimedDevice, DeviceReport};
-use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::actions::ClaimedDevice;
+use crate::model::controller::workload::device_claim::DeviceClaim;
+use crate::model::controller::workload::identity::{Binding, Device, DeviceId, DeviceRecord, ExpectedDevice};
 use crate::model::controller::workload::observed::DeviceRead;
 
 /// Time after which the snapshot of each pass has the result of a request.
@@ -30,17 +31,6 @@ pub(super) struct DeviceRequests {
     reserved: Mutex<HashMap<(Tailnet, String), (String, Instant)>>,
 }
 
-/// A replica's claim of a device.
-#[derive(Debug)]
-pub struct DeviceClaim<'a> {
-    pub replica: String,
-    pub device: ClaimedDevice,
-    /// Domain of the tailnet, for a control plane that reports none.
-    pub domain: Option<&'a str>,
-    pub report: &'a DeviceReport,
-    pub recorded: Option<&'a DeviceRecord>,
-}
-
 impl DeviceRequests {
     /// Forgets the reads of a replaced control plane.
     pub(super) fn forget(&self, tailnet: Option<&str>) {
@@ -51,11 +41,13 @@ impl DeviceRequests {
         self.reads().get_mut(&tailnet.map(str::to_owned)).map(|reads| reads.remove(id));
     }
 
-    fn record(&self, tailnet: Option<&str>, id: &DeviceId, is_confirmed: bool) {
-        let mut all = self.reads();
+    /// Counts the read of a claimed device; returns its record. `found`: the device, if it is as expected.
+    fn record(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>, found: Option<Device>) -> Option<DeviceRecord> {
+        let (mut all, id) = (self.reads(), &claim.device.id);
         let reads = all.entry(tailnet.map(str::to_owned)).or_default();
-        let unconfirmed = if is_confirmed { 0 } else { reads.get(id).map_or(0, |read| read.unconfirmed).saturating_add(1) };
-        reads.insert(id.clone(), DeviceRead { at: Timestamp::now(), unconfirmed });
+        let (record, read) = claim.read(found, reads.get(id), Timestamp::now());
+        reads.insert(id.clone(), read);
+        record
     }
 
     /// Reserves a device or host name for a replica, unless it is reserved for another one.
@@ -88,24 +80,20 @@ impl ControlPlanes {
 
     /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
     /// longer exists.
-    pub async fn check_device(&self, tailnet: Option<&str>, claim: DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
-        let DeviceClaim { replica, device: ClaimedDevice { id, expected }, domain, report, recorded } = claim;
-        let client = self.plane(tailnet)?;
-        self.devices.reserve(tailnet, "check a device", &format!("device {id}"), &replica)?;
+    pub async fn check_device(&self, tailnet: Option<&str>, replica: &str, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
+        let (client, ClaimedDevice { id, expected }) = (self.plane(tailnet)?, claim.device);
+        self.devices.reserve(tailnet, "check a device", &format!("device {id}"), replica)?;
         let exists = ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() };
-        if let Some(recorded) = recorded.filter(|recorded| recorded.id != id)
-            && client.device(&recorded.id, &exists).await?.is_some()
+        if let Some(former) = claim.former()
+            && client.device(former, &exists).await?.is_some()
         {
-            return Err(Denied::Claim { claimed: id, recorded: recorded.id.clone() });
+            return Err(Denied::Claim { claimed: id.clone(), recorded: former.clone() });
         }
-        let found = client.device(&id, &expected).await;
-        if !matches!(found, Ok(Some(_))) {
-            self.devices.record(tailnet, &id, false);
-        }
-        let found = found?.ok_or_else(|| Denied::UnknownDevice(id.clone()))?;
-        let record = DeviceRecord::new(id, found, domain);
-        self.devices.record(tailnet, &record.id, report.confirms(&record, domain));
-        Ok(record)
+        let (found, error) = match client.device(id, expected).await {
+            Ok(found) => (found, Denied::UnknownDevice(id.clone())),
+            Err(error) => (None, error.into()),
+        };
+        self.devices.record(tailnet, claim, found).ok_or(error)
     }
 }
 
@@ -121,19 +109,5 @@ mod tests {
         assert!(reserve(Some("t"), "shop", "b-0") && reserve(None, "other", "b-0"), "another tailnet, another name");
         tokio::time::advance(RESERVATION).await;
         assert!(reserve(None, "shop", "b-0"));
-    }
-
-    #[test]
-    fn unconfirmed_reads_are_counted_until_one_is_confirmed() {
-        let (controls, id) = (ControlPlanes::new(true), DeviceId::parse("n1").expect("an ID"));
-        let unconfirmed = || controls.device_reads(None).get(&id).map(|read| read.unconfirmed);
-        for is_confirmed in [false, false] {
-            controls.devices.record(None, &id, is_confirmed);
-        }
-        assert_eq!(unconfirmed(), Some(2));
-        controls.devices.record(None, &id, true);
-        assert_eq!(unconfirmed(), Some(0));
-        controls.devices.gone(None, &id);
-        assert_eq!(unconfirmed(), None);
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tailyard::api::proxyclass::ProxyClass;
-use tailyard::api::proxygroup::{Firewall, ProxyGroup, ProxyGroupType};
+use tailyard::api::proxygroup::{Firewall, FirewallMode, ProxyGroup, ProxyGroupType};
 use tailyard::api::tailnet::Tailnet;
 
 use kit::apiserver::{Cluster, DEADLINE, cluster};
@@ -250,7 +250,7 @@ fn through_our_types(kind: &str, stored: &DynamicObject) -> Value {
 }
 
 /// Creates every valid object with its status: the stored object equals the sent one, and our types preserve every field.
-async fn all_good_is_kept(cluster: &Cluster) {
+async fn valid_objects_are_stored(cluster: &Cluster) {
     for (kind, name, spec) in good() {
         let api = objects(cluster, kind);
         let made = api.create(&PostParams::default(), &object(kind, name, &spec)).await;
@@ -292,7 +292,7 @@ fn definitions_reject_invalid_objects_and_keep_valid_ones() {
                 assert!(message.contains(part), "{what}: {message}");
             }
         }
-        all_good_is_kept(&cluster).await;
+        valid_objects_are_stored(&cluster).await;
         nothing_is_null_and_quantities_may_be_numbers(&cluster).await;
         what_is_set_for_good_stays(&cluster).await;
         conditions_are_checked(&cluster).await;
@@ -361,7 +361,7 @@ async fn columns_are_shown(cluster: &Cluster) {
 fn operator_definitions_accept_our_types_and_can_be_exchanged() {
     cluster(async |cluster| {
         install(&cluster, theirs()).await;
-        all_good_is_kept(&cluster).await;
+        valid_objects_are_stored(&cluster).await;
         nothing_is_null_and_quantities_may_be_numbers(&cluster).await;
 
         let groups: Api<ProxyGroup> = Api::all(cluster.admin());
@@ -387,7 +387,7 @@ fn operator_definitions_accept_our_types_and_can_be_exchanged() {
         // The API server serves the new schema shortly after the definition's status reports it.
         eventually_async("fields of ours", DEADLINE, write, |spec| *spec == own).await;
         let firewall = groups.get("own").await.expect("a group").spec.tailyard.and_then(|ours| ours.firewall_mode);
-        assert_eq!(firewall, Some(Firewall::IptablesNft));
+        assert_eq!(firewall, Some(Firewall::Known(FirewallMode::IptablesNft)));
 
         install(&cluster, theirs()).await;
         eventually_async("theirs again", DEADLINE, async || groups.get("own").await.expect("a group").spec.tailyard, Option::is_none).await;

@@ -127,6 +127,10 @@ fn status_names_missing_rules_and_shows_the_rest() {
                 "{text}"
             );
         }
+        for (group, resource) in [("networking.k8s.io", "ingresses"), ("events.k8s.io", "events")] {
+            let rule = format!(r#"{{apiGroups: [{group:?}], resources: [{resource:?}], verbs: ["list", "watch"]}} in all namespaces"#);
+            assert!(text.contains(&rule), "{text}");
+        }
         stage.all::<CustomResourceDefinition>().delete("proxygroups.tailscale.com", &DeleteParams::default()).await.expect("deleted");
         let shown = async || run(&stage, "admin", &["status"]).await;
         let (.., error) = eventually_async("the kind is gone", DEADLINE, shown, |(code, ..)| *code == Some(1)).await;
@@ -137,6 +141,32 @@ fn status_names_missing_rules_and_shows_the_rest() {
         let nowhere = stage.tailyard("admin", &["status"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
         let error = String::from_utf8_lossy(&nowhere.stderr).into_owned();
         assert!(nowhere.status.code() == Some(1) && error.contains("/nowhere") && error.contains("KUBECONFIG"), "{error}");
+    });
+}
+
+#[test]
+fn refused_ingress_is_shown_by_status_and_counted_until_it_is_deleted() {
+    stage(async |stage| {
+        let reconciler = stage.reconciler("one", 9100);
+        stage.class().await;
+        stage.backend("web").await;
+        stage.ingress("app", "missing", "app").await;
+        let row = async || {
+            let (code, text, error) = run(&stage, "admin", &["status"]).await;
+            assert_eq!((code, error.as_str()), (Some(0), ""), "{text}");
+            text.lines().find(|line| line.starts_with("default/app ")).map(str::to_owned).unwrap_or_default()
+        };
+        let shown = eventually_async("its fault is shown", DEADLINE, &row, |row| row.contains("ProxyGroup missing does not exist")).await;
+        let count = async || reconciler.metric("tailyard_ingress_faults{");
+        assert_eq!(count().await, 1, "{shown}");
+        let (_, text, _) = run(&stage, "admin", &["status", "-o", "json"]).await;
+        let printed: Value = serde_json::from_str(&text).expect("JSON");
+        let reason = printed["ingressFaults"][0]["reason"].as_str().expect("a reason");
+        assert!(reconciler.get("/metrics").contains(&format!("tailyard_ingress_faults{{reason={reason:?}}} 1")), "{printed}");
+        stage.delete(&stage.ingresses(), "app").await;
+        eventually_async("it is not counted", DEADLINE, &count, |count| *count == 0).await;
+        assert_eq!(row().await, "", "its Event remains");
+        reconciler.kill();
     });
 }
 

@@ -18,7 +18,7 @@ use tailyard::model::controller::workload::key::WorkloadKey;
 use tailyard::model::controller::workload::objects::Kind;
 use tailyard::model::controller::workload::objects::services::egress_config;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
-use tailyard::model::controller::workload::observed::{Class, DeviceInputs, GroupCapabilities, Observed, PublishInputs, TailnetState};
+use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
 
 /// A group without pending changes, with the reconciler's memory of it.
@@ -32,10 +32,10 @@ impl IdleGroup {
     pub fn of(size: usize) -> Result<Self> {
         let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"matchPortRange": {"start": 10_000, "end": 39_999}}});
         let group = json!({"metadata": {"name": "g", "uid": "u", "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
-        let capabilities = GroupCapabilities { keys: false, devices: false, services: true };
         let observed = Observed {
             group: Some(Arc::new(serde_json::from_value(group)?)),
-            tailnet: TailnetState::Ready { server_url: String::new(), capabilities },
+            // No control plane requests: an idle group has none.
+            tailnet: TailnetState::Asking,
             services: (0..size).map(service).collect::<Result<_>>()?,
             ..nothing()
         };

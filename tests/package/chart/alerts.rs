@@ -95,6 +95,7 @@ fn cases() -> Vec<Case> {
             ..new("TailyardReplicaLost", "tailyard_lost_replicas", &[("cluster", "b"), ("proxygroup", "eg")], "1", "0")
         },
         new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2", "0"),
+        new("TailyardIngressFault", "tailyard_ingress_faults", &[("reason", "InvalidIngress")], "2", "0"),
         new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
         new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),
         new("TailyardReplicaUnready", "tailyard_ready", &[], "0", "1"),

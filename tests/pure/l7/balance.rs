@@ -7,7 +7,6 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
-use tailyard::proxy::ingress::l7::ReplicaLocation;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
@@ -19,8 +18,11 @@ const NAME: &str = "web.tail.ts.net";
 const URL: &str = "https://web.tail.ts.net/";
 
 async fn in_zone_a(cluster_ip: SocketAddr) -> Front {
-    let place = ReplicaLocation { zone: Some("a".to_owned()), node: None };
-    Front::with(json!({"svc:web": site(NAME, &service(cluster_ip, "http"))}), Options { place, ..Options::default() }).await
+    Front::with(
+        json!({"svc:web": site(NAME, &service(cluster_ip, "http"))}),
+        Options { node: Some("node-a".to_owned()), ..Options::default() },
+    )
+    .await
 }
 
 /// An address without a listener.

@@ -8,26 +8,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID, TRUE, reason};
 use crate::api::{egress, names};
-use crate::model::base::conditions;
-use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::base::conditions::{self, ConditionStatus};
 use crate::model::base::hash::sha256;
 use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use crate::model::controller::egress::memo::ServedService;
 use crate::model::controller::egress::validate::{annotation, dns_name};
-use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
+use crate::model::controller::workload::actions::ExternalNameUpdate;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
+use crate::model::controller::workload::service_conditions::ServiceConditions;
 
 /// Time for which a Service waits for its replicas without a condition: most are served earlier, so that this saves a request.
 const UNREPORTED_WAIT: Duration = Duration::from_secs(15);
@@ -71,37 +70,6 @@ pub(crate) struct ReportContext<'a> {
     pub(crate) standing: &'a ReplicaAcks,
     /// Whether they are unchanged since the last pass.
     pub(crate) same: bool,
-}
-
-/// Builder of a Service's conditions.
-struct ConditionWriter<'a> {
-    service: &'a Service,
-    conditions: Vec<Condition>,
-    now: k8s_openapi::jiff::Timestamp,
-    changed: bool,
-}
-
-impl<'a> ConditionWriter<'a> {
-    fn new(work: &Pass<'_>, service: &'a Service) -> Self {
-        let conditions = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-        Self { service, conditions, now: work.observed.now, changed: false }
-    }
-
-    fn set(&mut self, kind: &'static str, status: ConditionStatus, reason: &str, message: String) -> bool {
-        let changed = conditions::set(&mut self.conditions, &DesiredCondition { kind, status, reason, message, generation: 0 }, self.now);
-        self.changed |= changed;
-        changed
-    }
-
-    fn remove(&mut self, kind: &str) {
-        self.changed |= conditions::remove(&mut self.conditions, kind);
-    }
-
-    /// Plans the update. Returns whether anything changes.
-    fn update(self, work: &mut PlanPart<'_>, finalized: bool, external_name: Option<ExternalNameUpdate>) -> bool {
-        let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
-        work.plan.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
-    }
 }
 
 /// Updates the status of one Service. Returns its acknowledgements if `externalName` and status are up to date.
@@ -156,7 +124,7 @@ fn served(
 ) -> bool {
     let group = work.observed.key.group_name().to_owned();
     let host = host(work, &child.name);
-    let mut conditions = ConditionWriter::new(work, service);
+    let mut conditions = ServiceConditions::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let points = external_name(service) == host;
     let settled = *settled && acks.written;
@@ -167,7 +135,7 @@ fn served(
         work.again(TIMEOUT);
     }
     // The end of readiness at another group is reported at once.
-    if !points && !switch && acks.wanted > 0 && waited < UNREPORTED_WAIT && !is_ready(service) {
+    if !points && !switch && acks.wanted > 0 && waited < UNREPORTED_WAIT && !conditions::is_true(service, EGRESS_SVC_READY) {
         work.again(UNREPORTED_WAIT.saturating_sub(waited));
         return false;
     }
@@ -188,41 +156,41 @@ fn served(
     };
     conditions.set(EGRESS_SVC_READY, status, reason, message);
     let external_name = switch.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host) });
-    !conditions.update(work, true, external_name) && points
+    !conditions.update(work, true, external_name.into()) && points
 }
 
 fn refused(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
-    let mut conditions = ConditionWriter::new(work, service);
+    let mut conditions = ServiceConditions::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let reason = format!("ConfigurationFailed:{}", record(service, work.observed.key.group_name()));
     if conditions.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
         work.warn(subject(key), reason::CONFIGURATION_FAILED, message.to_owned());
     }
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
-    conditions.update(work, finalized(service, claim), None);
+    conditions.update(work, finalized(service, claim), None.into());
 }
 
 /// Reports an invalid Service. It is served as before, unless its group is gone.
 pub(crate) fn invalid(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
-    let mut conditions = ConditionWriter::new(work, service);
+    let mut conditions = ServiceConditions::new(work, service);
     if conditions.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
         work.warn(subject(key), "INVALIDSERVICE", message.clone());
     }
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
-    let name = name_without_group(work, service, claim);
-    conditions.update(work, finalized(service, claim), name);
+    let external_name = name_without_group(work, service, claim);
+    conditions.update(work, finalized(service, claim), external_name.into());
 }
 
 /// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
 pub(crate) fn waiting(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>, service: &Service, message: &str) {
-    let mut conditions = ConditionWriter::new(work, service);
+    let mut conditions = ServiceConditions::new(work, service);
     conditions.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
-    let name = name_without_group(work, service, claim);
-    conditions.update(work, finalized(service, claim), name);
+    let external_name = name_without_group(work, service, claim);
+    conditions.update(work, finalized(service, claim), external_name.into());
 }
 
 /// The user's `externalName`, if the group is gone and the Service still names its child.
@@ -237,18 +205,17 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, claim: &Servi
     if claim.object.is_some() {
         return;
     }
-    let mut conditions = ConditionWriter::new(work, service);
-    let mut restored_name = None;
+    let mut conditions = ServiceConditions::new(work, service);
+    let mut external_name = None;
     if service.metadata.deletion_timestamp.is_none() {
-        for kind in [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY] {
-            conditions.remove(kind);
-        }
-        restored_name = restored(work, service);
-        if restored_name.as_ref().is_none_or(|update| update.name.is_none()) {
-            dead_name(work, service, conditions.changed);
+        // Each is removed, whatever the others are.
+        let removed = [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY].map(|kind| conditions.remove(kind)).contains(&true);
+        external_name = restored(work, service);
+        if external_name.as_ref().is_none_or(|update| update.name.is_none()) {
+            dead_name(work, service, removed);
         }
     }
-    conditions.update(work, false, restored_name);
+    conditions.update(work, false, external_name.into());
 }
 
 pub(crate) fn external_name(service: &Service) -> &str {
@@ -349,19 +316,12 @@ fn record(service: &Service, group: &str) -> String {
 
 /// Whether the Service's condition records this config.
 fn configured_for(service: &Service, reason: &str) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == TRUE && condition.reason == reason)
-}
-
-fn is_ready(service: &Service) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, EGRESS_SVC_READY).is_some_and(|condition| condition.status == TRUE)
+    conditions::of_service(service, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == TRUE && condition.reason == reason)
 }
 
 /// Group that a condition's reason records.
 pub(crate) fn recorded(service: &Service) -> Option<&str> {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let mut fields = conditions::get(conditions, EGRESS_SVC_CONFIGURED)?.reason.split(':').skip(1);
+    let mut fields = conditions::of_service(service, EGRESS_SVC_CONFIGURED)?.reason.split(':').skip(1);
     (fields.next() == Some("ProxyGroup")).then(|| fields.next()).flatten().filter(|group| !group.is_empty())
 }
 

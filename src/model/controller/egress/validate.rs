@@ -35,7 +35,7 @@ pub(crate) fn service(service: &Service) -> Vec<String> {
         }
         if port.name.as_deref() == Some(crate::model::controller::workload::objects::child::HEALTH_PORT) {
             wrong.push(format!(
-                "the port name {} is kept for the health check: rename it.",
+                "the port name {} is reserved for the health check: rename it.",
                 crate::model::controller::workload::objects::child::HEALTH_PORT
             ));
         }

@@ -8,14 +8,13 @@ use serde_json::Value;
 use crate::model::controller::ingress::claims::read;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::summary::issued;
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, lacks_services, standalone_certificate};
+use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, standalone_certificate};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::ingress_summary::Certified;
 use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 
@@ -60,13 +59,11 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
 
 /// Whether the control plane issues a certificate for the device. While unknown, the config decides.
 fn standing(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
-    let issues = match &work.observed.tailnet {
-        TailnetState::Ready { .. } => !lacks_services(work),
-        TailnetState::Asking | TailnetState::Unavailable(_) => {
-            let mut hosts = plan.before.routes.values().flat_map(|site| site.hosts.values());
-            plan.before.routes.is_empty() || hosts.any(|host| host.issue)
-        }
+    let issued_before = || {
+        let mut hosts = plan.before.routes.values().flat_map(|site| site.hosts.values());
+        plan.before.routes.is_empty() || hosts.any(|host| host.issue)
     };
+    let issues = work.observed.tailnet.capabilities().map_or_else(issued_before, |capabilities| capabilities.certificates);
     if issues { ServiceState::Device } else { ServiceState::Unsupported }
 }
 
@@ -91,8 +88,8 @@ fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: 
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
     let ours = secrets.filter(|(object, secret)| work.ownership(object, secret) == Ownership::Ours);
     let parent = shape.owner.key.publisher();
-    let is_kept = |secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_kept(work, parent, secret));
-    let former: Vec<_> = ours.filter(|(_, secret)| !is_kept(secret)).map(|(object, secret)| deletion(object, secret)).collect();
+    let is_retained = |secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_retained(work, parent, secret));
+    let former: Vec<_> = ours.filter(|(_, secret)| !is_retained(secret)).map(|(object, secret)| deletion(object, secret)).collect();
     work.plan.delete.extend(former);
 }
 

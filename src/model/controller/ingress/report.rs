@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::api::names;
 use crate::api::routes::Listener;
-use crate::model::base::conditions;
-use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::base::conditions::ConditionStatus;
 use crate::model::controller::ingress::advertise::{live, serves, unapproved};
 use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::config::node_site;
@@ -29,9 +28,7 @@ use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
-
-/// Condition of a Service: type, status, reason, message.
-type Said = (&'static str, ConditionStatus, &'static str, String);
+use crate::model::controller::workload::service_conditions::ServiceConditions;
 
 impl IngressPlan<'_> {
     /// Updates the status of all objects; `gone` are fully withdrawn names.
@@ -84,15 +81,16 @@ impl IngressPlan<'_> {
             _ => json!({}),
         };
         let status = if status == json!({}) && moves(work, claim) { balancer(claim) } else { status };
-        let mut said: Vec<Said> = Vec::new();
-        if matches!(claim.object, Parent::Service(_)) {
-            said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
-            said.push(configured(serving, shape.spec.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
-        }
+        let conditions = conditions(work, claim).and_then(|mut conditions| {
+            conditions.set(INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned());
+            let (status, reason, message) = configured(serving, shape.spec.replicas, fault.as_ref(), &beside(work, item, &name, serving));
+            conditions.set(INGRESS_SVC_CONFIGURED, status, reason, message);
+            conditions.changed()
+        });
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
         account.name(&claim.claimant, shown, serving > 0);
         news(work, claim, shown.map(|(_, rejection)| rejection));
-        update(work, claim, finalized, Some(said), status);
+        update(work, claim, finalized, conditions, status);
     }
 
     /// `status.loadBalancer` of an advertised object.
@@ -216,28 +214,41 @@ fn rejected(work: &Pass<'_>, name: &str, serving: usize) -> String {
     why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
 }
 
-fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &str) -> Said {
+/// The conditions of a Service; `None` for an Ingress, which has none.
+fn conditions<'a>(work: &Pass<'_>, claim: &IngressClaim<'a>) -> Option<ServiceConditions<'a>> {
+    let Parent::Service(service) = claim.object else { return None };
+    Some(ServiceConditions::new(work, service))
+}
+
+/// Status, reason and message of [`INGRESS_SVC_CONFIGURED`].
+fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &str) -> (ConditionStatus, &'static str, String) {
     let counts = format!("{serving}/{wanted} proxy backends ready and advertising{beside}");
     match fault {
-        Some(fault) => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, fault.reason, fault.message.clone()),
-        None if serving > 0 => (INGRESS_SVC_CONFIGURED, ConditionStatus::True, reason::INGRESS_SVC_CONFIGURED, counts),
-        None => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, reason::INGRESS_SVC_NO_BACKENDS, counts),
+        Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
+        None if serving > 0 => (ConditionStatus::True, reason::INGRESS_SVC_CONFIGURED, counts),
+        None => (ConditionStatus::False, reason::INGRESS_SVC_NO_BACKENDS, counts),
     }
 }
 
 /// Updates the status of an object without an advertised name; `remaining`: a part still exists.
 pub(crate) fn unserved(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
-    let mut said: Vec<Said> = Vec::new();
-    if let (Parent::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
-        let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
-        let (status, kind) =
-            if invalid { (ConditionStatus::False, reason::INGRESS_SVC_INVALID) } else { (ConditionStatus::Unknown, *reason) };
-        said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
-    }
+    let conditions = conditions(work, claim).and_then(|mut conditions| {
+        conditions.remove(INGRESS_SVC_CONFIGURED);
+        match refused {
+            Some(Rejection { reason, message }) => {
+                let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
+                let (status, reason) =
+                    if invalid { (ConditionStatus::False, reason::INGRESS_SVC_INVALID) } else { (ConditionStatus::Unknown, *reason) };
+                conditions.set(INGRESS_SVC_VALID, status, reason, message.clone())
+            }
+            None => conditions.remove(INGRESS_SVC_VALID),
+        };
+        conditions.changed()
+    });
     let existing = balancer(claim);
     // The address of the last valid config stays while it is served.
     let balancer = if remaining || moves(work, claim) { existing } else { json!({}) };
-    update(work, claim, remaining, Some(said), balancer);
+    update(work, claim, remaining, conditions, balancer);
 }
 
 /// Whether the other side has a part of an object that moves between a group and a proxy of its own: its address stays meanwhile.
@@ -282,29 +293,12 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
     balancer.filter(|balancer| !balancer.is_null()).unwrap_or_else(|| json!({}))
 }
 
-/// Plans finalizer, conditions and status of an object. Without `said` its conditions stay unchanged.
-fn update(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
+/// Plans finalizer, conditions and status of an object. Without `conditions` they stay unchanged.
+fn update(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, finalized: bool, conditions: Option<Vec<Condition>>, wanted: Value) {
     let (source, metadata) = (claim.claimant.source, claim.object.metadata());
     // An object that is being deleted gets no new finalizer.
     let finalized = finalized && (finalizers::has(metadata, claim.finalizer) || metadata.deletion_timestamp.is_none());
-    let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
     let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);
     let update = ObjectUpdate::new(source, metadata, claim.finalizer, finalized);
     work.plan.update(ObjectUpdate { conditions, load_balancer, ..update });
-}
-
-/// New conditions of a Service, if changed. Conditions of ours that are not in `said` are removed.
-fn said_conditions(claim: &IngressClaim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
-    let Parent::Service(service) = claim.object else { return None };
-    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-    let mut changed = false;
-    for kind in [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED] {
-        if !said.iter().any(|(said, ..)| *said == kind) {
-            changed |= conditions::remove(&mut all, kind);
-        }
-    }
-    for (kind, status, reason, message) in said {
-        changed |= conditions::set(&mut all, &DesiredCondition { kind, status, reason, message, generation: 0 }, now);
-    }
-    changed.then_some(all)
 }

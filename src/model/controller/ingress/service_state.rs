@@ -9,7 +9,7 @@ use crate::model::controller::ingress::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::observed::{ServiceList, TailnetState};
+use crate::model::controller::workload::observed::ServiceList;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
@@ -30,10 +30,9 @@ pub(crate) fn standing(
 ) -> ServiceState {
     let observed = work.observed;
     let entry = listed.and_then(|listed| listed.services.get(name));
-    let answers = match &observed.tailnet {
-        TailnetState::Ready { capabilities, .. } if !capabilities.services => return ServiceState::Unsupported,
-        TailnetState::Ready { .. } => true,
-        TailnetState::Asking | TailnetState::Unavailable(_) => false,
+    let answers = match observed.tailnet.has_services() {
+        Some(false) => return ServiceState::Unsupported,
+        answers => answers.is_some(),
     };
     if listed.is_none() || (entry.is_none() && !answers) {
         return ServiceState::Unknown;
@@ -76,7 +75,7 @@ fn adopts(work: &Pass<'_>, label: &str) -> bool {
 pub(crate) fn listed<'a>(work: &mut PlanPart<'a>) -> Option<&'a ServiceList> {
     let listed = work.observed.publish.listed.as_deref();
     let now = work.observed.now;
-    if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
+    if work.observed.tailnet.has_services() != Some(true) {
         return listed;
     }
     let age = listed.map(|listed| readiness::elapsed(listed.at, now));

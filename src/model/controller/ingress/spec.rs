@@ -17,6 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 use crate::api::routes::Site;
 use crate::api::{names, vip};
+use crate::model::base::conditions;
 use crate::model::controller::policy::annotations::{Annotations, annotation, dns_label, is_tag};
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::observed::UserCertificate;
@@ -96,8 +97,7 @@ pub fn service_name(label: &str) -> String {
 }
 
 pub fn has_conditions(service: &Service) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&condition.type_.as_str()))
+    [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].iter().any(|kind| conditions::of_service(service, kind).is_some())
 }
 
 /// Tags of the Tailscale Service, for both kinds; appends faults to `wrong`.

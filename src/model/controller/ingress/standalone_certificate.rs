@@ -167,7 +167,7 @@ fn write(work: &mut PlanPart<'_>, namespace: &str, before: &OrderRecord, record:
 }
 
 /// Whether a certificate of another name stays for the rest of its week.
-pub(crate) fn is_kept(work: &Pass<'_>, parent: &Publisher, secret: &Value) -> bool {
+pub(crate) fn is_retained(work: &Pass<'_>, parent: &Publisher, secret: &Value) -> bool {
     let record = stored(work, &parent.namespace);
     let order = record.orders().iter().find(|order| order.ingress == parent.name && order.secret == uid(secret));
     filled(secret) && order.is_some_and(|order| order.is_recent(work.observed.now))

@@ -12,9 +12,6 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::spec::{HostnamePattern, WorkloadSpec};
 
-/// Default of `spec.replicas`.
-const REPLICAS: i32 = 2;
-
 /// The workload that a group requests; `None` for a type without a role.
 pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
     let (metadata, spec) = (&group.metadata, &group.spec);
@@ -27,7 +24,7 @@ pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
     let options = spec.tailyard.as_ref();
     Some(WorkloadSpec {
         role,
-        replicas: spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0),
+        replicas: spec.desired_replicas(),
         tags: Cow::Borrowed(&spec.tags),
         hostname: HostnamePattern::Numbered(prefix.unwrap_or_default()),
         temporary_hostname: None,

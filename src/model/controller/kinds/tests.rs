@@ -14,7 +14,8 @@ use crate::model::controller::workload::ingress_summary::{Certified, PublishStat
 use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
-use crate::model::controller::workload::observed::{Class, ControlPlaneError, GroupCapabilities, TailnetState};
+use crate::model::controller::workload::observed::{Class, ControlPlaneError, TailnetState};
+use crate::model::controller::workload::simulation::Simulation;
 
 mod budget;
 mod certificates;

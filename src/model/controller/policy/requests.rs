@@ -38,8 +38,7 @@ pub fn is_balanced(service: &Service) -> bool {
 
 /// Whether a Service has the condition of a standalone proxy.
 pub fn is_recorded(service: &Service) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, PROXY_READY).is_some()
+    conditions::of_service(service, PROXY_READY).is_some()
 }
 
 /// Name of the class of an object's proxy: by label, else annotation, else the default. An empty one is no class.

@@ -126,7 +126,7 @@ impl DeviceReport {
 /// A replica's config Secret without its auth key or device record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigDraft {
-    pub(crate) inputs: ReplicaSecret,
+    pub inputs: ReplicaSecret,
     pub(crate) adopt: bool,
     /// UID of the existing Secret.
     pub(crate) uid: Option<String>,

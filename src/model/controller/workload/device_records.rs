@@ -13,8 +13,8 @@ use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceReco
 use crate::model::controller::workload::objects::applied;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
-use crate::model::controller::workload::observed::{GroupCapabilities, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::elapsed;
@@ -30,7 +30,7 @@ const JOIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Plans the record of a claimed device: its first check, or another read if the replica reports something else than the record.
 pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
     let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
-    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
+    let Some(id) = state.device_id.clone().filter(|_| work.observed.tailnet.is_ready()) else { return };
     let recorded = replica.device();
     let is_recorded = recorded.is_some_and(|record| record.id == id);
     let report = DeviceReport { name: state.device_name.clone(), addresses: state.device_ips.clone() };
@@ -58,7 +58,7 @@ fn claimed_domain(state: &ReplicaState) -> Option<&str> {
 /// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for
 /// want of a domain.
 fn is_outdated(work: &Pass<'_>, record: &DeviceRecord, report: &DeviceReport, domain: Option<&str>) -> bool {
-    let has_domain = domain.is_some() || can(work, |capabilities| capabilities.services);
+    let has_domain = domain.is_some() || work.observed.tailnet.has_services() == Some(true);
     !report.agrees(record) || (!record.is_complete() && (has_domain || record.addresses.is_empty()))
 }
 
@@ -173,11 +173,6 @@ fn server<'a>(work: &Pass<'a>) -> &'a str {
 fn replica_server<'a>(work: &Pass<'a>, ordinal: u32) -> &'a str {
     let config = work.observed.replicas.get(&ordinal).and_then(|replica| replica.config.as_ref());
     config.map(|config| config.entry().server).filter(|server| !server.is_empty()).unwrap_or_else(|| server(work))
-}
-
-/// Whether the control plane is usable and has a capability.
-pub(crate) fn can(work: &Pass<'_>, what: impl Fn(&GroupCapabilities) -> bool) -> bool {
-    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
 }
 
 /// Config Secret of a replica, for a request of the control plane.

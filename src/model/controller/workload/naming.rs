@@ -17,8 +17,8 @@ const LONGEST_PART: usize = MAX_LENGTH - "ts--".len() - SUFFIX;
 
 /// Name of the workload of an object, of which there is one unless the Tailscale operator left several.
 ///
-/// `sets`: `StatefulSet`s, headless Services and config Secrets with the object's labels. The one with a device is kept, else the first by
-/// name.
+/// `sets`: `StatefulSet`s, headless Services and config Secrets with the object's labels. The one with a device is the workload, else the first
+/// by name.
 pub fn workload<'a>(sets: impl Iterator<Item = &'a str>, has_device: impl Fn(&&'a str) -> bool) -> Option<&'a str> {
     let all: BTreeSet<&str> = sets.collect();
     all.iter().copied().find(&has_device).or_else(|| all.first().copied())
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn workload_with_a_device_is_kept() {
+    fn workload_with_a_device_keeps_its_name() {
         let sets = || ["ts-web-ccccc", "ts-web-aaaaa", "ts-web-bbbbb"].into_iter();
         assert_eq!(workload(sets(), |set| *set == "ts-web-ccccc"), Some("ts-web-ccccc"));
         assert_eq!(workload(sets(), |_| false), Some("ts-web-aaaaa"));

@@ -21,6 +21,7 @@ use crate::api::vip::VipService;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
+use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
@@ -198,20 +199,27 @@ pub enum Class {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TailnetState {
     /// Usable; `server_url` is the login server of proxies.
-    Ready { server_url: String, capabilities: GroupCapabilities },
+    Ready { server_url: String, capabilities: Capabilities },
     /// Not checked yet: previous conditions stay.
     Asking,
     /// Unavailable, with reason and action.
     Unavailable(String),
 }
 
-/// Capabilities of a control plane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupCapabilities {
-    /// Creates auth keys.
-    pub keys: bool,
-    pub devices: bool,
-    pub services: bool,
+impl TailnetState {
+    /// Optional features of a usable control plane.
+    pub fn capabilities(&self) -> Option<Capabilities> {
+        if let Self::Ready { capabilities, .. } = self { Some(*capabilities) } else { None }
+    }
+
+    /// Whether the control plane has Tailscale Services; `None` while unknown.
+    pub fn has_services(&self) -> Option<bool> {
+        self.capabilities().map(|capabilities| capabilities.services)
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.capabilities().is_some()
+    }
 }
 
 impl NameConflict {

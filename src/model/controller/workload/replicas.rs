@@ -15,7 +15,7 @@ use crate::api::names;
 use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::device_records;
-use crate::model::controller::workload::device_records::{can, claimed_device, draft, record};
+use crate::model::controller::workload::device_records::{claimed_device, draft, record};
 use crate::model::controller::workload::objects::nodeport::node_port_ref;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref, state, state_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -93,21 +93,12 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
         return record(work, shape, ordinal, replica, secret);
     }
     let reissue = decision == KeyDecision::Reissue;
-    if !can(work, |capabilities| capabilities.keys) {
-        // Without a key the replica waits; with the failed one it gets at least the rest of its config.
-        work.want(secret.manifest(key.map(|key| (key, id)), false));
-        if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
-            let secret = config_ref(&shape.owner, ordinal);
-            work.fault(reason::PROXY_GROUP_CREATING, format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
-        }
-        return;
-    }
-    if device_records::namesake_joins(work, &secret) {
+    // Without a key the replica waits; with the failed one it gets at least the rest of its config.
+    if !work.observed.tailnet.is_ready() || device_records::namesake_joins(work, &secret) {
         work.want(secret.manifest(key.map(|key| (key, id)), false));
         return;
     }
-    let devices = can(work, |capabilities| capabilities.devices);
-    let replaces = claimed_device(work, ordinal, replica).filter(|_| reissue && devices);
+    let replaces = claimed_device(work, ordinal, replica).filter(|_| reissue);
     let tags = shape.spec.tags(shape.settings).to_vec();
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
@@ -230,31 +221,27 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
     let device = claimed_device(work, ordinal, replica);
     device_records::report_shared(work, ordinal, replica);
     let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
-    let (does, what) = match (&device, &key) {
-        (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),
-        (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
+    let what = match (&device, &key) {
+        (Some(device), _) => format!("device {}", device.id),
+        (None, Some(id)) => format!("auth key {id}"),
         (None, None) => {
             work.plan.delete.extend(then);
             return true;
         }
     };
     let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
-    if let Some(denial) = denial.filter(|_| does) {
-        left_behind(work, (owner, ordinal), &what, &denial.why, then);
-        return true;
-    }
-    if does {
-        let revoked = if device.is_some() { Vec::new() } else { then.clone() };
-        work.plan.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
-        work.plan.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
-        return false;
-    }
-    match &work.observed.tailnet {
-        TailnetState::Asking => return false,
-        TailnetState::Unavailable(_) if !work.waited() => return false,
-        TailnetState::Unavailable(_) | TailnetState::Ready { .. } => {}
-    }
-    left_behind(work, (owner, ordinal), &what, "it cannot be asked", then);
+    let why = match (&work.observed.tailnet, denial) {
+        (TailnetState::Ready { .. }, None) => {
+            let revoked = if device.is_some() { Vec::new() } else { then.clone() };
+            work.plan.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
+            work.plan.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
+            return false;
+        }
+        (TailnetState::Ready { .. }, Some(denial)) => &denial.why,
+        (TailnetState::Unavailable(_), _) if work.waited() => "it cannot be asked",
+        (TailnetState::Asking | TailnetState::Unavailable(_), _) => return false,
+    };
+    left_behind(work, (owner, ordinal), &what, why, then);
     true
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Overview;
-use super::text::{Width, group_row, replica_row, service_row, standalone_row};
+use super::text::{Width, group_row, ingress_row, replica_row, service_row, standalone_row};
 
-/// Lines that are new or changed, and removed rows; all lines if `before` is empty. Changed flow counts alone are ignored: they change all
-/// the time.
+/// Lines that are new or changed, and removed rows; all lines if `before` is empty. Changed flow counts and times of Events alone are ignored:
+/// they change all the time.
 pub fn changes(before: &Overview, after: &Overview, width: Width) -> Vec<String> {
     let (before, after, shown) = (lines(&quiet(before), width), lines(&quiet(after), width), lines(after, width));
     let new = after.iter().filter(|(key, line)| before.get(*key) != Some(line)).filter_map(|(key, _)| shown.get(key).cloned());
@@ -20,6 +20,9 @@ fn quiet(overview: &Overview) -> Overview {
     for replica in &mut overview.replicas {
         replica.flows = None;
     }
+    for fault in &mut overview.ingress_faults {
+        fault.last_reported.clear();
+    }
     overview
 }
 
@@ -29,8 +32,9 @@ fn lines(overview: &Overview, width: Width) -> BTreeMap<(&'static str, String), 
     let replicas = overview.replicas.iter().map(|replica| ("replica", replica_row(replica, width)));
     let services = overview.services.iter().map(|service| ("service", service_row(service)));
     let standalone = overview.standalone.iter().map(|proxy| ("standalone", standalone_row(proxy)));
+    let ingresses = overview.ingress_faults.iter().map(|fault| ("ingress", ingress_row(fault)));
     let gaps = overview.gaps.iter().map(|gap| ("unread", vec![gap.message.clone()]));
-    let rows = groups.chain(replicas).chain(services).chain(standalone).chain(gaps);
+    let rows = groups.chain(replicas).chain(services).chain(standalone).chain(ingresses).chain(gaps);
     rows.map(|(kind, row)| ((kind, row.first().cloned().unwrap_or_default()), line(kind, row))).collect()
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde::Serialize;
 
+use super::name;
 use super::snapshot::{ClusterView, GroupConfig, LiveStatus, StatusPart, image, stock};
-use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
@@ -66,7 +66,7 @@ pub(super) fn replicas(view: &ClusterView, group: &ProxyGroup, config: Option<&G
     let of_group =
         |pod: &Pod| pod.metadata.labels.as_ref().and_then(|labels| labels.get(names::PARENT)).is_some_and(|of| of == name(group));
     let there = view.pods.iter().filter(|(_, pod)| of_group(pod)).filter_map(|(name, _)| ordinal(name));
-    let ordinals: BTreeSet<u32> = (0..desired(group)).chain(there).collect();
+    let ordinals: BTreeSet<u32> = (0..group.spec.desired_replicas()).chain(there).collect();
     ordinals.into_iter().map(|ordinal| one(view, group, ordinal, config)).collect()
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Service as Object;
 use serde::Serialize;
 
 use super::snapshot::{ClusterView, GroupConfig, StatusPart};
-use super::{UnhealthyCondition, desired, name};
+use super::{UnhealthyCondition, name};
 use crate::api::names;
 use crate::model::controller::egress::acks::{holds, is_from_pod};
 use crate::model::controller::kinds::concerns;
@@ -44,7 +44,7 @@ fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Obje
     }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (namespace, named) = (text(&service.metadata.namespace), text(&service.metadata.name));
-    let desired = view.groups.iter().find(|other| name(other) == group).map_or(0, desired);
+    let desired = view.groups.iter().find(|other| name(other) == group).map_or(0, |group| group.spec.desired_replicas());
     let replicas = || (0..desired).map(|ordinal| names::replica(&group, ordinal));
     let config = configs.get(group.as_str());
     let entry = config.and_then(|config| entry(config, &namespace, &named));

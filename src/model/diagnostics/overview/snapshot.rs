@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
+use super::ingress_faults::is_fault;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
@@ -30,6 +34,10 @@ pub enum StatusPart {
     States,
     Configs,
     Services,
+    /// Metadata of users' Ingresses.
+    Ingresses,
+    /// Events about Ingresses.
+    Events,
     /// Status reported by the replicas themselves, through the API server's Pod proxy.
     Pages,
 }
@@ -63,6 +71,11 @@ pub struct ClusterView {
     pub configs: BTreeMap<String, Value>,
     /// Services that belong to a group or have a proxy of their own.
     pub services: Vec<Service>,
+    /// Metadata of Ingresses, by namespace and name; `None` if unknown.
+    pub ingresses: Option<BTreeMap<(String, String), ObjectMeta>>,
+    /// Warnings of the reconciler about Ingresses.
+    pub events: Vec<Event>,
+    pub now: Timestamp,
     /// Replicas' own status, by Pod.
     pub live: BTreeMap<String, LiveStatus>,
     /// Parts that could not be read.
@@ -71,7 +84,7 @@ pub struct ClusterView {
 
 impl StatusPart {
     /// Parts that are API objects.
-    pub const OBJECTS: [Self; 5] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services];
+    pub const OBJECTS: [Self; 7] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services, Self::Ingresses, Self::Events];
 
     /// Name of the part in messages, and the consequence if it cannot be read.
     fn texts(self) -> (&'static str, &'static str) {
@@ -81,6 +94,8 @@ impl StatusPart {
             Self::States => ("the state Secrets of the replicas", "tailnet names, and what replicas hold, are not known"),
             Self::Configs => ("the egress configs of the groups", "what replicas must hold is not known"),
             Self::Services => ("the Services of users", "the Services are not known"),
+            Self::Ingresses => ("the Ingresses of users", "faults of deleted ones may be shown"),
+            Self::Events => ("the Events of Ingresses", "their faults are not known"),
             Self::Pages => ("the own pages of some replicas", "ways, flows and failures are not known"),
         }
     }
@@ -93,6 +108,8 @@ impl StatusPart {
             Self::States => ("", "secrets", r#""list", "watch""#, true),
             Self::Configs => ("", "configmaps", r#""list", "watch""#, true),
             Self::Services => ("", "services", r#""list", "watch""#, false),
+            Self::Ingresses => ("networking.k8s.io", "ingresses", r#""list", "watch""#, false),
+            Self::Events => ("events.k8s.io", "events", r#""list", "watch""#, false),
             Self::Pages => ("", "pods/proxy", r#""get""#, true),
         };
         let place = if own { format!("in namespace {namespace}") } else { "in all namespaces".to_owned() };
@@ -122,6 +139,9 @@ impl ClusterView {
     /// Adds API objects of a part. Objects that cannot be parsed are skipped: the API server has validated them, so they belong to a later
     /// version.
     pub fn take<'a>(&mut self, part: StatusPart, objects: impl Iterator<Item = &'a Value>) {
+        if part == StatusPart::Ingresses {
+            self.ingresses.get_or_insert_default();
+        }
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             match part {
@@ -137,6 +157,13 @@ impl ClusterView {
                     let shown = |service: &Service| !concerns(service, &AssignmentRules::default()).is_empty() || is_standalone(service);
                     self.services.extend(service.ok().filter(shown));
                 }
+                StatusPart::Ingresses => {
+                    let id = (object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned(), name);
+                    self.ingresses
+                        .get_or_insert_default()
+                        .extend(ObjectMeta::deserialize(&object["metadata"]).map(|metadata| (id, metadata)));
+                }
+                StatusPart::Events => self.events.extend(Event::deserialize(object).ok().filter(is_fault)),
                 StatusPart::Pages => {}
             }
         }

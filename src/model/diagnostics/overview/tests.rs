@@ -1,3 +1,4 @@
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
@@ -141,6 +142,8 @@ fn troubled() -> ClusterView {
     let last_error = Some("tailscaled: Exited, started again 3 times".to_owned());
     let live = ReplicaStatus { version, flows: Some(7), peers, last_error, ..ReplicaStatus::default() };
     view.live.insert("eg-0".into(), Ok(live));
+    view.now = now();
+    view.take(StatusPart::Events, [event("site", "InvalidIngress", "The Ingress is not valid: spec.tls names no host.", 12)].iter());
     view
 }
 
@@ -148,7 +151,7 @@ fn troubled() -> ClusterView {
 fn unread() -> ClusterView {
     let mut view =
         ClusterView { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };
-    for part in [StatusPart::Pods, StatusPart::States, StatusPart::Configs] {
+    for part in [StatusPart::Pods, StatusPart::States, StatusPart::Configs, StatusPart::Ingresses, StatusPart::Events] {
         view.gaps.insert(part, Gap::Forbidden);
     }
     view.gaps.insert(StatusPart::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
@@ -209,6 +212,9 @@ fn watch_prints_changed_and_removed_rows() {
     let mut busier = before.clone();
     busier.replicas[0].flows = Some(99);
     assert_eq!(changes(&before, &busier, Width::Narrow), [""; 0], "a count of flows never stands still");
+    let mut repeated = after.clone();
+    repeated.ingress_faults[0].last_reported = "2027-01-15T08:30:00Z".to_owned();
+    assert_eq!(changes(&after, &repeated, Width::Narrow), [""; 0], "an Event is repeated");
     let mut fewer = before.clone();
     fewer.replicas.pop();
     assert_eq!(changes(&before, &fewer, Width::Narrow), ["replica eg-1 is gone"]);
@@ -220,4 +226,51 @@ fn only_running_pods_with_our_image_are_queried() {
     let names = |view: ClusterView| view.with_status_endpoint().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(well()), ["eg-0", "eg-1", "ts-shop-a3b85-0", "ts-site-a3b85-0"]);
     assert_eq!(names(troubled()), ["eg-0", "ts-shop-a3b85-0"], "one has no node, one is the stock image");
+}
+
+/// An Event about Ingress `u/NAME`, which has the UID `NAME`, some minutes before `now`.
+fn event(name: &str, reason: &str, message: &str, minutes: i64) -> Value {
+    json!({"metadata": {"name": format!("{name}.{reason}"), "namespace": "u"}, "type": "Warning", "reason": reason, "note": message,
+        "eventTime": format!("{}000Z", (now() - SignedDuration::from_mins(minutes)).strftime("%Y-%m-%dT%H:%M:%S.%3f")),
+        "reportingController": names::EVENT_CONTROLLER, "regarding": {"kind": "Ingress", "namespace": "u", "name": name, "uid": name}})
+}
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a time")
+}
+
+/// Faults in the overview of Ingresses `a` and `b`, `b` of group `in`: name, reason and message.
+fn faults(events: &[Value], ingresses: Option<&[&str]>, only: Option<&str>) -> Vec<[String; 3]> {
+    let mut view = ClusterView { now: now(), ..ClusterView::new("ts") };
+    let annotations = |name: &str| if name == "b" { json!({names::PROXY_GROUP: "in"}) } else { json!({}) };
+    let object = |name: &&str| json!({"metadata": {"name": name, "namespace": "u", "uid": name, "annotations": annotations(name)}});
+    if let Some(ingresses) = ingresses {
+        view.take(StatusPart::Ingresses, ingresses.iter().map(object).collect::<Vec<_>>().iter());
+    }
+    view.take(StatusPart::Events, events.iter());
+    let faults = Overview::of(&view, only).ingress_faults;
+    faults.into_iter().map(|fault| [fault.name, fault.reason, fault.message]).collect()
+}
+
+#[test]
+fn fault_of_an_ingress_is_its_newest_event_that_is_not_overdue() {
+    let row = |name: &str, reason: &str, message: &str| [name, reason, message].map(str::to_owned);
+    let all = [event("a", "InvalidIngress", "old", 20), event("a", "NameConflict", "new", 10), event("b", "InvalidIngress", "other", 34)];
+    let both = [row("a", "NameConflict", "new"), row("b", "InvalidIngress", "other")];
+    assert_eq!(faults(&all, Some(&["a", "b"]), None), both);
+    assert_eq!(faults(&all, None, None), both, "Ingresses are not readable");
+    assert_eq!(faults(&all, Some(&["a"]), None), both[..1], "the other one is deleted");
+    assert_eq!(faults(&all, Some(&["a", "b"]), Some("in")), both[1..], "of one group");
+    assert_eq!(faults(&[event("a", "InvalidIngress", "x", 36)], Some(&["a"]), None).len(), 0, "it was not repeated");
+    let mut repeated = event("a", "InvalidIngress", "x", 36);
+    repeated["series"] = json!({"count": 2, "lastObservedTime": event("a", "", "", 31)["eventTime"]});
+    assert_eq!(faults(&[repeated], Some(&["a"]), None).len(), 1);
+    for (field, value) in [("type", json!("Normal")), ("reportingController", json!("nginx")), ("reason", json!("UnknownAnnotation"))] {
+        let mut other = event("a", "InvalidIngress", "x", 1);
+        other[field] = value;
+        assert_eq!(faults(&[other], Some(&["a"]), None).len(), 0, "{field}");
+    }
+    let mut replaced = event("a", "InvalidIngress", "x", 1);
+    replaced["regarding"]["uid"] = json!("before");
+    assert_eq!(faults(&[replaced], Some(&["a"]), None).len(), 0, "an earlier Ingress of the name");
 }

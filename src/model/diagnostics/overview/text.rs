@@ -1,7 +1,8 @@
 //! Text form of an overview: its tables, followed by the parts that could not be read.
 
 use super::{
-    Group, Holding, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StandaloneOverview, StatusPart, UnhealthyCondition,
+    Group, Holding, IngressFault, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StandaloneOverview, StatusPart,
+    UnhealthyCondition,
 };
 use crate::model::base::text_table::table;
 
@@ -23,6 +24,7 @@ const REPLICAS_WIDE: [&str; 11] =
     ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST ERROR"];
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
 const STANDALONE: [&str; 6] = ["STANDALONE PROXY OF", "POD", "STATE", "NODE", "TAILNET NAME", "LAST ERROR"];
+const INGRESSES: [&str; 4] = ["INGRESS WITH A FAULT", "REASON", "LAST REPORTED", "MESSAGE"];
 
 /// Formats the whole overview.
 pub fn text(overview: &Overview, width: Width) -> String {
@@ -44,6 +46,9 @@ pub fn text(overview: &Overview, width: Width) -> String {
     let mut parts: Vec<String> = shown.collect();
     if !overview.standalone.is_empty() {
         parts.push(table(&STANDALONE, &overview.standalone.iter().map(standalone_row).collect::<Vec<_>>()));
+    }
+    if !overview.ingress_faults.is_empty() {
+        parts.push(table(&INGRESSES, &overview.ingress_faults.iter().map(ingress_row).collect::<Vec<_>>()));
     }
     if !overview.gaps.is_empty() {
         let gaps: Vec<_> = overview.gaps.iter().map(|gap| format!("{UNKNOWN} {}", gap.message)).collect();
@@ -106,4 +111,9 @@ pub(super) fn standalone_row(proxy: &StandaloneOverview) -> Vec<String> {
     let state = if proxy.ready { "Ready".to_owned() } else { state };
     let parent = format!("{} {}/{}", proxy.kind, proxy.namespace, proxy.name);
     vec![parent, or(&proxy.pod), state, or(&proxy.node), or(&proxy.tailnet), or(&proxy.last_error)]
+}
+
+pub(super) fn ingress_row(fault: &IngressFault) -> Vec<String> {
+    let name = format!("{}/{}", fault.namespace, fault.name);
+    vec![name, fault.reason.clone(), fault.last_reported.clone(), fault.message.clone()]
 }

@@ -25,18 +25,12 @@ const TRIES: usize = 3;
 /// Timeout for a connection permit.
 const WAIT: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ReplicaLocation {
-    /// Its zone; if unknown, that of endpoints on the same node.
-    pub zone: Option<String>,
-    pub node: Option<String>,
-}
-
 #[derive(Debug)]
 pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
     endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
-    place: ReplicaLocation,
+    /// The replica's node: endpoints on it tell its zone.
+    node: Option<String>,
     tls: Connector,
     /// Limit of upstream connections.
     room: Arc<Semaphore>,
@@ -62,11 +56,11 @@ struct UpstreamSet {
 impl Pools {
     pub(super) fn new(
         endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
-        place: ReplicaLocation,
+        node: Option<String>,
         tls: Connector,
         room: Arc<Semaphore>,
     ) -> Self {
-        Self { by_backend: Mutex::default(), endpoints, place, tls, room, start: Instant::now() }
+        Self { by_backend: Mutex::default(), endpoints, node, tls, room, start: Instant::now() }
     }
 
     pub(super) fn of(&self, backend: &Arc<Backend>) -> Arc<Pool> {
@@ -88,7 +82,7 @@ impl Pools {
     pub(super) fn sweep(&self, idle: Duration) {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for pool in pools {
-            let mut peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
+            let mut peers = pool.refreshed(&self.endpoints.borrow(), self.node.as_ref());
             peers.list.iter().chain(peers.fallback.values()).for_each(|peer| peer.sweep(idle));
             peers.fallback.retain(|_, peer| peer.is_used());
         }
@@ -97,7 +91,7 @@ impl Pools {
     /// Endpoints to try for a request, in order. Empty if none is known or all are ejected.
     pub(super) fn choices(&self, pool: &Pool) -> Vec<Arc<Upstream>> {
         let now = self.start.elapsed();
-        let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
+        let peers = pool.refreshed(&self.endpoints.borrow(), self.node.as_ref());
         let candidates: Vec<_> = peers
             .list
             .iter()
@@ -123,7 +117,7 @@ impl Pools {
         let now = self.start.elapsed();
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let count = |pool: &Arc<Pool>| {
-            let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
+            let peers = pool.refreshed(&self.endpoints.borrow(), self.node.as_ref());
             (peers.list.len(), peers.list.iter().filter(|peer| peer.health().is_ejected(now)).count())
         };
         pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
@@ -167,7 +161,7 @@ impl Pool {
     }
 
     /// Upstreams for the current endpoints; unchanged ones keep their connections.
-    fn refreshed(&self, current: &Arc<UpstreamEndpoints>, place: &ReplicaLocation) -> std::sync::MutexGuard<'_, UpstreamSet> {
+    fn refreshed(&self, current: &Arc<UpstreamEndpoints>, node: Option<&String>) -> std::sync::MutexGuard<'_, UpstreamSet> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.endpoints.as_ref().is_some_and(|before| Arc::ptr_eq(before, current)) {
             return peers;
@@ -175,7 +169,7 @@ impl Pool {
         let Backend { namespace, service, port_name, .. } = &*self.backend;
         let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: port_name.clone() };
         let endpoints = current.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
-        let zone = place.zone.as_ref().or_else(|| learned(endpoints, place.node.as_ref()?));
+        let zone = node.and_then(|node| learned(endpoints, node));
         let had: BTreeMap<_, _> = peers.list.drain(..).map(|peer| ((peer.address, peer.near), peer)).collect();
         peers.list = endpoints
             .iter()

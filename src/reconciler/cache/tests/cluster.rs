@@ -12,25 +12,24 @@ use crate::api::vip::VipService;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds::plan_with_memo;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
-use crate::model::controller::workload::actions::{ClaimedDevice, ControlAction, Delete, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::actions::{ControlAction, Delete, GroupPlan, ObjectUpdate};
+use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::event_schedule::EventSchedule;
-use crate::model::controller::workload::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceId, KeyId};
 use crate::model::controller::workload::objects::Manifest;
-use crate::model::controller::workload::observed::{DeviceRead, GroupCapabilities, Observed, ServiceList, TailnetState};
+use crate::model::controller::workload::observed::{DeviceRead, Observed, ServiceList, TailnetState};
 use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::workload::simulation::{delete_device, record_device};
 use crate::model::controller::workload::vip_service::{OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::reconciler::informers::{InformerWatch, watches};
 
-pub(super) use replicas::device_id;
+pub(super) use crate::model::controller::workload::simulation::{DOMAIN, device_id};
 
 mod replicas;
+mod server;
 
 /// Namespace of the proxies.
 pub(super) const NS: &str = "ts";
-/// Domain of the tailnet.
-pub(super) const DOMAIN: &str = "tail1234.ts.net";
-/// Rounds after which a cluster that still changes is a failure.
-const MAX_ROUNDS: usize = 60;
 
 /// Kind, namespace and name of an object.
 pub(super) type ObjectId = (&'static str, String, String);
@@ -201,10 +200,6 @@ impl Cluster {
         Timestamp::from_second(self.now).expect("a time")
     }
 
-    pub(super) fn wait(&mut self, seconds: i64) {
-        self.now += seconds;
-    }
-
     /// Keys of groups and standalone objects in the work queue.
     pub(super) fn keys(cache: &ClusterCache) -> BTreeSet<String> {
         let text = |key: &WorkKey| if let WorkKey::Workload(key) = key { Some(text(key)) } else { None };
@@ -212,7 +207,7 @@ impl Cluster {
     }
 
     pub(super) fn observe(&self, cache: &ClusterCache, key: &str) -> Observed {
-        let capabilities = GroupCapabilities { keys: true, devices: true, services: true };
+        let capabilities = Capabilities::TAILSCALE;
         let tailnet = TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities };
         let plane = ControlPlaneView {
             tailnet,
@@ -238,202 +233,6 @@ impl Cluster {
         GroupPlan { again: None, events: Vec::new(), faults: Vec::new(), summary: None, ..plan } != GroupPlan::default()
     }
 
-    /// Runs one pass over each key, then the kubelets and replicas.
-    pub(super) fn round(&mut self) -> bool {
-        let mut changed = false;
-        for key in Self::keys(&self.cache) {
-            changed |= self.pass(&key);
-        }
-        self.live();
-        self.now += 1;
-        changed
-    }
-
-    pub(super) fn rounds(&mut self, count: usize) {
-        for _ in 0..count {
-            self.round();
-        }
-    }
-
-    /// Runs rounds until nothing changes, now or later; returns whether that was reached.
-    pub(super) fn settles(&mut self) -> bool {
-        let mut quiet = 0;
-        for _ in 0..MAX_ROUNDS {
-            if self.round() {
-                quiet = 0;
-            } else {
-                quiet += 1;
-                self.now += 70;
-            }
-            if quiet == 3 {
-                return true;
-            }
-        }
-        false
-    }
-
-    fn act(&mut self, key: &str, plan: &GroupPlan) {
-        let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
-        self.events
-            .extend(plan.events.iter().chain(&lasting).map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
-        if let Some(update) = &plan.group {
-            if let Some(finalizers) = &update.finalizers {
-                self.patch("ProxyGroup", "", key, &json!({"metadata": {"finalizers": finalizers}}));
-            }
-            if let Some(status) = &update.status {
-                self.patch("ProxyGroup", "", key, &json!({"status": status}));
-            }
-        }
-        // After a conflict the rest of the plan waits for the next pass.
-        for manifest in &plan.apply {
-            if !self.apply(key, manifest) {
-                return;
-            }
-        }
-        for update in &plan.services {
-            self.update(update);
-        }
-        self.delete(key, &plan.delete);
-        for action in &plan.control {
-            self.control(key, action);
-        }
-    }
-
-    /// Writes an object as `Applier::apply_one` does: with force if the cache has an object of that name. Returns false for a conflict. It
-    /// makes the same checks of an existing object, or the tests of collisions test less than what runs.
-    fn apply(&mut self, key: &str, manifest: &Manifest) -> bool {
-        let object = &manifest.object;
-        let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
-        let mut value = manifest.value.clone();
-        if let Some(existing) = self.objects.get(&id).cloned() {
-            let is_unknown = self.cache.version(object).is_none() && !manifest.replaces();
-            if is_unknown || self.cache.foreign_object(&key.into(), object).is_some() {
-                self.cache.found(&key.into(), object.clone(), existing, Instant::now());
-                return false;
-            }
-            let differs = |field: &str| !value["metadata"][field].is_null() && value["metadata"][field] != existing["metadata"][field];
-            if differs("uid") || differs("resourceVersion") {
-                return false;
-            }
-            if self.owners[&id] != owner(&value) {
-                self.takeovers.push(format!("{key} writes {object} of {}", self.owners[&id]));
-            }
-            value = merged(object.kind, &existing, value);
-        }
-        self.writes.push(format!("{key} writes {object}"));
-        self.owners.insert(id.clone(), owner(&manifest.value));
-        self.put(id.0, value);
-        true
-    }
-
-    fn delete(&mut self, key: &str, deletes: &[Delete]) {
-        for Delete { object, uid } in deletes {
-            let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
-            if self.objects.get(&id).is_none_or(|existing| existing["metadata"]["uid"].as_str() != uid.as_deref()) {
-                continue;
-            }
-            if !is_of(key, &self.owners[&id]) {
-                self.takeovers.push(format!("{key} deletes {object} of {}", self.owners[&id]));
-            }
-            self.writes.push(format!("{key} deletes {object}"));
-            self.remove(&id);
-        }
-    }
-
-    fn control(&mut self, key: &str, action: &ControlAction) {
-        match action {
-            ControlAction::MintKey { draft, replaces, tags, .. } => {
-                if let Some(device) = replaces {
-                    self.delete_device(device);
-                }
-                self.minted.push(MintedKey { of: key.to_owned(), tags: tags.clone() });
-                let number = self.minted.len();
-                let manifest = draft.with_key(&KeyId::parse(&format!("k{number}")).expect("an ID"), &format!("tskey-{number}"), self.now);
-                self.apply(key, &manifest);
-            }
-            ControlAction::RecordDevice { .. } => self.record_device(key, action),
-            ControlAction::DeleteDevice { device, then, .. } => {
-                self.delete_device(device);
-                self.delete(key, then);
-            }
-            ControlAction::RevokeKey { then, .. } => self.delete(key, then),
-            ControlAction::ListServices { .. } => self.list_services(),
-            ControlAction::PublishService { desired, recorded } => {
-                let number = self.vips.len();
-                if let OwnershipVerdict::Write { service, .. } =
-                    verify_owner(self.vips.get(&desired.name), desired, &self.settings.cluster, *recorded)
-                {
-                    let vip = self.vips.entry(desired.name.clone()).or_default();
-                    *vip = VipService { addrs: vec![format!("100.99.0.{number}"), format!("fd7a:115c:a1e0::{number}")], ..*service };
-                }
-                self.list_services();
-            }
-            ControlAction::ReleaseService { name } => {
-                match release(self.vips.get(name), &self.settings.cluster) {
-                    Release::Nothing => {}
-                    Release::Delete => drop(self.vips.remove(name)),
-                    Release::Write(vip) => drop(self.vips.insert(name.clone(), *vip)),
-                }
-                self.list_services();
-            }
-            ControlAction::ApproveRoutes { .. } => {}
-        }
-    }
-
-    /// Deletes a device as the reconciler does, if it is as expected.
-    fn delete_device(&mut self, device: &ClaimedDevice) {
-        if self.devices.get(&device.id).is_some_and(|found| device.expected.check(&device.id, found).is_ok()) {
-            self.devices.remove(&device.id);
-        }
-    }
-
-    /// Reads and records a device as the reconciler does, if it is as expected and the recorded one is gone or the same.
-    fn record_device(&mut self, key: &str, action: &ControlAction) {
-        let ControlAction::RecordDevice { device, domain, report, recorded, draft, .. } = action else { return };
-        let is_free = |recorded: &DeviceRecord| recorded.id == device.id || !self.devices.contains_key(&recorded.id);
-        let found = self.devices.get(&device.id).filter(|_| recorded.as_ref().is_none_or(is_free));
-        let found = found.filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
-        let record = found.map(|found| DeviceRecord::new(device.id.clone(), found, domain.as_deref()));
-        let is_confirmed = record.as_ref().is_some_and(|record| report.confirms(record, domain.as_deref()));
-        let before = self.device_reads.get(&device.id).map_or(0, |read| read.unconfirmed);
-        let unconfirmed = if is_confirmed { 0 } else { before + 1 };
-        self.device_reads.insert(device.id.clone(), DeviceRead { at: self.time(), unconfirmed });
-        if let Some(record) = record.filter(|record| Some(record) != recorded.as_ref()) {
-            self.apply(key, &draft.with_device(record));
-        }
-    }
-
-    fn list_services(&mut self) {
-        self.listed = Some(Arc::new(ServiceList { at: self.time(), services: self.vips.clone().into_iter().collect() }));
-    }
-
-    /// Changes a user's object.
-    fn update(&mut self, update: &ObjectUpdate) {
-        let mut patch = json!({});
-        if let Some(finalizers) = &update.finalizers {
-            patch["metadata"]["finalizers"] = json!(finalizers);
-        }
-        if let Some(external) = &update.external_name {
-            patch["metadata"]["annotations"][names::FORMER_EXTERNAL_NAME] = json!(external.former);
-            if let Some(name) = &external.name {
-                patch["spec"]["externalName"] = json!(name);
-            }
-        }
-        if let Some(conditions) = &update.conditions {
-            patch["status"]["conditions"] = json!(conditions);
-        }
-        if let Some(balancer) = &update.load_balancer {
-            patch["status"]["loadBalancer"] = balancer.clone();
-        }
-        let kind = update.source.kind();
-        self.patch(kind, &update.namespace, &update.name, &patch);
-        let id = (kind, update.namespace.clone(), update.name.clone());
-        let metadata = &self.objects[&id]["metadata"];
-        if metadata["deletionTimestamp"].is_string() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty) {
-            self.remove(&id);
-        }
-    }
-
     /// `type: status reason: message` of each condition of a user's Service.
     pub(super) fn conditions(&self, namespace: &str, service: &str) -> Vec<String> {
         let service = self.object("Service", namespace, service).expect("a Service");
@@ -449,6 +248,24 @@ impl Cluster {
         let rules = rules.filter(|rule| has(rule, "resources", "secrets") && has(rule, "verbs", verb));
         let named = rules.flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten());
         named.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    }
+}
+
+impl Simulation for Cluster {
+    const MAX_ROUNDS: usize = 60;
+
+    fn round(&mut self) -> bool {
+        let mut changed = false;
+        for key in Self::keys(&self.cache) {
+            changed |= self.pass(&key);
+        }
+        self.live();
+        self.now += 1;
+        changed
+    }
+
+    fn wait(&mut self, seconds: i64) {
+        self.now += seconds;
     }
 }
 
@@ -478,22 +295,6 @@ fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object:
             cache.gone(*role, &delivered);
         }
     }
-}
-
-/// The result of an apply: what a Pod or a user added to a Secret that Pods write stays; other objects are as desired.
-fn merged(kind: Kind, existing: &Value, mut desired: Value) -> Value {
-    for field in ["finalizers", "deletionTimestamp"] {
-        if desired["metadata"][field].is_null() {
-            desired["metadata"][field] = existing["metadata"][field].clone();
-        }
-    }
-    let name = desired["metadata"]["name"].as_str().unwrap_or_default();
-    if kind == Kind::Secret && !name.ends_with(names::CONFIG_SECRET_SUFFIX) {
-        let mut whole = existing.clone();
-        merge(&mut whole, &desired);
-        return whole;
-    }
-    desired
 }
 
 /// JSON merge patch.

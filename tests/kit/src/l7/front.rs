@@ -23,7 +23,7 @@ use tailyard::model::ingress::vhosts::{Vhosts, read};
 use tailyard::model::tailnet::advertise::SiteStatus;
 use tailyard::proxy::ingress::l7::endpoints::UpstreamEndpoints;
 use tailyard::proxy::ingress::l7::identify::WhoIsLookup;
-use tailyard::proxy::ingress::l7::{Closing, Inputs, L7, Limits, Loopback, ReplicaLocation, l7};
+use tailyard::proxy::ingress::l7::{Closing, Inputs, L7, Limits, Loopback, l7};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -110,7 +110,7 @@ pub struct Options {
     pub limits: Limits,
     pub upgrades: Upgrades,
     pub ask: Option<WhoIsLookup>,
-    pub place: ReplicaLocation,
+    pub node: Option<String>,
     pub pod_addresses: BTreeSet<IpAddr>,
 }
 
@@ -131,7 +131,7 @@ impl Front {
             endpoints: endpoints_seen,
             closing: closing_seen,
             ask: options.ask,
-            place: options.place,
+            node: options.node,
             loopback: Loopback::Any,
             pod_addresses: options.pod_addresses,
             limits: options.limits,
@@ -163,13 +163,13 @@ impl Front {
         self.certificates.send_modify(|pairs| drop(Arc::make_mut(pairs).insert(name.to_owned(), pair)));
     }
 
-    /// Sets the endpoints of the port `http` of Service `ns/web`.
+    /// Sets the endpoints of the port `http` of Service `ns/web`: address and zone; the node of zone `a` is `node-a`.
     pub fn answers(&self, addresses: &[(SocketAddr, &str)]) {
         let port = ServicePort { namespace: "ns".into(), service: "web".into(), port: "http".into() };
         let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint {
             address: *address,
             zone: Some((*zone).to_owned()),
-            node: None,
+            node: Some(format!("node-{zone}")),
             hints: Vec::new(),
         };
         let endpoints = addresses.iter().map(endpoint).collect();

@@ -20,7 +20,7 @@ const RESERVED: &str = "kube-apiserver-auth-proxy";
 pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
     let name = &shape.owner.name;
     if name == RESERVED {
-        return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
+        return Some(format!("The name {RESERVED} is reserved for the Tailscale operator: give the ProxyGroup another name."));
     }
     if name.len() > LONGEST_GROUP || !dns_label(name) {
         return Some(format!("The name must be a DNS label of at most {LONGEST_GROUP} characters: give the ProxyGroup another name."));

@@ -4,9 +4,7 @@
 //! Service. So the device has a temporary name while the group has a part of the object, as the object's finalizer says. Objects are the
 //! only state: any leader continues a move.
 
-use k8s_openapi::api::core::v1::Service;
-
-use crate::api::condition::{INGRESS_SVC_CONFIGURED, PROXY_READY, TRUE};
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, PROXY_READY};
 use crate::model::base::conditions;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::policy::assignment::AssignmentRules;
@@ -15,7 +13,7 @@ use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
-use crate::model::controller::workload::observed::{NameConflict, Observed, TailnetState};
+use crate::model::controller::workload::observed::{NameConflict, Observed};
 use crate::model::controller::workload::readiness::is_ready;
 
 /// Suffix of the temporary name of a device.
@@ -43,7 +41,7 @@ fn is_prepared(parent: Parent<'_>, proxy: &ObservedReplica) -> bool {
     let Some(name) = state.and_then(|_| proxy.device_name()) else { return false };
     let is_live = proxy.pod.as_deref().is_some_and(is_ready);
     let is_shown = || match parent {
-        Parent::Service(service) => has_condition(service, PROXY_READY),
+        Parent::Service(service) => conditions::is_true(service, PROXY_READY),
         Parent::Ingress(_) => shown_names(parent).any(|shown| shown == name.as_str()),
     };
     is_live && (is_temporary(name.host(), &parent.label()) || is_shown())
@@ -62,7 +60,7 @@ fn is_served(observed: &Observed, parent: Parent<'_>) -> bool {
     let mut rivals = observed.publish.rivals.values().flatten().filter(|rival| rival.claimant == claimant);
     rivals.any(|rival| rival.serving)
         || match parent {
-            Parent::Service(service) => has_condition(service, INGRESS_SVC_CONFIGURED),
+            Parent::Service(service) => conditions::is_true(service, INGRESS_SVC_CONFIGURED),
             // On the replicas' own addresses: other names than that of the proxy.
             Parent::Ingress(_) => {
                 let own: Vec<_> = observed.replicas.get(&0).into_iter().flat_map(ObservedReplica::device_names).collect();
@@ -77,14 +75,11 @@ fn is_served(observed: &Observed, parent: Parent<'_>) -> bool {
 /// has it.
 pub(crate) fn is_withheld(observed: &Observed, parent: Parent<'_>) -> bool {
     let (label, proxy) = (parent.label(), observed.replicas.get(&0));
-    let has_services = match &observed.tailnet {
-        TailnetState::Ready { capabilities, .. } => capabilities.services,
-        // While unknown, the config decides.
-        TailnetState::Asking | TailnetState::Unavailable(_) => {
-            let document = proxy.and_then(|proxy| proxy.config.as_ref()?.document.as_ref());
-            document.and_then(|document| document.get("Hostname")?.as_str()) == Some(&temporary(&label))
-        }
-    };
+    // While unknown, the config decides.
+    let has_services = observed.tailnet.has_services().unwrap_or_else(|| {
+        let document = proxy.and_then(|proxy| proxy.config.as_ref()?.document.as_ref());
+        document.and_then(|document| document.get("Hostname")?.as_str()) == Some(&temporary(&label))
+    });
     let in_group = finalizers::has(parent.metadata(), parent.publisher().source.finalizer());
     let has = |test: &dyn Fn(&str) -> bool| proxy.is_some_and(|proxy| has_host(proxy, test));
     let is_device = has(&|host| host == label);
@@ -104,12 +99,12 @@ pub(crate) fn temporary_hostname(observed: &Observed, parent: Parent<'_>) -> Opt
 
 /// Message to an object that moves to a group, once the control plane is known.
 pub(crate) fn leaving(observed: &Observed, parent: Parent<'_>, group: &str) -> Option<String> {
-    let TailnetState::Ready { capabilities, .. } = &observed.tailnet else { return None };
+    let has_services = observed.tailnet.has_services()?;
     let begin = format!("It moves to ProxyGroup {group}: its own proxy serves until a replica of the group does.");
     let label = parent.label();
     Some(if is_withheld(observed, parent) {
         format!("{begin} The device is named {} for that, and the name {label} is not reached for some seconds.", temporary(&label))
-    } else if capabilities.services {
+    } else if has_services {
         begin
     } else {
         format!("{begin} The control plane has no Tailscale Services: its names and addresses change, as its status shows.")
@@ -147,11 +142,6 @@ fn is_temporary(host: &str, label: &str) -> bool {
 fn temporary(label: &str) -> String {
     let end = label.len().min(MAX_LABEL - SUFFIX.len());
     format!("{}{SUFFIX}", label.get(..end).unwrap_or(label))
-}
-
-fn has_condition(service: &Service, kind: &str) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, kind).is_some_and(|condition| condition.status == TRUE)
 }
 
 /// Host names in the status of an Ingress.

@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
-use crate::api::condition::{PROXY_READY, TRUE, reason};
+use crate::api::condition::{PROXY_READY, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions;
-use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::base::conditions::ConditionStatus;
 use crate::model::controller::egress::services::{external_name, host, is_child, own_name, restored};
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
@@ -29,6 +29,7 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
+use crate::model::controller::workload::service_conditions::{ServiceChange, ServiceConditions};
 use crate::model::plan::world::Single;
 
 /// Content of the condition.
@@ -49,8 +50,7 @@ impl ProxyCondition {
 /// Reports a Service whose objects are planned.
 pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderContext<'_>) {
     if keeps_report(work, service) {
-        let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, true);
-        work.plan.update(update);
+        ServiceConditions::new(work, service).update(work, true, None.into());
         return;
     }
     let device = device(work, &shape.owner);
@@ -61,25 +61,25 @@ pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderC
     let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
     let condition = condition(work, shape, reached.map(|(_, name)| name), &host);
     let load_balancer = addresses(work, service, shape, reached);
-    set(work, service, condition, true, ObjectChange { external_name, load_balancer });
+    set(work, service, condition, true, ServiceChange { external_name, load_balancer });
 }
 
 /// Reports an invalid Service. It is served as before.
 pub(crate) fn invalid(work: &mut PlanPart<'_>, service: &Service, wrong: &[String]) {
     let message = format!("The Service is not valid: {}", wrong.join(" "));
     let condition = ProxyCondition::unready(reason::PROXY_INVALID, message);
-    set(work, service, condition, is_finalized(service), ObjectChange::default());
+    set(work, service, condition, is_finalized(service), None.into());
 }
 
 /// Reports that tenants do not permit the proxy of a Service. One that exists stays as it is.
 pub(crate) fn refused(work: &mut PlanPart<'_>, service: &Service, reason: &'static str, why: String) {
-    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), ObjectChange::default());
+    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), None.into());
 }
 
 /// Reports that the API server has rejected an object of a Service.
 pub(crate) fn failed(work: &mut PlanPart<'_>, service: &Service, why: &str) {
     let condition = ProxyCondition::unready(reason::PROXY_FAILED, why.to_owned());
-    set(work, service, condition, is_finalized(service), ObjectChange::default());
+    set(work, service, condition, is_finalized(service), None.into());
 }
 
 /// Reports why an object is not released yet.
@@ -87,7 +87,7 @@ pub(crate) fn waiting(work: &mut PlanPart<'_>, parent: Parent<'_>) {
     let Some(message) = work.faults.first().map(|fault| fault.message.clone()) else { return };
     match parent {
         Parent::Service(service) => {
-            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), ObjectChange::default());
+            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), None.into());
         }
         Parent::Ingress(ingress) => news(work, ingress, (reason::PROXY_FAILED, message)),
     }
@@ -116,9 +116,9 @@ pub(crate) fn withdrawn(work: &mut PlanPart<'_>, ingress: &Ingress) {
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
 pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool) {
-    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let mut conditions = ServiceConditions::new(work, service);
     let remains = service.metadata.deletion_timestamp.is_none();
-    let changed = conditions::remove(&mut all, PROXY_READY) && remains;
+    let changed = remains && conditions.remove(PROXY_READY);
     let external_name = if remains && !egress { restored(work, service) } else { None };
     let published = work.observed.assignment.published(service).group().is_some();
     let cleared = remains && !published && balancer(service) != json!([]) && is_balanced(service);
@@ -129,17 +129,16 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool)
              delete the Service.";
         work.warn(subject(service), "EgressReleased", message.into());
     }
-    let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, egress && is_finalized(service));
-    let load_balancer = cleared.then(|| json!({}));
-    work.plan.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+    let change = ServiceChange { external_name, load_balancer: cleared.then(|| json!({})) };
+    conditions.update(work, egress && is_finalized(service), change);
 }
 
 /// Restores the `externalName` of a Service that requested egress before: its proxy would forward to itself. Returns whether the Service
 /// cannot be served in this pass.
 pub(crate) fn restore_name(work: &mut PlanPart<'_>, service: &Service) -> bool {
-    if let Some(external_name) = restored(work, service) {
-        let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, is_finalized(service));
-        return work.plan.update(ObjectUpdate { external_name: Some(external_name), ..update });
+    let restored = restored(work, service);
+    if restored.is_some() {
+        return ServiceConditions::new(work, service).update(work, is_finalized(service), restored.into());
     }
     let own = is_child(work, external_name(service));
     if own {
@@ -148,34 +147,21 @@ pub(crate) fn restore_name(work: &mut PlanPart<'_>, service: &Service) -> bool {
     own
 }
 
-/// Changes besides condition and finalizer.
-#[derive(Default)]
-struct ObjectChange {
-    external_name: Option<ExternalNameUpdate>,
-    load_balancer: Option<Value>,
-}
-
-fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ObjectChange) {
+fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ServiceChange) {
     let ProxyCondition { status, reason, message, warns } = condition;
-    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-    let wanted = DesiredCondition { kind: PROXY_READY, status, reason, message: message.clone(), generation: 0 };
-    let changed = conditions::set(&mut all, &wanted, work.observed.now);
-    if changed && warns {
+    let mut conditions = ServiceConditions::new(work, service);
+    if conditions.set(PROXY_READY, status, reason, message.clone()) && warns {
         work.warn(subject(service), reason, message);
     }
-    let ObjectChange { external_name, load_balancer } = change;
-    let update = ObjectUpdate::new(PublishSource::Service, &service.metadata, names::FINALIZER, finalized);
-    work.plan.update(ObjectUpdate { external_name, conditions: changed.then_some(all), load_balancer, ..update });
+    conditions.update(work, finalized, change);
 }
 
 /// Whether the report of a served Service stays, as the device of its live Pod has no complete record yet: after an upgrade, or a take-over
 /// while the control plane is away.
 fn keeps_report(work: &PlanPart<'_>, service: &Service) -> bool {
-    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let is_served = conditions::get(conditions, PROXY_READY).is_some_and(|condition| condition.status == TRUE);
     let replica = work.observed.replicas.get(&0);
     let is_live = replica.is_some_and(|replica| status::live_name(replica).is_some() && status::is_unread(replica));
-    is_served && is_live && work.faults.is_empty() && rejected_target(work).is_none()
+    conditions::is_true(service, PROXY_READY) && is_live && work.faults.is_empty() && rejected_target(work).is_none()
 }
 
 /// Why the target is not served, as its proxy reports.

@@ -115,7 +115,7 @@ fn run(acts: Vec<(Act, u8)>) -> Result<(), TestCaseError> {
     let mut world = World::new();
     for (act, rounds) in acts {
         act.on(&mut world);
-        world.rounds(rounds);
+        world.rounds(rounds.into());
     }
     world.asleep.clear();
     world.settle();
@@ -131,7 +131,7 @@ fn run(acts: Vec<(Act, u8)>) -> Result<(), TestCaseError> {
         }
     }
     prop_assert!(world.groups.values().all(|group| group.metadata.deletion_timestamp.is_none()));
-    let replicas: usize = world.groups.values().map(|group| usize::try_from(group.spec.replicas.unwrap_or(2)).expect("a number")).sum();
+    let replicas: usize = world.groups.values().map(|group| group.spec.desired_replicas() as usize).sum();
     prop_assert_eq!((world.devices.len(), world.keys.len()), (replicas, 0), "nothing is left behind");
     for group in world.groups.keys().cloned().collect::<Vec<_>>() {
         world.delete_group(&group);

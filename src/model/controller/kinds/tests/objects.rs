@@ -134,7 +134,7 @@ fn invalid_groups_report_the_reason() {
     let long = "g".repeat(53);
     let cases = [
         ("pg", json!({"type": "kube-apiserver"}), "not served by this version"),
-        ("kube-apiserver-auth-proxy", json!({"type": "egress"}), "kept for the Tailscale operator"),
+        ("kube-apiserver-auth-proxy", json!({"type": "egress"}), "reserved for the Tailscale operator"),
         (long.as_str(), json!({"type": "egress"}), "at most 52 characters"),
         ("pg", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 2, "end": 1}}}), "spec.tailyard.matchPortRange"),
         ("pg", json!({"type": "egress", "tailyard": {"drainTimeoutSeconds": -1}}), "drainTimeoutSeconds"),

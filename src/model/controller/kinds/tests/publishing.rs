@@ -222,7 +222,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let label = service_label(stored);
         let (good, backed) = (label.starts_with('l'), !world.hosted.unbacked.contains(key));
         let external = stored.spec.as_ref()?.external_name.is_some();
-        let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
+        let routed = world.tailnet.has_services() != Some(true);
         let good = good && (backed || external) && !(external && routed);
         let group = world.assignment.published(stored).group()?.to_owned();
         Some((origin(PublishSource::Service, key), group, label, made(&stored.metadata), good))
@@ -232,13 +232,13 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
 
 /// Checks that the oldest valid request for each label is served, and that nothing else exists.
 fn right(world: &World) -> Result<(), TestCaseError> {
-    let hosted = matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
+    let hosted = world.tailnet.has_services() == Some(true);
     let asking = asking(world);
     for (who, group, label, made, good) in &asking {
         let rank = |origin: &Origin| (origin.kind != "Ingress", origin.namespace.clone(), origin.name.clone());
         let mut rivals = asking.iter().filter(|(_, _, other, ..)| other == label);
         let first = rivals.all(|(other, _, _, then, _)| (*made, rank(who)) <= (*then, rank(other)));
-        let replicas = world.groups[group].spec.replicas.unwrap_or(2);
+        let replicas = world.groups[group].spec.desired_replicas();
         if !first || !good || replicas == 0 || group == "g2" {
             continue;
         }
@@ -289,7 +289,7 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
             (2, name) => world.delete_service(&name),
             (_, name) => drop(world.objects.remove(&object(Kind::Secret, &name))),
         }
-        world.rounds(*rounds);
+        world.rounds((*rounds).into());
     }
 }
 
@@ -298,7 +298,7 @@ fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(),
     let plane = world.tailnet.clone();
     for (act, rounds) in acts {
         act.on(&mut world, &plane);
-        world.rounds(rounds);
+        world.rounds(rounds.into());
     }
     world.asleep.clear();
     world.tailnet = plane;

@@ -182,15 +182,8 @@ impl<'a> RenderContext<'a> {
 
     /// Firewall mode, if set.
     pub fn firewall(&self) -> Option<&str> {
-        match self.own().and_then(|own| own.firewall_mode.as_ref()) {
-            None => self.settings.firewall.as_deref(),
-            Some(Firewall::Auto) => Some("auto"),
-            Some(Firewall::Nftables) => Some("nftables"),
-            Some(Firewall::Iptables) => Some("iptables"),
-            Some(Firewall::IptablesNft) => Some("iptables-nft"),
-            Some(Firewall::IptablesLegacy) => Some("iptables-legacy"),
-            Some(Firewall::Other(text)) => Some(text),
-        }
+        let own = self.own().and_then(|own| own.firewall_mode.as_ref());
+        own.map(Firewall::as_str).or(self.settings.firewall.as_deref())
     }
 
     /// Whether the class enables metrics.

@@ -4,15 +4,10 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::api::{egress, ingress, state};
-use crate::model::controller::workload::identity::{DeviceAddresses, DeviceLabel, DeviceName};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
-
-/// ID of the device of a Pod.
-pub(in super::super) fn device_id(pod: &str) -> DeviceId {
-    DeviceId::parse(&format!("n{}", pod.replace('-', ""))).expect("letters and digits")
-}
+use crate::model::controller::workload::simulation::{joined, name_device};
 
 fn secret(object: &Value) -> Secret {
     serde_json::from_value(object.clone()).expect("a Secret")
@@ -122,15 +117,13 @@ impl Cluster {
     /// A device joins the tailnet.
     fn join(&mut self, id: &DeviceId, tags: Vec<String>) {
         self.version += 1;
-        let addresses = DeviceAddresses::parse([&*format!("100.64.{}.{}", self.version / 250, self.version % 250 + 1)]);
-        self.devices.insert(id.clone(), Device { tags, addresses, created: Some(self.time()), ..Device::default() });
+        self.devices.insert(id.clone(), joined(self.version, tags, self.time()));
     }
 
     /// The control plane names a device after its host; returns its addresses.
     fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
         let device = self.devices.get_mut(id).expect("a device");
-        hostname.clone_into(&mut device.hostname);
-        device.name = DeviceName::parse(&format!("{hostname}.{DOMAIN}")).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
+        name_device(device, hostname, "", true);
         device.addresses.texts()
     }
 }

@@ -1,28 +1,20 @@
 //! Devices of the control plane, and their records.
 
 use super::*;
-use crate::model::controller::workload::identity::{DeviceAddresses, DeviceLabel, DeviceName};
-
-/// Domain of the tailnet.
-const DOMAIN: &str = "tail1234.ts.net";
+use crate::model::controller::workload::simulation;
 
 impl World {
     /// A device joins with a new key.
     pub(super) fn joined(&mut self, id: DeviceId, tags: Vec<String>) {
         self.next += 1;
-        let addresses = DeviceAddresses::parse([&*format!("100.64.{}.{}", self.next / 250, self.next % 250 + 1)]);
-        let device = Device { tags, addresses, created: Some(self.time()), ..Device::default() };
-        self.devices.insert(id, device);
+        self.devices.insert(id, simulation::joined(self.next, tags, self.time()));
     }
 
-    /// The control plane names a device after its host; returns its addresses. headscale reports the first label alone.
+    /// The control plane names a device; returns its addresses.
     pub(super) fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
         let (renamed, has_domains) = (self.renamed, self.tailnet != headscale());
         let Some(device) = self.devices.get_mut(id) else { return vec!["100.64.0.1".to_owned()] };
-        hostname.clone_into(&mut device.hostname);
-        let host = format!("{hostname}{renamed}");
-        let whole = || DeviceName::parse(&format!("{host}.{DOMAIN}")).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
-        device.name = if has_domains { whole() } else { DeviceLabel::Host(host.clone()) };
+        simulation::name_device(device, hostname, renamed, has_domains);
         device.addresses.texts()
     }
 
@@ -37,27 +29,17 @@ impl World {
         index
     }
 
-    /// Reads and records a device as the reconciler does, if it matches and the recorded one is gone or the same.
+    /// Reads a device and writes its record.
     pub(super) fn record_device(&mut self, action: &ControlAction) {
-        let ControlAction::RecordDevice { device, domain, report, recorded, draft, .. } = action else { return };
         self.device_requests += 1;
-        let is_free = |recorded: &DeviceRecord| recorded.id == device.id || !self.devices.contains_key(&recorded.id);
-        let found = self.devices.get(&device.id).filter(|_| recorded.as_ref().is_none_or(is_free));
-        let found = found.filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
-        let record = found.map(|found| DeviceRecord::new(device.id.clone(), found, domain.as_deref()));
-        let is_confirmed = record.as_ref().is_some_and(|record| report.confirms(record, domain.as_deref()));
-        let before = self.device_reads.get(&device.id).map_or(0, |read| read.unconfirmed);
-        let unconfirmed = if is_confirmed { 0 } else { before + 1 };
-        self.device_reads.insert(device.id.clone(), DeviceRead { at: self.time(), unconfirmed });
-        if let Some(record) = record.filter(|record| Some(record) != recorded.as_ref()) {
-            self.apply(&draft.with_device(record));
+        let now = self.time();
+        if let Some(config) = simulation::record_device(&self.devices, &mut self.device_reads, action, now) {
+            self.apply(&config);
         }
     }
 
-    /// Deletes a device as the reconciler does, if it matches.
     pub(super) fn delete_device(&mut self, device: &ClaimedDevice) {
-        if self.devices.get(&device.id).is_none_or(|found| device.expected.check(&device.id, found).is_ok()) {
-            self.devices.remove(&device.id);
+        if simulation::delete_device(&mut self.devices, device) {
             self.hosted.approved.remove(&device.id);
         }
     }
@@ -94,8 +76,4 @@ impl World {
             }
         }
     }
-}
-
-pub(in super::super) fn device_id(replica: &str) -> DeviceId {
-    DeviceId::parse(&format!("n{}", replica.replace('-', ""))).expect("letters and digits")
 }

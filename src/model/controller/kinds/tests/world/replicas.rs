@@ -111,8 +111,7 @@ impl World {
         let child = self.objects.get(&ObjectRef::new(Kind::Service, NS, child)).expect("the child is there first");
         let ports = child["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check");
         let wanted: BTreeSet<_> = ports.map(|port| port["targetPort"].as_u64().expect("a port")).collect();
-        let replicas = self.groups[group].spec.replicas.unwrap_or(2);
-        for ordinal in 0..u32::try_from(replicas).expect("a number") {
+        for ordinal in 0..self.groups[group].spec.desired_replicas() {
             let Some(pod) = self.pods.get(&names::replica(group, ordinal)) else { continue };
             let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
             if conditions.into_iter().flatten().all(|condition| condition.status != "True") {

@@ -1,0 +1,81 @@
+//! Faults of Ingresses, from their Events: an Ingress has no conditions.
+//!
+//! The reconciler repeats the Event of a fault while it lasts. So the newest Event of an Ingress is shown until a repetition is overdue; one
+//! of a deleted Ingress is not.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+
+use super::snapshot::ClusterView;
+use crate::api::condition::reason;
+use crate::api::names;
+use crate::model::controller::workload::event_schedule::REPEAT_INTERVAL;
+
+/// Delay after which a repetition is overdue.
+const MAX_REPEAT_DELAY: Duration = Duration::from_mins(5);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IngressFault {
+    pub namespace: String,
+    pub name: String,
+    /// Reason and message of the newest Event.
+    pub reason: String,
+    pub message: String,
+    /// Time of that Event: a fault that has ended since is shown for up to 35 minutes.
+    pub last_reported: String,
+}
+
+/// Whether an Event is a warning of the reconciler about an Ingress that lasts.
+pub(super) fn is_fault(event: &Event) -> bool {
+    event.reporting_controller.as_deref() == Some(names::EVENT_CONTROLLER)
+        && event.type_.as_deref() == Some("Warning")
+        && event.regarding.as_ref().is_some_and(|about| about.kind.as_deref() == Some("Ingress"))
+        && event.reason.as_deref() != Some(reason::UNKNOWN_ANNOTATION)
+}
+
+/// Faults by namespace and name; if `only` is given, of the Ingresses that name that group.
+pub(super) fn ingress_faults(view: &ClusterView, only: Option<&str>) -> Vec<IngressFault> {
+    let mut newest: BTreeMap<(&str, &str), (Timestamp, &Event)> = BTreeMap::new();
+    for event in &view.events {
+        let Some((at, id)) = reported(event).zip(subject(view, event, only)) else { continue };
+        let is_overdue = |age| age > REPEAT_INTERVAL + MAX_REPEAT_DELAY;
+        if Duration::try_from(view.now.duration_since(at)).is_ok_and(is_overdue) {
+            continue;
+        }
+        let shown = newest.entry(id).or_insert((at, event));
+        if shown.0 < at {
+            *shown = (at, event);
+        }
+    }
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let row = |((namespace, name), (at, event)): ((&str, &str), (Timestamp, &Event))| IngressFault {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        reason: text(&event.reason),
+        message: text(&event.note),
+        last_reported: Timestamp::from_second(at.as_second()).unwrap_or(at).to_string(),
+    };
+    newest.into_iter().map(row).collect()
+}
+
+/// Time of the last occurrence.
+fn reported(event: &Event) -> Option<Timestamp> {
+    let last = event.series.as_ref().map(|series| series.last_observed_time.0);
+    last.max(event.event_time.as_ref().map(|time| time.0))
+}
+
+/// Namespace and name of the Ingress, unless it is deleted or of another group.
+fn subject<'a>(view: &ClusterView, event: &'a Event, only: Option<&str>) -> Option<(&'a str, &'a str)> {
+    let about = event.regarding.as_ref()?;
+    let (namespace, name) = (about.namespace.as_deref()?, about.name.as_deref()?);
+    let Some(ingresses) = &view.ingresses else { return Some((namespace, name)).filter(|_| only.is_none()) };
+    let metadata = ingresses.get(&(namespace.to_owned(), name.to_owned()))?;
+    let group = || metadata.annotations.as_ref()?.get(names::PROXY_GROUP).map(String::as_str);
+    let is_shown = metadata.uid == about.uid && (only.is_none() || only == group());
+    is_shown.then_some((namespace, name))
+}
