@@ -5,6 +5,7 @@
 
 pub mod apply;
 pub mod cache;
+pub mod context;
 pub mod control_plane;
 pub mod default_control_plane;
 pub mod failover;
@@ -12,6 +13,7 @@ pub mod http;
 pub mod informers;
 pub mod metrics;
 pub mod proxyclass;
+pub mod tailnet_tokens;
 pub mod tailnets;
 pub mod worker;
 
@@ -35,12 +37,12 @@ use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
 
 use apply::Applier;
 use cache::{ClusterCache, WorkKey};
+use context::Context;
 use control_plane::ControlPlanes;
 use failover::Failover;
 use informers::Stores;
 use metrics::Metrics;
-use tailnets::Tailnets;
-use worker::Worker;
+use tailnet_tokens::TailnetTokens;
 
 /// Lease of all reconcilers of a namespace.
 pub const LEASE: &str = "tailyard-reconciler";
@@ -85,7 +87,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let counted = Arc::clone(&metrics);
     let writes =
         LeaderClient::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
-    let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
+    let context = Arc::new(context(&settings, &cluster, &stores, &writes, &metrics));
     tasks.run_until_stop("credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
     tasks.run_until_stop("everything", everything(stores.clone(), Arc::clone(&metrics), leading));
     let process = identity(&settings);
@@ -94,13 +96,13 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
         tasks.run_forever("failover", failover.run(tasks.stop()));
     }
     if let Some(address) = settings.admin_addr {
-        let (controls, heartbeats) = (Arc::clone(&worker.controls), tasks.heartbeats());
+        let (controls, heartbeats) = (Arc::clone(&context.controls), tasks.heartbeats());
         let sources = Arc::new(http::AdminSources { stores, writes, metrics, controls, heartbeats });
         tasks.run_forever("http", http::serve(address, sources, tasks.stop()));
     }
     let (done, workers_done) = watch::channel(());
     for _ in 0..settings.workers {
-        tasks.run_forever("worker", work(queue.clone(), Arc::clone(&worker), tasks.stop(), done.clone()));
+        tasks.run_forever("worker", work(queue.clone(), Arc::clone(&context), tasks.stop(), done.clone()));
     }
     drop(done);
     let candidate = LeaseCandidate::new(process, None, LeaseTerms::RECONCILER);
@@ -120,9 +122,9 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
 }
 
 /// Processes the queue until it is closed. Holds `_done` meanwhile: the Lease is released after the last worker.
-async fn work(queue: Queue<WorkKey>, worker: Arc<Worker>, stop: Stop, _done: watch::Sender<()>) {
+async fn work(queue: Queue<WorkKey>, context: Arc<Context>, stop: Stop, _done: watch::Sender<()>) {
     while let Some(taken) = queue.next().await {
-        let ended = worker.work(taken.key().clone()).await;
+        let ended = context.work(taken.key().clone()).await;
         taken.end(ended);
     }
     // A queue that closes before the stop must not end this task.
@@ -163,7 +165,7 @@ async fn in_each_term(mut leading: watch::Receiver<Option<Leading>>, mut enqueue
     }
 }
 
-fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &LeaderClient, metrics: &Arc<Metrics>) -> Worker {
+fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &LeaderClient, metrics: &Arc<Metrics>) -> Context {
     let controls = Arc::new(ControlPlanes::new(settings.control.credentials.is_some()));
     let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
@@ -184,11 +186,11 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lead
         ..usual
     };
     let events = EventWriter::new(writes.clone(), names::EVENT_CONTROLLER, settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
-    Worker {
+    Context {
         stores: stores.clone(),
         actor: Applier::new(writes.clone(), events, stores.clone(), Arc::clone(&controls), Arc::clone(metrics)),
         controls,
-        tailnets: Tailnets::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
+        tokens: TailnetTokens::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
         control: settings.control.clone(),
         unserved: std::sync::Mutex::default(),
         settings: Arc::new(group),

@@ -1,6 +1,6 @@
 //! The reconciler's decisions: from observed objects to desired objects and conditions.
 //!
-//! Five layers, of which each names the ones below it only (`tests/pure/layers.rs`):
+//! Layers, of which each names the ones below it only (`tests/pure/layers.rs`):
 //!
 //! | layer | decides |
 //! |---|---|
@@ -9,9 +9,11 @@
 //! | [`egress`] | egress Services: cluster names of tailnet targets |
 //! | [`workload`] | the provisioner: objects, replicas, devices and keys of every workload |
 //! | [`policy`] | requests of users' objects, the group of each, and tenancy |
+//! | [`key`] | identity of a workload |
 
 pub mod egress;
 pub mod ingress;
+pub mod key;
 pub mod kinds;
 pub mod policy;
 pub mod workload;

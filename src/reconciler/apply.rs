@@ -3,7 +3,7 @@
 //! Stops at the first failed step: the pass is retried with the state at that time. A rejected Service does not affect others, and an
 //! unavailable control plane only what depends on it.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -15,8 +15,8 @@ use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
 
 use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
-use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::UserCertificate;

@@ -11,11 +11,11 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::edge::control::{AuthKey, ControlClient, ControlError, ControlSettings};
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
 use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::control_plane::Bucket;
 use crate::model::controller::workload::identity::{DeviceId, KeyId};
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::observed::{ControlPlaneError, TailnetState};
 
 pub mod devices;

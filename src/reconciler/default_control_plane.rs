@@ -8,9 +8,9 @@ use std::path::Path;
 use serde_json::json;
 
 use super::cache::WorkKey;
+use super::context::Context;
 use super::informers::Stores;
 use super::tailnets::{DEADLINE, POLL_INTERVAL, RETRY, wake};
-use super::worker::Worker;
 use crate::edge::control::{ClientCredentials, ControlSettings, IdentityToken, Rate};
 use crate::edge::files::{self, watch};
 use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
@@ -20,22 +20,22 @@ use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
 
 /// Tests the credentials.
-pub async fn reconcile(worker: &Worker) -> WorkOutcome {
-    let Some(files) = &worker.control.credentials else { return WorkOutcome::Done };
-    let DefaultControlPlane { url, ca, .. } = &worker.control;
+pub async fn reconcile(context: &Context) -> WorkOutcome {
+    let Some(files) = &context.control.credentials else { return WorkOutcome::Done };
+    let DefaultControlPlane { url, ca, .. } = &context.control;
     let (verdict, news) = match read(files) {
         Ok((credentials, mark)) => {
             let mark = digest(json!([url, mark]).to_string().as_bytes());
             let settings = ControlSettings { url: url.clone(), credentials, ca: ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE };
-            worker.controls.examine(None, &mark, settings).await
+            context.controls.examine(None, &mark, settings).await
         }
-        Err(why) => worker.controls.refused(None, why),
+        Err(why) => context.controls.refused(None, why),
     };
     if news {
         if let ControlPlaneVerdict::Refused(why) = &verdict {
             tracing::warn!(url, "cannot use the default control plane: {why}");
         }
-        wake(worker, None);
+        wake(context, None);
     }
     WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY })
 }

@@ -182,8 +182,8 @@ fn size(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::controller::key::WorkloadKey;
     use crate::model::controller::workload::actions::Notice;
-    use crate::model::controller::workload::key::WorkloadKey;
 
     #[test]
     fn page_has_exactly_the_reconciler_series() {

@@ -7,44 +7,44 @@ use serde_json::json;
 
 use super::apply::{ActError, whole};
 use super::cache::WatchRole;
-use super::worker::Worker;
+use super::context::Context;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
 use crate::model::controller::kinds::proxyclass::validate;
 use crate::model::controller::workload::finalizers::Validation;
 use crate::model::controller::workload::objects::Kind;
 use crate::runtime::queue::WorkOutcome;
 
-pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
+pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, validation) = {
-        let cache = worker.stores.cache();
+        let cache = context.stores.cache();
         let Some(class) = cache.class(name) else { return Ok(WorkOutcome::Done) };
         let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
         let validation = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
         (class, validation)
     };
-    apply(worker, (Resource::PROXY_CLASS, WatchRole::Class), &class.metadata, validation).await?;
+    apply(context, (Resource::PROXY_CLASS, WatchRole::Class), &class.metadata, validation).await?;
     Ok(WorkOutcome::Done)
 }
 
 /// Writes the changes of a cluster-scoped object.
 pub(super) async fn apply<Status: Serialize>(
-    worker: &Worker,
+    context: &Context,
     of: (Resource, WatchRole),
     metadata: &ObjectMeta,
     validation: Validation<Status>,
 ) -> Result<(), KubeError> {
     let name = metadata.name.as_deref().unwrap_or_default();
     if let Some(status) = validation.status {
-        worker.actor.patch(of, ("", name), ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
+        context.actor.patch(of, ("", name), ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
     if let Some(finalizers) = validation.finalizers {
         // With the version as precondition, so that no foreign finalizer is lost.
-        let version = worker.stores.cache().text_version(of.1, name);
+        let version = context.stores.cache().text_version(of.1, name);
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-        worker.actor.patch(of, ("", name), ObjectPart::Object, &patch).await?;
+        context.actor.patch(of, ("", name), ObjectPart::Object, &patch).await?;
     }
     for (reason, message) in validation.warnings {
-        worker.actor.notice(&of.0.reference("", name, metadata.uid.clone()), true, reason, &message).await;
+        context.actor.notice(&of.0.reference("", name, metadata.uid.clone()), true, reason, &message).await;
     }
     Ok(())
 }

@@ -2,33 +2,27 @@
 //!
 //! Works only while this process leads and the cache is synced; the next leader reconciles everything else.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::apply::{ActError, Applier, ApplyResult};
+use super::apply::{ActError, ApplyResult};
 use super::cache::{ControlPlaneView, WatchRole, WorkKey};
-use super::control_plane::ControlPlanes;
-use super::informers::Stores;
-use super::metrics::Metrics;
-use super::tailnets::Tailnets;
+use super::context::Context;
 use super::{default_control_plane, proxyclass, tailnets};
 use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
-use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
-use crate::model::controller::egress::memo::Memory;
+use crate::edge::kube::{ApiRefusal, KubeError, Resource};
+use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds;
 use crate::model::controller::workload::actions::GroupPlan;
-use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::{Kind, digest};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
-use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
 /// Requeue delay after an incomplete pass.
@@ -38,28 +32,7 @@ const IN_THE_WAY: Duration = Duration::from_secs(31);
 /// Requeue delay after leadership has expired: by then it is renewed, or the next leader is known.
 const NOT_LEADING: Duration = Duration::from_secs(2);
 
-/// State shared by all workers.
-#[derive(Debug)]
-pub struct Worker {
-    pub stores: Stores,
-    pub actor: Applier,
-    pub controls: Arc<ControlPlanes>,
-    pub tailnets: Tailnets,
-    pub control: DefaultControlPlane,
-    /// Groups of types that we do not serve and that were logged.
-    pub unserved: Mutex<BTreeSet<String>>,
-    pub settings: Arc<GroupSettings>,
-    /// State kept between the passes over a group.
-    pub memories: Mutex<HashMap<WorkloadKey, Memory>>,
-    /// Standalone proxies that are being replaced.
-    pub replacements: Mutex<Replacements>,
-    pub metrics: Arc<Metrics>,
-    /// Client for objects in no watch.
-    pub cluster: Cluster,
-    pub cluster_id: tokio::sync::OnceCell<String>,
-}
-
-impl Worker {
+impl Context {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.is_synced() {
             // Each term begins with everything; within a term no key may be lost.

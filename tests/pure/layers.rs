@@ -224,25 +224,39 @@ fn folders_of_the_model_have_no_cycle() {
     assert_eq!(cyclic_folders(&bad), BTreeMap::new());
 }
 
-/// Permitted cycles between files, each by one of its files, with the reason.
-const CYCLES: [(&str, &str); 2] = [
-    ("reconciler/worker", "the worker dispatches each key to the file of its kind, which uses the worker's clients and caches"),
-    ("proxy/ingress/l7/upstream", "an answer's body keeps its upstream's request count and connection, an upstream dials by its pool"),
-];
-
-/// Files on a dependency cycle: files that name each other, or that name such a file. A module and its submodules are one.
-fn cyclic_files(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
+/// Files of the tree, and the files that each names. A name that a module re-exports is of the file that defines it; a module and its
+/// submodules may name each other.
+fn file_arrows(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let sources: Vec<_> = files.iter().map(|(path, text)| Source::new(path, text)).filter(|source| !source.is_test).collect();
-    let modules: BTreeSet<_> = sources.iter().map(|source| source.module.join("/")).collect();
-    let file = |path: &[String]| (1..=path.len()).rev().map(|length| path[..length].join("/")).find(|module| modules.contains(module));
+    let named = |source: &Source| source.module.join("/");
+    let exports: BTreeMap<String, BTreeMap<String, Vec<String>>> =
+        sources.iter().map(|source| (named(source), source.reexports().collect())).collect();
+    let file = |path: &[String]| {
+        let mut path = path.to_vec();
+        // A chain of re-exports is short.
+        for _ in 0..5 {
+            let length = (1..=path.len()).rev().find(|length| exports.contains_key(&path[..*length].join("/")))?;
+            let module = path[..length].join("/");
+            match path.get(length).and_then(|name| exports[&module].get(name)).filter(|defined| **defined != path) {
+                Some(defined) => path = defined.iter().chain(&path[length + 1..]).cloned().collect(),
+                None => return Some(module),
+            }
+        }
+        None
+    };
     let inside = |one: &str, other: &str| one == other || one.starts_with(&format!("{other}/"));
-    let mut arrows = BTreeMap::<String, BTreeSet<String>>::new();
-    for source in &sources {
-        let own = source.module.join("/");
-        let named = source.ours();
-        let others = named.iter().filter_map(|path| file(path)).filter(|other| !inside(&own, other) && !inside(other, &own));
-        arrows.insert(own.clone(), others.collect());
-    }
+    let arrows = |source: &Source| {
+        let own = named(source);
+        let others =
+            source.ours().iter().filter_map(|path| file(path)).filter(|other| !inside(&own, other) && !inside(other, &own)).collect();
+        (own, others)
+    };
+    sources.iter().map(arrows).collect()
+}
+
+/// Files on a dependency cycle: files that name each other, or that name such a file.
+fn cyclic_files(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
+    let arrows = file_arrows(files);
     let mut cycles = BTreeMap::new();
     for own in arrows.keys() {
         let reached = |from: &String| {
@@ -264,20 +278,59 @@ fn cyclic_files(files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>
 }
 
 #[test]
-fn cycles_between_files_have_a_reason() {
+fn files_have_no_cycle() {
     let (_, files) = tree();
-    let mut cycles = cyclic_files(&files);
-    for (file, reason) in CYCLES {
-        let others = cycles.remove(file).unwrap_or_else(|| panic!("{file} is on no cycle any more: remove its row ({reason})"));
-        cycles.retain(|file, _| !others.contains(file));
-    }
-    assert_eq!(cycles, BTreeMap::new(), "move what both files need into a third, or name the reason in CYCLES");
+    assert_eq!(cyclic_files(&files), BTreeMap::new(), "move what both files need into a third");
     let sample = |path: &str, text: &str| (path.to_owned(), format!("//! A sample.\n{text}"));
     let bad =
         [sample("model/a.rs", "use crate::model::b::X;"), sample("model/b.rs", "use super::c;"), sample("model/c.rs", "use super::a;")];
     assert_eq!(cyclic_files(&bad).len(), 3);
     let good = [sample("model/a.rs", "mod b;\nuse crate::model::a::b::X;"), sample("model/a/b.rs", "use super::Y;")];
     assert_eq!(cyclic_files(&good), BTreeMap::new(), "a module and its part");
+}
+
+#[test]
+fn reexported_name_is_of_the_file_that_defines_it() {
+    let sample = |path: &str, text: &str| (path.to_owned(), format!("//! A sample.\n{text}"));
+    for reexport in ["pub use b::X;\npub(super) use c::Y;", "pub(crate) use self::{b::X, c::Y};", "pub use crate::model::a::{b::X, c::Y};"]
+    {
+        let hub = [
+            sample("model/a.rs", &format!("mod b;\nmod c;\n{reexport}")),
+            sample("model/a/b.rs", "use super::Y;"),
+            sample("model/a/c.rs", "use crate::model::a::X;"),
+        ];
+        assert_eq!(cyclic_files(&hub).into_keys().collect::<Vec<_>>(), ["model/a/b", "model/a/c"], "{reexport}");
+    }
+}
+
+/// Layers of the controller model, from below. Each names the ones below it only.
+const FLOORS: [&str; 6] = ["key", "policy", "workload", "egress", "ingress", "kinds"];
+
+/// Imports of a file of the controller model from a layer above its own.
+fn upward(files: &[(String, String)]) -> Vec<String> {
+    let floor = |file: &str| {
+        let name = file.strip_prefix("model/controller/")?.split('/').next()?;
+        Some(FLOORS.iter().position(|floor| *floor == name).unwrap_or_else(|| panic!("{file} is in no layer")))
+    };
+    let arrows = file_arrows(files);
+    let all = arrows.iter().flat_map(|(file, others)| others.iter().map(move |other| (file, other)));
+    let up = all.filter(|(file, other)| floor(file).zip(floor(other)).is_some_and(|(own, named)| named > own));
+    up.map(|(file, other)| format!("{file} names {other}")).collect()
+}
+
+#[test]
+fn layers_of_the_controller_name_lower_ones_only() {
+    let (_, files) = tree();
+    assert_eq!(upward(&files), [""; 0]);
+    let names = |own: &str, text: &str| {
+        let sample = |path: &str, text: &str| (format!("model/controller/{path}.rs"), format!("//! A sample.\n{text}"));
+        let both = [sample(own, text), sample("egress/b", ""), sample("workload/c", "pub use crate::model::controller::egress::b::X;")];
+        upward(&both).len()
+    };
+    assert_eq!(names("ingress/a", "use crate::model::controller::egress::b;"), 1, "that of the sample itself");
+    assert_eq!(names("policy/a", "use crate::model::controller::workload::c;"), 2);
+    assert_eq!(names("workload/a", "use crate::model::controller::workload::c::X;"), 2, "a re-export hides nothing");
+    assert_eq!(names("ingress/a", "use crate::model::controller::egress::b;"), 1, "that of the sample itself");
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub(crate) struct Source {
     pub(crate) types: Vec<String>,
     /// Every path that it names, with `use` groups expanded.
     paths: Vec<Vec<String>>,
+    /// Paths that it re-exports.
+    reexports: Vec<Vec<String>>,
 }
 
 impl Source {
@@ -57,6 +59,7 @@ impl Source {
             lines: production.lines().count(),
             types: names.windows(2).filter_map(defines).collect(),
             paths: paths(&code),
+            reexports: reexports(&code),
             texts,
             module,
         }
@@ -64,16 +67,27 @@ impl Source {
 
     /// Paths of our modules, from the crate's root.
     pub(crate) fn ours(&self) -> Vec<Vec<String>> {
-        let absolute = |path: &Vec<String>| {
-            let first = path.first()?.as_str();
-            if first == "crate" || first == "tailyard" {
-                return Some(path[1..].to_vec());
-            }
-            let ups = path.iter().take_while(|name| *name == "super").count();
-            let base = self.module.len().checked_sub(ups).filter(|_| ups > 0)?;
-            Some(self.module[..base].iter().chain(&path[ups..]).cloned().collect())
-        };
-        self.paths.iter().filter_map(absolute).collect()
+        self.paths.iter().filter_map(|path| self.absolute(path)).collect()
+    }
+
+    /// Names that it re-exports, each with its path from the crate's root.
+    pub(crate) fn reexports(&self) -> impl Iterator<Item = (String, Vec<String>)> {
+        // A path without a keyword begins with a submodule.
+        let own = |path: &Vec<String>| self.absolute(path).unwrap_or_else(|| self.module.iter().chain(path).cloned().collect());
+        self.reexports.iter().filter_map(move |path| Some((path.last()?.clone(), own(path))))
+    }
+
+    fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
+        let first = path.first()?.as_str();
+        if first == "crate" || first == "tailyard" {
+            return Some(path[1..].to_vec());
+        }
+        if first == "self" {
+            return Some(self.module.iter().chain(&path[1..]).cloned().collect());
+        }
+        let ups = path.iter().take_while(|name| *name == "super").count();
+        let base = self.module.len().checked_sub(ups).filter(|_| ups > 0)?;
+        Some(self.module[..base].iter().chain(&path[ups..]).cloned().collect())
     }
 
     /// Whether a path begins with `wanted`. A crate's name alone does not match: functions and modules may have the same name.
@@ -196,6 +210,20 @@ fn paths(code: &str) -> Vec<Vec<String>> {
             }
         } else {
             at += 1;
+        }
+    }
+    found
+}
+
+/// Every path after `pub use`, whatever its visibility.
+fn reexports(code: &str) -> Vec<Vec<String>> {
+    let tokens = tokens(code);
+    let mut found = Vec::new();
+    for at in (0..tokens.len()).filter(|at| tokens[*at] == "pub") {
+        let restricted = tokens.get(at + 1).is_some_and(|token| token == "(");
+        let end = if restricted { tokens[at..].iter().position(|token| token == ")").map(|end| at + end + 1) } else { Some(at + 1) };
+        if let Some(first) = end.filter(|end| tokens.get(*end).is_some_and(|token| token == "use")) {
+            path(&tokens, first + 1, &[], &mut found);
         }
     }
     found

@@ -32,9 +32,9 @@ use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, f
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
+use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::key::{Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::certificate::{
     account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
 };

@@ -14,11 +14,11 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{claims, services};
+use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::proxygroup::{provision, unmanaged};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
-use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pass::{Pass, owner};
 use crate::model::controller::workload::spec::WorkloadSpec;

@@ -10,7 +10,6 @@ pub mod event_schedule;
 pub mod finalizers;
 pub mod identity;
 pub mod ingress_summary;
-pub mod key;
 pub mod match_ports;
 pub mod naming;
 pub mod objects;

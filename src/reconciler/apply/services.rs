@@ -10,8 +10,8 @@ use super::setbacks::PartialErrors;
 use super::{Applier, at_once};
 use crate::api::names;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
+use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
-use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::reconciler::cache::WatchRole;
 
 /// Point of a pass.

@@ -4,7 +4,7 @@
 //! affect other Services: the error is set aside and reported on the Service, and the complete pass is retried at the end. An error that
 //! would affect every call is never set aside.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::sync::{Mutex, PoisonError};
 
 use super::ActError;

@@ -1,8 +1,8 @@
 //! Unknown annotations of users' objects, also of those that concern no group and are pruned.
 
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
+use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::annotations::unknown;
-use crate::model::controller::workload::key::{PublishSource, Publisher};
 
 /// Message about the unknown annotations of an object.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{ClusterCache, WatchRole, WorkKey};
 use crate::model::controller::ingress::certificate_orders::{OrderRecord, namespace_of, orders_ref};
 use crate::model::controller::ingress::standalone_certificate::grants;
-use crate::model::controller::workload::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::RecordedCertificate;
 

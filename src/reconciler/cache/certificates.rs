@@ -3,7 +3,7 @@
 //! Watches deliver only the metadata of these Secrets. If a Secret may be used, its DNS names are read once per version; its key is not
 //! stored.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 //!
 //! Learnt from failed writes and forgotten after a while: the conflicting object may be deleted without notice.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::sync::Arc;
 use std::time::Duration;
 

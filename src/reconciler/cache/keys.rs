@@ -1,7 +1,7 @@
 //! Work keys of a changed object.
 
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::secret_name::SecretName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +10,10 @@ use super::index::{WorkloadObjects, owners};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
-use crate::model::controller::workload::key::PublishSource;
 
 impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::foreign::FOREIGN;
 use super::*;
 use crate::api::names;
-use crate::model::controller::workload::key::PublishSource;
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::simulation::Simulation;
 
 mod assignment;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::size;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Notice;
 use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! `externalName` points to a child only after every awaited replica has acknowledged the Service, and is never removed while it is
 //! served. Only the pass of the group that the Service names writes them.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use crate::model::controller::egress::memo::ServedService;
 use crate::model::controller::egress::validate::{annotation, dns_name};
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::actions::ExternalNameUpdate;
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;

@@ -9,7 +9,7 @@ use crate::api::routes::{Listener, Site};
 use crate::model::controller::ingress::share::share;
 use crate::model::controller::ingress::spec::PublishTarget;
 use crate::model::controller::ingress::{IngressPlan, ServiceState};
-use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::key::Publisher;
 
 /// Resolves all conflicts. `packs`: the config is compressed if it is too large.
 pub(crate) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {

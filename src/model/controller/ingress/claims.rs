@@ -9,10 +9,10 @@ use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress::spec::{PublishSpec, SpecContext, service_name};
 use crate::model::controller::ingress::{Rejection, spec};
+use crate::model::controller::key::Publisher;
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::key::Publisher;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::observed::Observed;
 

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, orders_ref};
 use crate::model::controller::ingress::{DELETED_REQUEUE, Rejection};
+use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
 use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, is_certificate_of};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;

@@ -12,9 +12,9 @@ use crate::api::names::FINALIZER;
 use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
-use crate::model::controller::workload::key::WorkloadKey;
 
 /// Whether the current generation of a class is valid.
 pub fn is_ready(class: &ProxyClass) -> bool {

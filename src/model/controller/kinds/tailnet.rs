@@ -12,10 +12,10 @@ use crate::api::names::FINALIZER;
 use crate::api::tailnet::{Tailnet, TailnetStatus};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::tailnet::supervise::Secret;
 
 /// Tailscale's control plane.

@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
 use crate::model::base::conditions;
+use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::annotations::{annotation, is_true, text};
-use crate::model::controller::workload::key::{PublishSource, Publisher};
 
 /// An object that may have a standalone proxy.
 #[derive(Debug, Clone, Copy)]

@@ -14,10 +14,10 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
+use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, ExpectedDevice, KeyId, KeyMint};
 use crate::model::controller::workload::ingress_summary::IngressSummary;
-use crate::model::controller::workload::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Notice;
-use crate::model::controller::workload::key::WorkloadKey;
 
 /// Time after which a lasting fault is an Event again.
 pub const REPEAT_INTERVAL: Duration = Duration::from_mins(30);

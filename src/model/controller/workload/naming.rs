@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::model::base::hash::sha256;
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 
 /// Maximum length of a workload's name: a Pod has a label of that name and eleven bytes.
 const MAX_LENGTH: usize = 52;

@@ -30,7 +30,7 @@ use serde_json::Value;
 
 use crate::api::names;
 use crate::model::base::hash::sha256;
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::compare::covers;
 
 /// The proxy's container.

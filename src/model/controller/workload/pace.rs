@@ -1,6 +1,6 @@
 //! Pace of replacements: a change of the Pod template of many standalone proxies, such as another image, replaces a few Pods at a time.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

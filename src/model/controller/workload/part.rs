@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::model::base::conditions::DesiredCondition;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::{GroupPlan, Notice};
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef, Owner, applied};
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::api::names;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Delete;
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::secrets::config_ref;
 use crate::model::controller::workload::objects::standalone_service::selected_app;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};

@@ -1,7 +1,7 @@
 //! Roles of workloads: what their Pods run, read and serve. A builder reads columns of the row and knows no kind of object.
 
 use crate::api::names;
-use crate::model::controller::workload::key::METRICS_OF_INGRESS;
+use crate::model::controller::key::METRICS_OF_INGRESS;
 
 /// Role of a workload's Pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::api::condition::Condition;
 use crate::api::names;
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::actions::{ExternalNameUpdate, ObjectUpdate};
-use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 

@@ -7,10 +7,10 @@
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, PROXY_READY};
 use crate::model::base::conditions;
 use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::{Parent, directions};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, Observed};

@@ -3,7 +3,7 @@
 //! The condition holds while the path works: the current Pod is ready, is logged in, and has reported its addresses, which it does once its
 //! rules are in force and its target is known. A change of reason or message is reported once.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
@@ -14,12 +14,12 @@ use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions;
 use crate::model::base::conditions::ConditionStatus;
 use crate::model::controller::egress::services::{external_name, host, is_child, own_name, restored};
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::requests::{Parent, is_balanced};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, device_of_replica};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;

@@ -6,9 +6,9 @@ use proptest::test_runner::RngSeed;
 use super::*;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::assignment::ClassParameters;
 use crate::model::controller::policy::requests::{ingress_label, service_label};
-use crate::model::controller::workload::key::PublishSource;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
 use crate::model::controller::workload::observed::UserCertificate;
 

@@ -3,7 +3,7 @@
 //! Its name is the DNS name; its labels let our replicas and those of the Tailscale operator find it. It has no owner reference: orders
 //! per name and week are limited, so a certificate outlives objects that can be recreated.
 
-use crate::model::controller::workload::key::WorkloadKey;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::secret_name::SecretName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::names;
-use crate::model::controller::workload::key::Publisher;
+use crate::model::controller::key::Publisher;
 use crate::model::controller::workload::objects::metrics::label_value;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
 

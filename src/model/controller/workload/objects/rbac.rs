@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::api::names;
-use crate::model::controller::workload::key::PublishSource;
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, Manifest, Owner};

@@ -1,0 +1,37 @@
+//! State shared by all workers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+
+use super::apply::Applier;
+use super::control_plane::ControlPlanes;
+use super::informers::Stores;
+use super::metrics::Metrics;
+use super::tailnet_tokens::TailnetTokens;
+use crate::edge::kube::Cluster;
+use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::pace::Replacements;
+use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::settings::reconciler::DefaultControlPlane;
+
+/// What every reconciled kind may use.
+#[derive(Debug)]
+pub struct Context {
+    pub stores: Stores,
+    pub actor: Applier,
+    pub controls: Arc<ControlPlanes>,
+    pub tokens: TailnetTokens,
+    pub control: DefaultControlPlane,
+    /// Groups of types that we do not serve and that were logged.
+    pub unserved: Mutex<BTreeSet<String>>,
+    pub settings: Arc<GroupSettings>,
+    /// State kept between the passes over a group.
+    pub memories: Mutex<HashMap<WorkloadKey, Memory>>,
+    /// Standalone proxies that are being replaced.
+    pub replacements: Mutex<Replacements>,
+    pub metrics: Arc<Metrics>,
+    /// Client for objects in no watch.
+    pub cluster: Cluster,
+    pub cluster_id: tokio::sync::OnceCell<String>,
+}
