@@ -3,6 +3,8 @@
 //! The program itself under its real rights, on a real kube-apiserver and etcd: one group without Services, beside unrelated Nodes,
 //! Services and `EndpointSlices`.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use k8s_openapi::api::core::v1::Node;
@@ -15,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::reconciler::on_stage;
-use crate::support::{Args, Sheet, status};
+use crate::support::{Args, Sheet, ms, processor_time, status};
 
 /// Objects that are made at a time.
 const AT_ONCE: usize = 16;
@@ -31,24 +33,33 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 async fn measure(stage: &Stage, nodes: usize, services: usize, sheet: &mut Sheet) -> Result<()> {
     stage.group("g", 0).await;
-    let [alone, _] = resident(stage, "alone").await?;
+    let alone = resident(stage, "alone").await?;
     make(&stage.all::<Node>(), nodes, node).await?;
     make(&stage.users(), services, service).await?;
     make(&Api::<EndpointSlice>::namespaced(stage.client.clone(), kit::reconciler::USERS), services, slice).await?;
-    let [beside, most] = resident(stage, "beside").await?;
+    let beside = resident(stage, "beside").await?;
     let of = format!("{nodes} Nodes, {services} Services and EndpointSlices of others");
-    sheet.add("resident, with one group alone", "MB", vec![alone], None);
-    sheet.add(format!("resident, {of}"), "MB", vec![beside], Some("≤ 100"));
-    sheet.add(format!("the most resident while it starts, {of}"), "MB", vec![most], None);
+    sheet.add("resident, with one group alone", "MB", vec![alone.resident], None);
+    sheet.add(format!("resident, {of}"), "MB", vec![beside.resident], Some("≤ 100"));
+    sheet.add(format!("the most resident while it starts, {of}"), "MB", vec![beside.most], None);
+    sheet.add(format!("processor time of its start, {of}"), "ms", vec![ms(beside.processor.saturating_sub(alone.processor))], None);
     Ok(())
 }
 
-/// Resident memory of a reconciler after its first sync, and its peak, in MB.
-async fn resident(stage: &Stage, name: &str) -> Result<[f64; 2]> {
+/// What a reconciler has used until its first sync.
+struct Start {
+    /// Resident memory, and its peak, in MB.
+    resident: f64,
+    most: f64,
+    processor: Duration,
+}
+
+async fn resident(stage: &Stage, name: &str) -> Result<Start> {
     let running = stage.reconciler(name, 9100);
     running.leads(true).await;
     stage.quiet(&running).await;
-    let taken = [status(running.id(), "VmRSS:")?, status(running.id(), "VmHWM:")?];
+    let (resident, most) = (status(running.id(), "VmRSS:")?, status(running.id(), "VmHWM:")?);
+    let taken = Start { resident, most, processor: processor_time(running.id())? };
     running.kill();
     Ok(taken)
 }

@@ -39,8 +39,7 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
             StatusPart::Ingresses => (Resource::INGRESS, None, None),
             StatusPart::Events => return cluster.follow_ingress_warnings(Backoff::WATCH).boxed(),
         };
-        let names_only = part == StatusPart::Ingresses;
-        cluster.follow(&Follow { resource, namespace, labels, names_only }, Backoff::WATCH).boxed()
+        cluster.follow(&Follow { resource, namespace, labels }, Backoff::WATCH)
     };
     select_all(StatusPart::OBJECTS.map(|part| changes(part).map(move |change| (part, change)).boxed())).boxed()
 }

@@ -1,4 +1,4 @@
-//! Shared base types: addresses and ports, netmap, backoff, sorted sets, conditions, leader election, gzip, text tables.
+//! Shared base types: addresses and ports, netmap, backoff, sorted sets, rates, conditions, leader election, gzip, text tables.
 
 pub mod backoff;
 pub mod conditions;
@@ -8,5 +8,7 @@ pub mod hash;
 pub mod leader;
 pub mod net;
 pub mod netmap;
+pub mod paced;
+pub mod rate;
 pub mod small_set;
 pub mod text_table;

@@ -4,7 +4,6 @@
 //! unavailable control plane only what depends on it.
 
 use crate::model::controller::key::WorkloadKey;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,7 +27,7 @@ use crate::model::controller::kinds::standalone::rejected;
 use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice};
 use crate::model::controller::workload::event_schedule::EventSchedule;
 use crate::model::controller::workload::objects::nodeport::held_ports;
-use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied};
+use crate::model::controller::workload::objects::{Kind, Manifest, applied};
 use crate::model::controller::workload::observed::Observed;
 
 use services::{Versions, When};
@@ -106,15 +105,12 @@ pub struct Applier {
     metrics: Arc<Metrics>,
     /// Emitted Events about lasting faults.
     schedule: Mutex<EventSchedule>,
-    /// Last applied manifest and resulting version of an object. The same manifest at that version means that the API server normalizes the
-    /// object: it is not written again.
-    settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
 }
 
 impl Applier {
     /// Creates an applier with this client.
     pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>, metrics: Arc<Metrics>) -> Self {
-        Self { writes, events, stores, controls, metrics, schedule: Mutex::default(), settled: Mutex::default() }
+        Self { writes, events, stores, controls, metrics, schedule: Mutex::default() }
     }
 
     pub fn writes(&self) -> &LeaderClient {
@@ -257,18 +253,14 @@ impl Applier {
                 cache.found(key, object.clone(), existing, Instant::now());
                 return Ok(ApplyResult::Incomplete);
             }
+            if cache.is_settled(object, &hash) {
+                return Ok(ApplyResult::Done);
+            }
             cache.version(object)
         };
         let written = match stored {
             None if !manifest.replaces() => self.writes.create(&manifest).await,
-            None => self.writes.apply(&manifest).await,
-            Some(version) => {
-                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned();
-                if settled.is_some_and(|(last, at)| last == hash && at == version) {
-                    return Ok(ApplyResult::Done);
-                }
-                self.writes.apply(&manifest).await
-            }
+            _ => self.writes.apply(&manifest).await,
         };
         let object = object.clone();
         let value = match written {
@@ -283,11 +275,7 @@ impl Applier {
             }
             done => done?,
         };
-        self.stores.assume(WatchRole::Owned(object.kind), value);
-        let stored = self.stores.cache().version(&object);
-        if let Some(version) = stored {
-            self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
-        }
+        self.stores.applied(object.kind, value, hash);
         Ok(ApplyResult::Done)
     }
 
@@ -309,7 +297,6 @@ impl Applier {
     async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
         self.writes.delete(&delete).await?;
         self.stores.deleted(&delete.object, delete.uid.as_deref());
-        self.settled.lock().unwrap_or_else(PoisonError::into_inner).remove(&delete.object);
         Ok(())
     }
 

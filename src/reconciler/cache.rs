@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use annotations::AnnotationNotice;
 use index::Indices;
-use object::CachedObject;
+use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
@@ -23,6 +23,7 @@ use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::secret_name::SecretName;
 
 pub use index::parent;
+pub use kinds::{Delivered, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
 pub use observe::ControlPlaneView;
 
 mod annotations;
@@ -32,73 +33,13 @@ mod certificates;
 mod foreign;
 mod index;
 mod keys;
-mod object;
+mod kinds;
 mod observe;
 mod publishers;
 mod store;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
-
-/// Key of the work queue.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WorkKey {
-    /// A workload with all its objects, whether or not the object that requests it exists.
-    Workload(WorkloadKey),
-    Class(String),
-    Tailnet(String),
-    /// Control plane of groups without Tailnet.
-    DefaultControlPlane,
-    /// A user's object with unknown annotations.
-    Annotations(Publisher),
-}
-
-impl WorkKey {
-    /// Kind, for metrics.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Workload(key) => key.kind(),
-            Self::Class(_) => "ProxyClass",
-            Self::Tailnet(_) => "Tailnet",
-            Self::DefaultControlPlane => "ControlPlane",
-            Self::Annotations(publisher) => publisher.source.kind(),
-        }
-    }
-
-    /// Name, with the namespace of a namespaced object; empty if it has none.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Workload(key) if key.namespace().is_empty() => key.name().to_owned(),
-            Self::Workload(key) => format!("{}/{}", key.namespace(), key.name()),
-            Self::Class(name) | Self::Tailnet(name) => name.clone(),
-            Self::DefaultControlPlane => String::new(),
-            Self::Annotations(publisher) => publisher.name.clone(),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WatchRole {
-    Group,
-    Class,
-    Tailnet,
-    /// Users' Services, pruned unless they concern a group.
-    Service,
-    /// Objects that the reconciler creates.
-    Owned(Kind),
-    Pod,
-    /// Nodes, for static endpoints.
-    Node,
-    Namespace,
-    /// Users' Ingresses.
-    Ingress,
-    /// `IngressClass`es.
-    IngressClass,
-    /// EndpointSlices of users' Services.
-    BackendSlice,
-    /// Metadata of other Secrets: some are credentials of Tailnets.
-    Credentials,
-}
 
 #[derive(Debug)]
 pub struct ClusterCache {
@@ -164,9 +105,9 @@ impl ClusterCache {
     }
 
     /// Adds an object of a list.
-    pub fn listed(&mut self, role: WatchRole, namespace: Option<&str>, value: Value) -> BTreeSet<WorkKey> {
-        self.store(role).named(namespace, id(&value));
-        self.put(role, value)
+    pub fn listed(&mut self, namespace: Option<&str>, parsed: ParsedObject) -> BTreeSet<WorkKey> {
+        self.store(parsed.role).named(namespace, parsed.id.clone());
+        self.put(parsed)
     }
 
     /// Completes a list; removes objects that it does not contain.
@@ -178,12 +119,10 @@ impl ClusterCache {
     }
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
-    pub fn put(&mut self, role: WatchRole, value: Value) -> BTreeSet<WorkKey> {
-        let (id, version) = (id(&value), version(&value));
+    pub fn put(&mut self, ParsedObject { role, id, version, mut object }: ParsedObject) -> BTreeSet<WorkKey> {
         if self.store(role).holds(&id, version) {
             return BTreeSet::new();
         }
-        let mut object = CachedObject::read(role, &id, value);
         let annotated = self.follow_annotations(role, &id, Some(&object));
         if let CachedObject::Service(service) = &object
             && self.keys_of(&id, &object).is_empty()
@@ -192,7 +131,7 @@ impl ClusterCache {
             object = CachedObject::backend(service);
         }
         let mut keys = self.keys(role, &id, &object);
-        let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone() });
+        let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone(), settled: None });
         let old = old.map(|stored| stored.object);
         if old.as_ref() == Some(&object) {
             return annotated.into_iter().collect();
@@ -204,14 +143,14 @@ impl ClusterCache {
         keys
     }
 
-    /// Removes an object; `value` is its last state.
-    pub fn gone(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
-        let (id, version) = (id(value), version(value));
-        if self.store(role).newer_than(&id, version) {
+    /// Removes an object; `last` is its last state.
+    pub fn gone(&mut self, last: &Delivered) -> BTreeSet<WorkKey> {
+        let Delivered { role, id, version, .. } = last;
+        if self.store(*role).newer_than(id, *version) {
             return BTreeSet::new();
         }
-        self.store(role).end(&id, version);
-        self.drop_stored(role, &id)
+        self.store(*role).end(id, *version);
+        self.drop_stored(*role, id)
     }
 
     /// Removes an object that we deleted, if it has this UID.
@@ -238,6 +177,22 @@ impl ClusterCache {
             _ => WorkloadKey::of_labels(|label| existing["metadata"]["labels"].get(label).and_then(Value::as_str)),
         };
         owner.filter(|owner| owner != key).map(|_| Value::clone(existing))
+    }
+
+    /// Stores the result of applying the manifest with this hash.
+    pub fn applied(&mut self, parsed: ParsedObject, hash: String) -> BTreeSet<WorkKey> {
+        let (role, id, version) = (parsed.role, parsed.id.clone(), parsed.version);
+        let keys = self.put(parsed);
+        if let Some(stored) = self.store(role).objects.get_mut(&id).filter(|stored| stored.version == version) {
+            stored.settled = Some(hash);
+        }
+        keys
+    }
+
+    /// Whether the stored version is the result of applying this manifest.
+    pub fn is_settled(&self, object: &ObjectRef, hash: &str) -> bool {
+        let stored = self.stores.get(&WatchRole::Owned(object.kind)).and_then(|store| store.objects.get(&id_of(object)));
+        stored.is_some_and(|stored| stored.settled.as_deref() == Some(hash))
     }
 
     /// Version of an object, if stored.
@@ -276,6 +231,16 @@ impl ClusterCache {
         self.stores.entry(role).or_default()
     }
 
+    /// Objects of a kind with a type.
+    fn all_of<'a, K: WatchedKind + 'a>(&'a self) -> impl Iterator<Item = (&'a Id, &'a Arc<K>)> {
+        self.objects(K::ROLE).filter_map(|(id, object)| Some((id, K::of(object)?)))
+    }
+
+    /// A cluster-wide object of a kind with a type.
+    fn get<K: WatchedKind>(&self, name: &str) -> Option<&Arc<K>> {
+        self.one(K::ROLE, &(String::new(), name.to_owned())).and_then(K::of)
+    }
+
     fn objects(&self, role: WatchRole) -> impl Iterator<Item = (&Id, &CachedObject)> {
         self.stores.get(&role).into_iter().flat_map(|store| &store.objects).map(|(id, stored)| (id, &stored.object))
     }
@@ -298,19 +263,8 @@ impl ClusterCache {
     }
 }
 
-fn id(value: &Value) -> Id {
-    let text = |key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
-    (text("namespace"), text("name"))
-}
-
 fn id_of(object: &ObjectRef) -> Id {
     (object.namespace.clone(), object.name.clone())
-}
-
-/// Version as a number that increases with each write. The API defines it as an opaque string; one that is not a number counts as the
-/// newest.
-fn version(value: &Value) -> u64 {
-    value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

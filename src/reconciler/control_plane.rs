@@ -11,10 +11,10 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::edge::control::{AuthKey, ControlClient, ControlError, ControlSettings};
+use crate::model::base::rate::TokenBucket;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
 use crate::model::controller::workload::actions::ClaimedDevice;
-use crate::model::controller::workload::control_plane::Bucket;
 use crate::model::controller::workload::identity::{DeviceId, KeyId};
 use crate::model::controller::workload::observed::{ControlPlaneError, TailnetState};
 
@@ -112,8 +112,8 @@ struct GroupControlPlane {
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
-    reissues: Mutex<HashMap<WorkloadKey, Bucket>>,
-    first_mints: Mutex<HashMap<WorkloadKey, Bucket>>,
+    reissues: Mutex<HashMap<WorkloadKey, TokenBucket>>,
+    first_mints: Mutex<HashMap<WorkloadKey, TokenBucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
@@ -263,7 +263,7 @@ impl ControlPlanes {
         let (buckets, burst, interval) =
             if *reissue { (&self.reissues, *replicas, REISSUE) } else { (&self.first_mints, (*replicas).max(MIN_FIRST_MINTS), FIRST_MINT) };
         let mut buckets = buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = buckets.entry((*key).clone()).or_insert_with(|| Bucket::new(burst.max(1), 1.0 / interval.as_secs_f64()));
+        let bucket = buckets.entry((*key).clone()).or_insert_with(|| TokenBucket::new(burst.max(1), 1.0 / interval.as_secs_f64()));
         let wait = bucket.take(now);
         if wait.is_zero() {
             return Ok(());

@@ -54,7 +54,7 @@ impl AdminSources {
     /// Reasons against readiness, one per line; empty if ready. A process that does not lead is ready: it is the standby.
     fn missing(&self) -> String {
         let missing = self.stores.cache().missing();
-        let lines: Vec<_> = missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect();
+        let lines: Vec<_> = missing.iter().map(|role| format!("no complete list of {} yet\n", role.label())).collect();
         lines.concat()
     }
 }
@@ -93,23 +93,5 @@ fn routes(sources: &Arc<AdminSources>) -> Routes {
 }
 
 fn objects(cache: &ClusterCache) -> Vec<(&'static str, usize)> {
-    cache.roles().map(|role| (name(role), cache.stored(role))).collect()
-}
-
-/// Metric label of a role.
-fn name(role: WatchRole) -> &'static str {
-    match role {
-        WatchRole::Group => "ProxyGroup",
-        WatchRole::Class => "ProxyClass",
-        WatchRole::Tailnet => "Tailnet",
-        WatchRole::Service => "Service of users",
-        WatchRole::Pod => "Pod",
-        WatchRole::Ingress => "Ingress",
-        WatchRole::IngressClass => "IngressClass",
-        WatchRole::BackendSlice => "EndpointSlice of users",
-        WatchRole::Node => "Node",
-        WatchRole::Namespace => "Namespace",
-        WatchRole::Credentials => "Secret of others",
-        WatchRole::Owned(kind) => kind.name(),
-    }
+    cache.roles().map(|role| (role.label(), cache.stored(role))).collect()
 }

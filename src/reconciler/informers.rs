@@ -6,13 +6,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
-use super::cache::{ClusterCache, WatchRole, WorkKey};
+use super::cache::{ClusterCache, Delivered, Id, MANAGED, WatchRole, WatchScope, WorkKey};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
-use crate::model::base::backoff::Backoff;
+use crate::model::base::paced::Paced;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
@@ -22,10 +23,9 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
-/// Label of objects that the reconciler creates.
-const MANAGED: &str = "tailscale.com/managed=true";
-/// Selector of objects that others create.
-const NOT_OURS: &str = "!tailscale.com/managed";
+/// Writes of a Secret that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
+const SECRET_BURST: u32 = 10;
+const SECRETS_PER_SECOND: f64 = 2.0;
 /// Labels of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
@@ -48,27 +48,23 @@ pub struct Stores {
     wants_nodes: watch::Sender<bool>,
 }
 
-impl InformerWatch {
-    /// The same watch in another namespace, or in all.
-    fn within(&self, namespace: Option<String>) -> Self {
-        Self { role: self.role, follow: Follow { namespace, ..self.follow.clone() } }
-    }
-}
-
 /// Every watch: of the objects in `namespace`, and of users' Services, Ingresses and EndpointSlices in these namespaces or in all.
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
-    let everywhere = |role, resource| InformerWatch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
-    let here = |role, resource, labels| {
-        let namespace = Some(namespace.to_owned());
-        InformerWatch { role, follow: Follow { resource, namespace, labels: Some(labels), names_only: false } }
+    let watch =
+        |role: WatchRole, namespace, labels| InformerWatch { role, follow: Follow { resource: role.resource(), namespace, labels } };
+    let here = || Some(namespace.to_owned());
+    let of_users = || match service_namespaces {
+        [] => vec![None],
+        some => some.iter().cloned().map(Some).collect(),
     };
-    let mut all = vec![
-        everywhere(WatchRole::Group, Resource::PROXY_GROUP),
-        everywhere(WatchRole::Class, Resource::PROXY_CLASS),
-        everywhere(WatchRole::Tailnet, Resource::TAILNET),
-        everywhere(WatchRole::IngressClass, Resource::INGRESS_CLASS),
-        here(WatchRole::Pod, Resource::POD, MANAGED),
-    ];
+    let typed = WatchRole::TYPED.iter().flat_map(|role| match role.scope() {
+        WatchScope::Everywhere => vec![watch(*role, None, None)],
+        WatchScope::Proxies(labels) => vec![watch(*role, here(), Some(labels))],
+        WatchScope::Users => of_users().into_iter().map(|namespace| watch(*role, namespace, None)).collect(),
+        WatchScope::Unrestricted if service_namespaces.is_empty() => vec![watch(*role, None, None)],
+        WatchScope::Unrestricted => Vec::new(),
+    });
+    let mut all: Vec<_> = typed.collect();
     for kind in Kind::ALL {
         let labels = match kind {
             // Only groups have these.
@@ -77,35 +73,10 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
             // Certificates belong to an Ingress, as do the roles that the Tailscale operator creates for each.
             _ => MANAGED,
         };
-        let watch = here(WatchRole::Owned(kind), kind.into(), labels);
         // Some of them permit groups to read users' namespaces with backends.
-        let elsewhere = if kind == Kind::RoleBinding { Some(service_namespaces) } else { None };
-        let namespaces: BTreeSet<_> = match elsewhere {
-            Some([]) => [None].into(),
-            others => others.unwrap_or_default().iter().cloned().chain([namespace.to_owned()]).map(Some).collect(),
-        };
-        all.extend(namespaces.into_iter().map(|namespace| watch.within(namespace)));
-    }
-    let mut credentials = here(WatchRole::Credentials, Resource::SECRET, NOT_OURS);
-    credentials.follow.names_only = true;
-    all.push(credentials);
-    let mut namespaces = everywhere(WatchRole::Namespace, Resource::NAMESPACE);
-    namespaces.follow.names_only = true;
-    all.push(namespaces);
-    let users = [
-        (WatchRole::Service, Resource::SERVICE),
-        (WatchRole::Ingress, Resource::INGRESS),
-        (WatchRole::BackendSlice, Resource::from(Kind::EndpointSlice)),
-    ];
-    if service_namespaces.is_empty() {
-        all.extend(users.map(|(role, resource)| everywhere(role, resource)));
-        all.push(everywhere(WatchRole::Node, Resource::NODE));
-    }
-    for namespace in service_namespaces {
-        all.extend(users.map(|(role, resource)| {
-            let follow = Follow { resource, namespace: Some(namespace.clone()), labels: None, names_only: false };
-            InformerWatch { role, follow }
-        }));
+        let elsewhere = if kind == Kind::RoleBinding { of_users() } else { Vec::new() };
+        let namespaces: BTreeSet<_> = if elsewhere == [None] { [None].into() } else { elsewhere.into_iter().chain([here()]).collect() };
+        all.extend(namespaces.into_iter().map(|namespace| watch(WatchRole::Owned(kind), namespace, Some(labels))));
     }
     all
 }
@@ -119,32 +90,59 @@ impl Stores {
 
     /// Watches one kind forever; nodes only once a class needs them.
     pub async fn feed(self, cluster: Cluster, watch: InformerWatch, lost: impl Fn(&'static str, &'static str) + Send) {
-        let InformerWatch { role, follow } = watch;
-        if role == WatchRole::Node {
+        if watch.role == WatchRole::Node {
             wait(&self.wants_nodes).await;
         }
-        let namespace = follow.namespace.as_deref();
-        let mut changes = Box::pin(cluster.follow(&follow, Backoff::WATCH));
+        let changes = watch.role.follow(&cluster, &watch.follow);
+        self.follow(&watch, changes, lost).await;
+    }
+
+    /// Applies changes. An object is parsed before the cache is locked; Secrets, most of which Pods write, at a rate for each.
+    async fn follow(
+        &self,
+        InformerWatch { role, follow }: &InformerWatch,
+        mut changes: impl Stream<Item = WatchChange<Delivered>> + Unpin + Send,
+        lost: impl Fn(&'static str, &'static str) + Send,
+    ) {
+        let (role, namespace, began) = (*role, follow.namespace.as_deref(), Instant::now());
+        let mut paced: Paced<Id, Delivered> = Paced::new(SECRET_BURST, SECRETS_PER_SECOND);
         let mut logged = None;
-        while let Some(change) = changes.next().await {
+        loop {
+            let change = tokio::select! {
+                change = changes.next() => change,
+                () = until(paced.next_due().map(|due| began + due)) => {
+                    if let Some(object) = paced.due(began.elapsed()) {
+                        self.enqueue(self.put(object));
+                    }
+                    continue;
+                }
+            };
+            let Some(change) = change else { return };
             let keys = match change {
                 WatchChange::Begin => {
                     self.cache().begin(role, namespace);
                     BTreeSet::new()
                 }
-                WatchChange::Listed(value) => self.cache().listed(role, namespace, value),
-                WatchChange::Complete => self.complete(role, namespace),
-                WatchChange::Live => continue,
-                WatchChange::Put(value) => self.cache().put(role, value),
-                WatchChange::Gone(value) => self.cache().gone(role, &value),
-                WatchChange::Unknown => {
-                    if logged.replace("Unknown") != Some("Unknown") {
-                        unknown(follow.resource);
-                    }
-                    self.cache().lacks(role);
-                    // Without groups there is nothing to do; without another kind, its features are off.
-                    if role == WatchRole::Group { BTreeSet::new() } else { self.complete(role, namespace) }
+                WatchChange::Listed(object) => {
+                    let parsed = object.parse();
+                    self.cache().listed(namespace, parsed)
                 }
+                WatchChange::Complete => {
+                    // The list is newer.
+                    paced.clear();
+                    self.complete(role, namespace)
+                }
+                WatchChange::Live => continue,
+                WatchChange::Put(object) if role == WatchRole::Owned(Kind::Secret) => {
+                    let object = paced.offer(&object.id().clone(), object, began.elapsed());
+                    object.map(|object| self.put(object)).unwrap_or_default()
+                }
+                WatchChange::Put(object) => self.put(object),
+                WatchChange::Gone(object) => {
+                    paced.forget(object.id());
+                    self.cache().gone(&object)
+                }
+                WatchChange::Unknown => self.lacks(role, follow, &mut logged),
                 WatchChange::Lost(error) => {
                     lost(follow.resource.kind, error.reason());
                     if logged.replace(error.reason()) != Some(error.reason()) {
@@ -160,6 +158,22 @@ impl Stores {
         }
     }
 
+    /// Parses and stores an object.
+    fn put(&self, object: Delivered) -> BTreeSet<WorkKey> {
+        let parsed = object.parse();
+        self.cache().put(parsed)
+    }
+
+    /// Follows that a kind is not installed.
+    fn lacks(&self, role: WatchRole, follow: &Follow, logged: &mut Option<&'static str>) -> BTreeSet<WorkKey> {
+        if logged.replace("Unknown") != Some("Unknown") {
+            unknown(follow.resource);
+        }
+        self.cache().lacks(role);
+        // Without groups there is nothing to do; without another kind, its features are off.
+        if role == WatchRole::Group { BTreeSet::new() } else { self.complete(role, follow.namespace.as_deref()) }
+    }
+
     /// Waits until every required watch has had its first complete list.
     pub async fn synced(&self) {
         wait(&self.synced).await;
@@ -172,7 +186,13 @@ impl Stores {
 
     /// Stores the response to a write.
     pub fn assume(&self, role: WatchRole, value: Value) {
-        let keys = self.cache().put(role, value);
+        self.enqueue(self.put(role.decode(value)));
+    }
+
+    /// Stores the response to the apply of a manifest with this hash.
+    pub fn applied(&self, kind: Kind, value: Value, hash: String) {
+        let parsed = WatchRole::Owned(kind).decode(value).parse();
+        let keys = self.cache().applied(parsed, hash);
         self.enqueue(keys);
     }
 
@@ -225,6 +245,14 @@ async fn wait(is: &watch::Sender<bool>) {
     let _ = is.subscribe().wait_for(|is| *is).await;
 }
 
+/// Waits until a time; forever without one.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Logs a kind that is not installed.
 fn unknown(resource: Resource) {
     let Resource { kind, api_version, .. } = resource;
@@ -234,5 +262,65 @@ fn unknown(resource: Resource) {
         tracing::warn!(
             "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream::{iter, once};
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::base::backoff::Backoff;
+
+    const ROLE: WatchRole = WatchRole::Owned(Kind::Secret);
+
+    fn stores() -> (Stores, InformerWatch) {
+        let queue = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, 0.5)));
+        let follow = Follow { resource: ROLE.resource(), namespace: None, labels: None };
+        (Stores::new(ClusterCache::new(None, [ROLE]), queue), InformerWatch { role: ROLE, follow })
+    }
+
+    fn state(version: u64) -> Delivered {
+        let metadata = json!({"name": "g-0", "namespace": "ts", "resourceVersion": version.to_string()});
+        ROLE.decode(json!({"metadata": metadata, "data": {"egress-services": "e30="}}))
+    }
+
+    fn version(stores: &Stores) -> Option<u64> {
+        stores.cache().version(&ObjectRef::new(Kind::Secret, "ts", "g-0"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn state_secret_is_parsed_at_a_rate_and_its_newest_version_in_the_end() {
+        let (stores, watch) = stores();
+        let mut parsed = BTreeSet::new();
+        let writes = iter(1..=1_400).then(|number| async move {
+            tokio::time::sleep(Duration::from_secs(10) / 1_400).await;
+            WatchChange::Put(state(number))
+        });
+        let idle = once(async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            WatchChange::Live
+        });
+        let changes = Box::pin(writes.chain(idle).inspect(|_| {
+            parsed.insert(version(&stores));
+        }));
+        stores.follow(&watch, changes, |_, _| {}).await;
+        assert!((20..=36).contains(&parsed.len()), "of 1,400 versions in some 11 s: {parsed:?}");
+        assert_eq!(version(&stores), Some(1_400));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_version_of_a_deleted_secret_is_dropped() {
+        for ends in [vec![WatchChange::Gone(state(100))], vec![WatchChange::Begin, WatchChange::Complete]] {
+            let (stores, watch) = stores();
+            let writes = iter((1..=50).map(|number| WatchChange::Put(state(number))));
+            let idle = once(async {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                WatchChange::Live
+            });
+            stores.follow(&watch, Box::pin(writes.chain(iter(ends)).chain(idle)), |_, _| {}).await;
+            assert_eq!(version(&stores), None);
+        }
     }
 }

@@ -171,7 +171,7 @@ fn cache_keeps_little_of_objects_of_others() {
         (WatchRole::Node, 1_000, node, 3_000),
         (slices, 10_000, slice, 800),
     ] {
-        let (info, ()) = counted(|| (0..count).for_each(|number| drop(cache.put(role, object(number)))));
+        let (info, ()) = counted(|| (0..count).for_each(|number| drop(cache.put(role.decode(object(number)).parse()))));
         let each = u64::try_from(info.bytes_current).expect("they are in memory") / u64::from(count);
         println!("{role:?}: {each} bytes each");
         assert_eq!(cache.stored(role), count as usize);

@@ -14,6 +14,7 @@ mod cost;
 mod dns;
 mod docs;
 mod firewall;
+mod kinds;
 mod l7;
 mod language;
 mod layers;

@@ -58,6 +58,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         tailnet: TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities: Capabilities::TAILSCALE },
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        certificates: OrdMap::new(),
         children: OrdMap::new(),
         slices: OrdMap::new(),
         services: OrdMap::unit(("default".into(), "db".into()), Arc::new(serde_json::from_value(service).expect("a Service"))),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ClientCredentials, ControlError, ControlSettings};
 use crate::api::control::ControlRefusal;
-use crate::model::controller::workload::control_plane::Bucket;
+use crate::model::base::rate::TokenBucket;
 use crate::runtime::https;
 
 /// Pause after a 429 or 503 response without `Retry-After`.
@@ -34,7 +34,7 @@ pub(super) struct ControlHttp {
 
 #[derive(Debug)]
 struct RequestPace {
-    bucket: Bucket,
+    bucket: TokenBucket,
     not_before: Option<Instant>,
 }
 
@@ -47,7 +47,7 @@ impl ControlHttp {
             return Err(ControlError::Settings(format!("the URL {base:?} is not one of https")));
         }
         let client = https::build(builder)?;
-        let pace = RequestPace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
+        let pace = RequestPace { bucket: TokenBucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
         Ok(Self {
             client,
             base,

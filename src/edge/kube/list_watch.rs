@@ -4,20 +4,20 @@
 //! which also bounds how long a silently dropped connection goes unnoticed. After a fault, a watch of a kind resumes from its last version;
 //! that of one object lists again to confirm its state. Nothing is stored here.
 
-use std::fmt::Debug;
 use std::future::ready;
 use std::time::Duration;
 
-use futures_util::stream::{Stream, StreamExt, once, poll_fn, select};
+use futures_util::stream::{BoxStream, Stream, StreamExt, once, poll_fn, select};
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
-use kube::core::PartialObjectMeta;
+use kube::core::DynamicResourceScope;
+use kube::discovery::ApiResource;
 use kube::{Api, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::conditional_secret::versioned;
+use super::item::{WatchedItem, WatchedObject};
 use super::{
     ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, leader_client,
     secret_values, within,
@@ -41,8 +41,6 @@ pub struct Follow {
     pub namespace: Option<String>,
     /// Label selector, in API syntax.
     pub labels: Option<&'static str>,
-    /// Requests only metadata, without the content.
-    pub names_only: bool,
 }
 
 #[derive(Debug)]
@@ -76,19 +74,47 @@ pub enum ObjectEvent<T = Values> {
 
 impl Cluster {
     /// Watches objects; needs `list` and `watch` on them. The stream never ends.
-    pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
+    pub fn follow(&self, what: &Follow, backoff: Backoff) -> BoxStream<'static, WatchChange> {
+        self.watch(what, backoff, leader_client::plain)
+    }
+
+    /// As [`Self::follow`], with each object decoded by itself into a type, and converted. Of [`MetadataOnly`](super::MetadataOnly) only
+    /// metadata is requested.
+    pub fn follow_as<K: WatchedObject, T: Send + 'static>(
+        &self,
+        what: &Follow,
+        convert: impl Fn(WatchedItem<K>) -> T + Send + Sync + 'static,
+    ) -> BoxStream<'static, WatchChange<T>> {
+        self.watch(what, Backoff::WATCH, convert)
+    }
+
+    /// As [`Self::follow_as`], of objects as JSON.
+    pub fn follow_json<T: Send + 'static>(
+        &self,
+        what: &Follow,
+        convert: impl Fn(WatchedItem<Value>) -> T + Send + Sync + 'static,
+    ) -> BoxStream<'static, WatchChange<T>> {
+        self.watch(what, Backoff::WATCH, move |item: WatchedItem<DynamicObject>| convert(item.into_json()))
+    }
+
+    fn watch<K, T: Send + 'static>(
+        &self,
+        what: &Follow,
+        backoff: Backoff,
+        convert: impl Fn(K) -> T + Send + Sync + 'static,
+    ) -> BoxStream<'static, WatchChange<T>>
+    where
+        K: WatchedObject + Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
-        let namespace = what.namespace.as_deref();
-        let changes = if what.names_only {
-            list_watch(self.dynamic(what.resource, namespace), call, what.labels, backoff, without_content).boxed()
-        } else {
-            list_watch(self.dynamic(what.resource, namespace), call, what.labels, backoff, leader_client::plain).boxed()
-        };
-        changes.map(|change| match change {
-            WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
-            change => change,
-        })
+        let api = self.dynamic(what.resource, what.namespace.as_deref());
+        list_watch(api, call, what.labels, backoff, convert)
+            .map(|change| match change {
+                WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
+                change => change,
+            })
+            .boxed()
     }
 
     /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
@@ -135,17 +161,9 @@ fn one<T: Send + 'static>(changes: impl Stream<Item = WatchChange<T>> + Send + '
     })
 }
 
-/// Converts an object of which only metadata was sent.
-fn without_content(partial: PartialObjectMeta<DynamicObject>) -> Value {
-    leader_client::plain(DynamicObject { types: partial.types, metadata: partial.metadata, data: Value::Null })
-}
-
-trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
-impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
-
 struct ListWatch<K, T> {
     api: Api<K>,
-    convert: fn(K) -> T,
+    convert: Box<dyn Fn(K) -> T + Send + Sync>,
     /// Has the name of the single watched object, if any.
     call: ApiCall,
     labels: Option<String>,
@@ -155,27 +173,27 @@ struct ListWatch<K, T> {
 }
 
 /// Starts a list-watch, which runs while its stream is polled.
-fn list_watch<K: WatchedObject, T: Send + 'static>(
+fn list_watch<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
     api: Api<K>,
     call: ApiCall,
     labels: Option<&str>,
     backoff: Backoff,
-    convert: fn(K) -> T,
-) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T> {
+    convert: C,
+) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
     let fields = (!call.name.is_empty()).then(|| format!("metadata.name={}", call.name));
     list_watch_fields(api, call, (labels, fields), backoff, convert)
 }
 
 /// As [`list_watch`], with a field selector.
-fn list_watch_fields<K: WatchedObject, T: Send + 'static>(
+fn list_watch_fields<K: WatchedObject, T: Send + 'static, C: Fn(K) -> T + Send + Sync + 'static>(
     api: Api<K>,
     call: ApiCall,
     (labels, fields): (Option<&str>, Option<String>),
     backoff: Backoff,
-    convert: fn(K) -> T,
-) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T> {
+    convert: C,
+) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T, C> {
     let (sender, mut changes) = mpsc::channel(1);
-    let follower = ListWatch { api, convert, call, labels: labels.map(str::to_owned), fields, backoff, changes: sender };
+    let follower = ListWatch { api, convert: Box::new(convert), call, labels: labels.map(str::to_owned), fields, backoff, changes: sender };
     select(poll_fn(move |context| changes.poll_recv(context)), once(follower.run()).filter_map(|()| ready(None)))
 }
 

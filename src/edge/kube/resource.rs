@@ -23,6 +23,7 @@ impl Resource {
     pub const INGRESS_CLASS: Self = Self { api_version: "networking.k8s.io/v1", kind: "IngressClass", plural: "ingressclasses" };
     pub const NAMESPACE: Self = Self { api_version: "v1", kind: "Namespace", plural: "namespaces" };
     pub const SECRET: Self = Self { api_version: "v1", kind: "Secret", plural: "secrets" };
+    pub const ENDPOINT_SLICE: Self = Self { api_version: "discovery.k8s.io/v1", kind: "EndpointSlice", plural: "endpointslices" };
     pub const NODE: Self = Self { api_version: "v1", kind: "Node", plural: "nodes" };
 
     /// Kinds of the Tailscale operator that Tailyard does not reconcile.

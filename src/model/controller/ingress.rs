@@ -36,7 +36,7 @@ use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
 use crate::model::controller::workload::objects::certificate::{
-    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, is_certificate_of, valid_until,
+    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, is_certificate_of,
 };
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -324,7 +324,7 @@ impl<'a> IngressPlan<'a> {
                 _ => {}
             }
             let is_same = matches!(recorded, Some((_, RecordedOwner::Same)));
-            let secret = certificate(owner, dns, claimant, existing);
+            let secret = certificate(owner, dns, claimant, existing.zip(work.observed.certificates.get(dns).copied()));
             // It stays with its object when that moves between a group and a proxy of its own.
             match existing.map(|existing| (work.ownership(&object, existing), is_same || is_certificate_of(existing, claimant))) {
                 Some((Ownership::Foreign, true)) => work.plan.apply.push(secret),
@@ -346,18 +346,13 @@ impl<'a> IngressPlan<'a> {
             Some(_) => {}
         }
     }
-
-    /// Whether a name has a certificate.
-    fn certified(work: &Pass<'_>, owner: &Owner, dns: &str) -> bool {
-        work.owned(&certificate_ref(owner, dns)).is_some_and(|object| filled(object))
-    }
 }
 
 /// Requeues for the next certificate expiry or expiry warning.
 fn expiries(work: &mut PlanPart<'_>) {
     let now = work.observed.now;
     let next = |own: &UserCertificate| if let UserCertificate::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
-    let ends = work.observed.of(Kind::Secret).filter_map(|(_, object)| valid_until(object)).filter(|until| *until > now);
+    let ends = work.observed.certificates.values().filter_map(|content| content.valid_until).filter(|until| *until > now);
     if let Some(next) = work.observed.publish.certificates.values().filter_map(next).chain(ends).min() {
         work.again(next.duration_since(now).unsigned_abs());
     }

@@ -76,13 +76,13 @@ mod tests {
             (6, wrong, true),
         ];
         for (version, annotations, news) in steps {
-            assert_eq!(cache.put(WatchRole::Service, service(version, &annotations)).contains(&key), news, "{version}");
+            assert_eq!(cache.put_json(WatchRole::Service, service(version, &annotations)).contains(&key), news, "{version}");
             assert_eq!(cache.report_annotations(&publisher).is_some(), news, "{version}");
             assert_eq!(cache.report_annotations(&publisher), None, "{version}");
             assert_eq!((cache.stored(WatchRole::Service), cache.count(WatchRole::Service)), (1, 0), "it is not stored whole");
         }
         assert!(cache.all().contains(&key));
-        cache.gone(WatchRole::Service, &service(7, &json!({})));
+        cache.gone_json(WatchRole::Service, &service(7, &json!({})));
         assert!(!cache.all().contains(&key));
     }
 }

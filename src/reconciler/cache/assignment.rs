@@ -5,8 +5,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use k8s_openapi::api::networking::v1::IngressClass;
+
+use super::kinds::CachedKind as _;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::model::controller::policy::assignment::{ClassParameters, has_annotation};
+use crate::model::controller::policy::tenancy::Labels;
 
 impl ClusterCache {
     /// Follows a change of an object that is stored already. Returns the keys of groups that other objects leave or join by it.
@@ -14,13 +18,11 @@ impl ClusterCache {
         let mut rules = (*self.assignment).clone();
         let affected = match (role, self.one(role, id)) {
             (WatchRole::IngressClass, class) if id.1 == rules.ingress_class => {
-                let class = class.and_then(|class| if let CachedObject::IngressClass(class) = class { Some(&**class) } else { None });
-                rules.parameters = ClassParameters::read(class);
+                rules.parameters = ClassParameters::read(class.and_then(IngressClass::of).map(|class| &**class));
                 self.without_annotation(WatchRole::Ingress, None)
             }
             (WatchRole::Namespace, namespace) => {
-                let labels = namespace.and_then(|found| if let CachedObject::Namespace(labels) = found { Some(&**labels) } else { None });
-                rules.update_namespace(&id.1, labels);
+                rules.update_namespace(&id.1, namespace.and_then(Labels::of).map(|labels| &**labels));
                 let both = [WatchRole::Ingress, WatchRole::Service].map(|role| self.without_annotation(role, Some(&id.1)));
                 both.concat()
             }

@@ -87,11 +87,11 @@ mod tests {
     fn recorded_secret_is_seen_by_its_ingress_whatever_its_labels() {
         let roles = [Kind::ConfigMap, Kind::Secret, Kind::Role].map(WatchRole::Owned);
         let mut cache = ClusterCache::new(None, roles);
-        cache.put(roles[0], record("1", "uid"));
+        cache.put_json(roles[0], record("1", "uid"));
         let labels = json!({"tailscale.com/managed": "true", "tailscale.com/secret-type": "certs",
             "tailyard.io/parent-ingress": "mine", "tailyard.io/parent-namespace": "other"});
         let metadata = json!({"name": "shop.ts.net", "namespace": "tailscale", "uid": "uid", "resourceVersion": "2", "labels": labels});
-        cache.put(roles[1], json!({"metadata": metadata, "data": {}}));
+        cache.put_json(roles[1], json!({"metadata": metadata, "data": {}}));
         let key = WorkloadKey::of_object(PublishSource::Ingress, "default", "shop");
         assert_eq!(cache.recorded_keys().collect::<Vec<_>>(), [WorkKey::Workload(key.clone())]);
         let owned = |cache: &ClusterCache| cache.with_secrets(cache.owned(&key), &key, "", "tailscale");
@@ -104,9 +104,9 @@ mod tests {
         let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "ingress",
             "tailscale.com/parent-resource": "shop", "tailscale.com/parent-resource-ns": "default"});
         let metadata = json!({"name": "ts-shop", "namespace": "tailscale", "resourceVersion": "3", "labels": labels});
-        cache.put(roles[2], json!({"metadata": metadata, "rules": [{"resourceNames": ["shop.ts.net"]}]}));
+        cache.put_json(roles[2], json!({"metadata": metadata, "rules": [{"resourceNames": ["shop.ts.net"]}]}));
         assert_eq!(recorded(&cache), Some(RecordedCertificate { ingress, in_use: true }));
-        cache.put(roles[0], record("4", "another"));
+        cache.put_json(roles[0], record("4", "another"));
         assert_eq!(recorded(&cache), None, "the Secret was created again");
     }
 }

@@ -5,19 +5,18 @@
 
 use crate::model::controller::key::WorkloadKey;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use k8s_openapi::ByteString;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CachedObject, ClusterCache, WatchRole, id, version};
+use super::kinds::CachedKind as _;
+use super::kinds::delivered::version;
+use super::{ClusterCache, WatchRole};
 use crate::api::names;
 use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::policy::tenancy::Patterns;
+use crate::model::controller::workload::objects::certificate::pair;
 use crate::model::controller::workload::observed::UserCertificate;
-use crate::model::ingress::certificate::Pair;
 
 impl ClusterCache {
     /// Existing Secrets that a group's Ingresses name.
@@ -47,7 +46,9 @@ impl ClusterCache {
     }
 
     pub fn read_certificate(&mut self, secret: &Value) {
-        self.certificates.insert(id(secret).1, (version(secret), read(secret)));
+        let metadata = &secret["metadata"];
+        let name = metadata["name"].as_str().unwrap_or_default().to_owned();
+        self.certificates.insert(name, (version(metadata["resourceVersion"].as_str()), read(secret)));
     }
 
     /// Existing Secrets that a group's Ingresses name, with metadata and version. All are in the namespace of the proxies.
@@ -55,20 +56,10 @@ impl ClusterCache {
         let ingresses = self.indices.workloads.get(key).into_iter().flat_map(|members| members.ingresses.values());
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
         let secrets = self.stores.get(&WatchRole::Credentials).into_iter().flat_map(|store| &store.objects);
-        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).filter_map(|((_, name), stored)| match &stored.object {
-            CachedObject::Credentials(metadata) => Some((name, &**metadata, stored.version)),
-            _ => None,
-        })
+        secrets
+            .filter(move |((_, name), _)| named.contains(name.as_str()))
+            .filter_map(|((_, name), stored)| Some((name, &**ObjectMeta::of(&stored.object)?, stored.version)))
     }
-}
-
-/// Certificate and key of a Secret; empty if absent.
-pub(super) fn pair(secret: &Value) -> Pair {
-    let bytes = |key: &str| -> Arc<[u8]> {
-        let stored = secret.get("data").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
-        stored.unwrap_or_default().0.into()
-    };
-    Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }
 }
 
 fn read(secret: &Value) -> UserCertificate {

@@ -14,11 +14,11 @@ use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
 use crate::model::controller::egress::slices::is_manual;
-use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::device_index::DeviceIndex;
+use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
@@ -51,8 +51,8 @@ pub(super) struct Indices {
     pub(super) states: BTreeMap<String, BTreeMap<u32, StoredState>>,
     /// Secrets of groups' ACME accounts by workload.
     pub(super) accounts: BTreeMap<String, Arc<Value>>,
-    /// Secrets of certificates by DNS name.
-    pub(super) certificate_secrets: BTreeMap<String, Arc<Value>>,
+    /// Secrets of certificates by DNS name, with their content.
+    pub(super) certificate_secrets: BTreeMap<String, (Arc<Value>, CertificateRecord)>,
     /// Names in the tailnet that a group's config has.
     pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
     /// Ingresses that ordered certificates, by UID of the Secret.
@@ -154,14 +154,6 @@ impl ClusterCache {
             put(&mut self.indices.wanted, label, claimant, came);
         }
         match object {
-            CachedObject::Namespace(labels) if came => drop(self.indices.namespaces.insert(id.1.clone(), Arc::clone(labels))),
-            CachedObject::Namespace(_) => drop(self.indices.namespaces.remove(&id.1)),
-            CachedObject::Ingress(ingress) => {
-                for backend in backends(ingress) {
-                    put(&mut self.indices.backend_users, (id.0.clone(), backend.to_owned()), id.clone(), came);
-                }
-            }
-            CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
             CachedObject::Config(_, config) => self.indices.devices.follow(&id.1, &config.entry(), came),
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
@@ -171,7 +163,7 @@ impl ClusterCache {
                 }
                 _ => {}
             },
-            _ => {}
+            _ => object.index(&mut self.indices, id, came),
         }
     }
 
@@ -191,7 +183,9 @@ impl ClusterCache {
                 }
             }
             (SecretName::Account { workload }, CachedObject::Owned(value)) => set(&mut indices.accounts, workload, value, came),
-            (SecretName::Certificate, CachedObject::Owned(value)) => set(&mut indices.certificate_secrets, name, value, came),
+            (SecretName::Certificate, CachedObject::Certificate(value, content)) => {
+                set(&mut indices.certificate_secrets, name, &(Arc::clone(value), *content), came);
+            }
             _ => {}
         }
     }
@@ -317,7 +311,7 @@ pub(super) fn ordinal(workload: &str, pod: &str) -> Option<u32> {
 }
 
 /// Adds a value to the set of a key, or removes it.
-fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
+pub(super) fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
     if came {
         map.entry(key).or_default().insert(value);
     } else if let Some(set) = map.get_mut(&key) {
@@ -329,7 +323,7 @@ fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, cam
 }
 
 /// Increments or decrements the count of a key.
-fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
+pub(super) fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
     let number = map.entry(key.clone()).or_default();
     *number = if came { *number + 1 } else { number.saturating_sub(1) };
     if *number == 0 {
@@ -338,9 +332,9 @@ fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
 }
 
 /// Sets or removes the value of a key.
-fn set(map: &mut BTreeMap<String, Arc<Value>>, key: &str, value: &Arc<Value>, came: bool) {
+fn set<V: Clone>(map: &mut BTreeMap<String, V>, key: &str, value: &V, came: bool) {
     if came {
-        map.insert(key.to_owned(), Arc::clone(value));
+        map.insert(key.to_owned(), value.clone());
     } else {
         map.remove(key);
     }

@@ -4,61 +4,19 @@ use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::secret_name::SecretName;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::index::{WorkloadObjects, owners};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::PublishSource;
-use crate::model::controller::kinds::concerns;
-use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 
 impl ClusterCache {
     pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
-        let name = &id.1;
-        let mut keys = BTreeSet::new();
-        let workloads: BTreeSet<WorkloadKey> = match object {
-            CachedObject::Group(group) => {
-                keys.extend(self.class_of(group).map(|name| WorkKey::Class(name.to_owned())));
-                keys.extend(group.spec.tailnet.clone().map(WorkKey::Tailnet));
-                [WorkloadKey::of_group(name)].into()
-            }
-            CachedObject::Class(_) => {
-                keys.insert(WorkKey::Class(name.clone()));
-                self.users_of_class(name).into_iter().collect()
-            }
-            CachedObject::Tailnet(_) => {
-                keys.insert(WorkKey::Tailnet(name.clone()));
-                self.users_of_tailnet(Some(name)).into_iter().collect()
-            }
-            CachedObject::Credentials(_) => {
-                keys.extend(self.users_of_secret(name).into_iter().map(WorkKey::Tailnet));
-                self.showing(name)
-            }
-            CachedObject::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
-            // Tenants select namespaces by labels.
-            CachedObject::Namespace(_) => self.groups_that(has_tenants).into_iter().chain(self.standalone_keys_in(name).cloned()).collect(),
-            CachedObject::IngressClass(_) if *name == self.assignment.ingress_class => {
-                let standalone = self.standalone_keys().filter(|key| self.standalone_ingress(key)).cloned();
-                self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter().chain(standalone).collect()
-            }
-            CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress) => {
-                let class = requests::class(&ingress.metadata, self.default_class.as_deref());
-                keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
-                BTreeSet::new()
-            }
-            CachedObject::Service(service) => {
-                let class =
-                    requests::class(&service.metadata, self.default_class.as_deref()).filter(|_| self.assignment.is_standalone(service));
-                keys.extend(class.map(|name| WorkKey::Class(name.to_owned())));
-                let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
-                concerns(service, &self.assignment).into_iter().chain(own).collect()
-            }
-            CachedObject::Slice(service, _) => {
-                self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect()
-            }
+        let mut keys = object.typed_keys(self, id).unwrap_or_default();
+        let workloads = match object {
             // A child's slices follow its Pods, whose changes are enough, unless slices of the Tailscale operator wait for them.
             CachedObject::ChildSlice(_) => {
                 let minded = |key: &WorkloadKey| self.indices.workloads.get(key).is_some_and(WorkloadObjects::is_manual);

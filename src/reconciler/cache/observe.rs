@@ -22,13 +22,14 @@ use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::naming;
-use crate::model::controller::workload::objects::certificate::accounts_ref;
+use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
 use crate::model::controller::workload::readiness::is_lost;
+use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::failover::ReplicaPod;
 
@@ -65,6 +66,7 @@ impl ClusterCache {
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
+        let certificates = self.certificates_of(&owned);
         let recorded_certificates = self.recorded_certificates(&owned);
         Observed {
             key: key.clone(),
@@ -76,6 +78,7 @@ impl ClusterCache {
             waiting,
             workload,
             owned,
+            certificates,
             children: self.indices.child_owners.clone(),
             slices: self.indices.workloads.get(key).map(|members| members.slices.clone()).unwrap_or_default(),
             services: self.services(key),
@@ -93,37 +96,36 @@ impl ClusterCache {
     }
 
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
-        if let CachedObject::Group(group) = self.named(WatchRole::Group, name)? { Some(Arc::clone(group)) } else { None }
+        self.get(name).cloned()
     }
 
     pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
-        if let CachedObject::Class(class) = self.named(WatchRole::Class, name)? { Some(Arc::clone(class)) } else { None }
+        self.get(name).cloned()
     }
 
     pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
-        if let CachedObject::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
+        self.get(name).cloned()
     }
 
     /// Version of a class or Tailnet, as the API server returned it.
     pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
-        match self.named(role, name)? {
-            CachedObject::Class(class) => class.metadata.resource_version.clone(),
-            CachedObject::Tailnet(tailnet) => tailnet.metadata.resource_version.clone(),
+        match role {
+            WatchRole::Class => self.class(name)?.metadata.resource_version.clone(),
+            WatchRole::Tailnet => self.tailnet(name)?.metadata.resource_version.clone(),
             _ => None,
         }
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
-        self.objects(WatchRole::Group)
-            .filter_map(|((_, name), object)| if let CachedObject::Group(group) = object { Some((name, group)) } else { None })
+        self.all_of().map(|((_, name), group)| (name, group))
     }
 
     fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
-        self.objects(WatchRole::Class).filter_map(|(_, object)| if let CachedObject::Class(class) = object { Some(class) } else { None })
+        self.all_of().map(|(_, class)| class)
     }
 
     fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.objects(WatchRole::Node).filter_map(|(_, object)| if let CachedObject::Node(node) = object { Some(node) } else { None })
+        self.all_of().map(|(_, node)| node)
     }
 
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
@@ -167,8 +169,8 @@ impl ClusterCache {
 
     /// Tailnets that name a Secret as credentials.
     pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
-        let uses = |object: &CachedObject| matches!(object, CachedObject::Tailnet(tailnet) if tailnet.spec.credentials.secret_name == name);
-        self.objects(WatchRole::Tailnet).filter(|(_, object)| uses(object)).map(|((_, name), _)| name.clone()).collect()
+        let uses = |tailnet: &Tailnet| tailnet.spec.credentials.secret_name == name;
+        self.all_of().filter(|(_, tailnet)| uses(tailnet)).map(|((_, name), _)| name.clone()).collect()
     }
 
     /// Number of groups of types that we do not serve.
@@ -234,7 +236,7 @@ impl ClusterCache {
         let certificates = labels.iter().flat_map(|label| {
             let begin = format!("{label}.");
             let same = self.indices.certificate_secrets.range(begin.clone()..).take_while(move |(dns, _)| dns.starts_with(&begin));
-            same.map(|(_, value)| value)
+            same.map(|(_, (value, _))| value)
         });
         for secret in states.chain(accounts).chain(certificates).cloned().collect::<Vec<_>>() {
             let name = secret["metadata"]["name"].as_str().unwrap_or_default();
@@ -242,6 +244,17 @@ impl ClusterCache {
             owned.insert(ObjectRef::new(Kind::Secret, namespace, name), secret);
         }
         owned
+    }
+
+    /// Content of the certificates among these objects. Those in no watch have not been read.
+    fn certificates_of(&self, owned: &OrdMap<ObjectRef, Arc<Value>>) -> OrdMap<String, CertificateRecord> {
+        let secrets = owned.range(ObjectRef::new(Kind::Secret, "", "")..).take_while(|(object, _)| object.kind == Kind::Secret);
+        let certificates = secrets.filter(|(object, _)| SecretName::parse(&object.name) == SecretName::Certificate);
+        let content = |(object, value): (&ObjectRef, &Arc<Value>)| {
+            let watched = self.indices.certificate_secrets.get(&object.name).map(|(_, content)| *content);
+            (object.name.clone(), watched.unwrap_or_else(|| CertificateRecord::read(value)))
+        };
+        certificates.map(content).collect()
     }
 
     pub(super) fn replicas(&self, key: &WorkloadKey, workload: &str) -> BTreeMap<u32, ObservedReplica> {
@@ -360,7 +373,7 @@ impl ClusterCache {
     }
 
     fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.objects(WatchRole::Pod).filter_map(|(_, object)| if let CachedObject::Pod(pod) = object { Some(pod) } else { None })
+        self.all_of().map(|(_, pod)| pod)
     }
 
     pub(super) fn services(&self, key: &WorkloadKey) -> OrdMap<Id, Arc<Service>> {
@@ -374,9 +387,5 @@ impl ClusterCache {
         let ports = others.flat_map(|service| service["spec"]["ports"].as_array().into_iter().flatten());
         let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
         node_ports.chain(self.refused_ports.keys().copied()).collect()
-    }
-
-    fn named(&self, role: WatchRole, name: &str) -> Option<&CachedObject> {
-        self.one(role, &(String::new(), name.to_owned()))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
@@ -216,7 +216,7 @@ impl ClusterCache {
         let class = &self.assignment.ingress_class;
         self.stores.get(&WatchRole::IngressClass)?;
         let make = format!("name the controller {} in it", names::INGRESS_CONTROLLER);
-        let Some(CachedObject::IngressClass(found)) = self.one(WatchRole::IngressClass, &(String::new(), class.clone())) else {
+        let Some(found) = self.get::<IngressClass>(class) else {
             return Some(format!("IngressClass {class} does not exist: make it, and {make}."));
         };
         if found.spec.as_ref().and_then(|spec| spec.controller.as_deref()) != Some(names::INGRESS_CONTROLLER) {

@@ -11,6 +11,9 @@ const ENDS: usize = 1024;
 pub(super) struct StoredObject {
     pub(super) version: u64,
     pub(super) object: CachedObject,
+    /// Hash of the manifest whose apply resulted in this version. The same manifest means that the API server normalizes the object: it is
+    /// not written again.
+    pub(super) settled: Option<String>,
 }
 
 #[derive(Debug, Default)]

@@ -18,6 +18,26 @@ const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];
 const DEFAULTS: [WatchRole; 5] = [WatchRole::Group, WatchRole::Service, WatchRole::Ingress, WatchRole::IngressClass, WatchRole::Namespace];
 
+fn id(value: &Value) -> Id {
+    let text = |key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
+    (text("namespace"), text("name"))
+}
+
+/// Changes given as JSON.
+impl ClusterCache {
+    pub(super) fn put_json(&mut self, role: WatchRole, value: Value) -> BTreeSet<WorkKey> {
+        self.put(role.decode(value).parse())
+    }
+
+    fn listed_json(&mut self, role: WatchRole, namespace: Option<&str>, value: Value) -> BTreeSet<WorkKey> {
+        self.listed(namespace, role.decode(value).parse())
+    }
+
+    pub(super) fn gone_json(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
+        self.gone(&role.decode(value.clone()))
+    }
+}
+
 fn world() -> ClusterCache {
     ClusterCache::new(Some("usual".into()), ALL)
 }
@@ -47,23 +67,42 @@ fn groups_of(keys: &BTreeSet<WorkKey>) -> Vec<String> {
 #[test]
 fn events_with_older_versions_are_ignored() {
     let mut world = world();
-    assert_eq!(groups_of(&world.put(WatchRole::Group, group("g", 5))), ["g"]);
-    assert!(world.put(WatchRole::Group, group("g", 4)).is_empty());
-    assert!(world.gone(WatchRole::Group, &group("g", 4)).is_empty(), "it was made again meanwhile");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Group, group("g", 5))), ["g"]);
+    assert!(world.put_json(WatchRole::Group, group("g", 4)).is_empty());
+    assert!(world.gone_json(WatchRole::Group, &group("g", 4)).is_empty(), "it was made again meanwhile");
     assert!(world.group("g").is_some());
-    assert_eq!(groups_of(&world.gone(WatchRole::Group, &group("g", 6))), ["g"]);
+    assert_eq!(groups_of(&world.gone_json(WatchRole::Group, &group("g", 6))), ["g"]);
     assert!(world.group("g").is_none());
 }
 
 #[test]
 fn complete_list_removes_absent_objects() {
     let mut world = world();
-    world.put(WatchRole::Group, group("old", 1));
+    world.put_json(WatchRole::Group, group("old", 1));
     world.begin(WatchRole::Group, None);
-    world.listed(WatchRole::Group, None, group("new", 2));
+    world.listed_json(WatchRole::Group, None, group("new", 2));
     assert!(world.group("old").is_some());
     assert_eq!(groups_of(&world.complete(WatchRole::Group, None)), ["old"]);
     assert!(world.group("old").is_none() && world.group("new").is_some());
+}
+
+#[test]
+fn undecodable_object_is_ignored_and_hides_no_other() {
+    let mut world = world();
+    let mut bad = service("bad", 2, Some("g"));
+    bad["spec"] = json!({"ports": 7});
+    world.begin(WatchRole::Service, None);
+    for object in [service("one", 1, Some("g")), bad.clone(), service("two", 3, Some("g"))] {
+        world.listed_json(WatchRole::Service, None, object);
+    }
+    assert!(world.complete(WatchRole::Service, None).is_empty());
+    assert_eq!((world.services(&"g".into()).len(), world.stored(WatchRole::Service)), (2, 3));
+    let mut repaired = service("bad", 4, Some("g"));
+    repaired["spec"] = json!({"ports": [{"port": 7}]});
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, repaired)), ["g"]);
+    bad["metadata"]["resourceVersion"] = json!("5");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, bad)), ["g"], "it is as if it were deleted");
+    assert_eq!(world.services(&"g".into()).len(), 2);
 }
 
 #[test]
@@ -72,7 +111,7 @@ fn list_of_one_namespace_does_not_affect_another() {
     for namespace in ["u", "v"] {
         world.begin(WatchRole::Service, Some(namespace));
     }
-    world.listed(WatchRole::Service, Some("u"), service("s", 1, Some("g")));
+    world.listed_json(WatchRole::Service, Some("u"), service("s", 1, Some("g")));
     world.complete(WatchRole::Service, Some("v"));
     assert_eq!((world.count(WatchRole::Service), world.missing()), (1, vec![WatchRole::Service]));
     world.complete(WatchRole::Service, Some("u"));
@@ -84,7 +123,7 @@ fn standalone_service_is_observed_while_it_has_objects() {
     let class = Some("usual".to_owned());
     let defaults = DefaultGroups::default();
     let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Everywhere);
-    let keys = world.put(WatchRole::Service, service("s", 1, None));
+    let keys = world.put_json(WatchRole::Service, service("s", 1, None));
     assert_eq!(groups_of(&keys), ["u/s"]);
     assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s".into()]);
     assert_eq!((world.users_of_tailnet(None), WorkKey::Workload("u/s".into()).kind()), (vec!["u/s".into()], "Service"));
@@ -95,18 +134,18 @@ fn standalone_service_is_observed_while_it_has_objects() {
         object["data"] = json!({"device_id": if kind == "Secret" { "bjE=" } else { "" }});
         object
     };
-    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::Service), own("Service", "ts-s-bbbbb"))), ["u/s"]);
     assert_eq!(world.workload(&"u/s".into()), "ts-s-bbbbb");
-    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), [""; 0], "no record of it");
-    assert_eq!(groups_of(&world.put(WatchRole::Owned(Kind::Secret), own("", "ts-s-ccccc-0-config"))), ["u/s"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::Secret), own("Secret", "ts-s-ccccc-0"))), [""; 0], "no record of it");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Owned(Kind::Secret), own("", "ts-s-ccccc-0-config"))), ["u/s"]);
     assert_eq!(world.workload(&"u/s".into()), "ts-s-ccccc", "the one with a device");
     assert_eq!(world.replicas(&"u/s".into(), "ts-s-ccccc").len(), 1);
 
     let plain = json!({"metadata": {"name": "s", "namespace": "u", "resourceVersion": "3"}});
-    assert_eq!(groups_of(&world.put(WatchRole::Service, plain.clone())), ["u/s"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, plain.clone())), ["u/s"]);
     assert_eq!(world.services(&"u/s".into()).len(), 1, "it is released first");
     for (kind, name) in [(Kind::Service, "ts-s-bbbbb"), (Kind::Secret, "ts-s-ccccc-0"), (Kind::Secret, "ts-s-ccccc-0-config")] {
-        world.gone(WatchRole::Owned(kind), &own("", name));
+        world.gone_json(WatchRole::Owned(kind), &own("", name));
     }
     assert_eq!(world.services(&"u/s".into()).len(), 0);
     assert!(world.replicas(&"u/s".into(), "ts-s-ccccc").is_empty() && world.all().iter().all(|key| key.name() != "u/s"));
@@ -122,39 +161,39 @@ fn device_index_follows_config_secrets_only() {
     };
     let id = crate::model::controller::workload::identity::DeviceId::parse("n1").expect("an ID");
     let recorded = |world: &ClusterCache| world.indices.devices.recorded_elsewhere("", &id, "other").map(str::to_owned);
-    world.put(WatchRole::Owned(Kind::Secret), secret("g-0", "1"));
+    world.put_json(WatchRole::Owned(Kind::Secret), secret("g-0", "1"));
     assert_eq!(recorded(&world), None, "a Pod may write the annotations of its state Secret");
-    world.put(WatchRole::Owned(Kind::Secret), secret("g-0-config", "2"));
-    world.put(WatchRole::Owned(Kind::Secret), secret("g-0-config", "3"));
+    world.put_json(WatchRole::Owned(Kind::Secret), secret("g-0-config", "2"));
+    world.put_json(WatchRole::Owned(Kind::Secret), secret("g-0-config", "3"));
     assert_eq!(recorded(&world).as_deref(), Some("g-0-config"));
-    world.gone(WatchRole::Owned(Kind::Secret), &secret("g-0-config", "4"));
+    world.gone_json(WatchRole::Owned(Kind::Secret), &secret("g-0-config", "4"));
     assert_eq!(recorded(&world), None);
 }
 
 #[test]
 fn services_without_group_are_stored_without_content() {
     let mut world = world();
-    assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());
+    assert!(world.put_json(WatchRole::Service, service("s", 1, None)).is_empty());
     assert_eq!((world.count(WatchRole::Service), world.stored(WatchRole::Service)), (0, 1));
     let stored = world.one(WatchRole::Service, &("u".to_owned(), "s".to_owned()));
     assert!(matches!(stored, Some(CachedObject::Backend(digest)) if digest.len() < 100), "{stored:?}");
-    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
-    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is enqueued too");
-    world.put(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));
-    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 5, None))), ["g", "h"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is enqueued too");
+    world.put_json(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));
+    assert_eq!(groups_of(&world.put_json(WatchRole::Service, service("s", 5, None))), ["g", "h"]);
     assert_eq!(world.count(WatchRole::Service), 1, "there is a child of it");
 }
 
 #[test]
 fn pass_sees_the_objects_of_its_group() {
     let mut world = world();
-    world.put(WatchRole::Group, group("g", 1));
-    world.put(WatchRole::Service, service("s", 2, Some("other")));
-    world.put(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
+    world.put_json(WatchRole::Group, group("g", 1));
+    world.put_json(WatchRole::Service, service("s", 2, Some("other")));
+    world.put_json(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
     let labels = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
     let secret = |name: &str| json!({"metadata": {"name": name, "namespace": "ts", "resourceVersion": "4", "labels": labels}});
     for name in ["g-0", "g-0-config", "g-11", "g-x"] {
-        world.put(WatchRole::Owned(Kind::Secret), secret(name));
+        world.put_json(WatchRole::Owned(Kind::Secret), secret(name));
     }
     let replicas = world.replicas(&"g".into(), "g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
@@ -172,13 +211,13 @@ fn changed_credentials_secret_wakes_its_tailnets() {
     let mut world = ClusterCache::new(None, [WatchRole::Tailnet, WatchRole::Credentials]);
     let tailnet = |name: &str, secret: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"credentials": {"secretName": secret}}});
     for (name, secret) in [("a", "one"), ("b", "two"), ("c", "one")] {
-        world.put(WatchRole::Tailnet, tailnet(name, secret));
+        world.put_json(WatchRole::Tailnet, tailnet(name, secret));
     }
     let secret = |name: &str, version: u64| json!({"metadata": {"name": name, "namespace": "ts", "resourceVersion": version.to_string()}});
-    let concerned: Vec<_> = world.put(WatchRole::Credentials, secret("one", 5)).into_iter().collect();
+    let concerned: Vec<_> = world.put_json(WatchRole::Credentials, secret("one", 5)).into_iter().collect();
     assert_eq!(concerned, [WorkKey::Tailnet("a".into()), WorkKey::Tailnet("c".into())]);
-    assert_eq!(world.gone(WatchRole::Credentials, &secret("one", 6)).into_iter().collect::<Vec<_>>(), concerned);
-    assert!(world.put(WatchRole::Credentials, secret("other", 7)).is_empty());
+    assert_eq!(world.gone_json(WatchRole::Credentials, &secret("one", 6)).into_iter().collect::<Vec<_>>(), concerned);
+    assert!(world.put_json(WatchRole::Credentials, secret("other", 7)).is_empty());
 }
 
 #[test]
@@ -192,22 +231,43 @@ fn refused_node_ports_are_avoided_for_some_time() {
 #[test]
 fn late_response_does_not_restore_a_deleted_object() {
     let mut world = world();
-    world.put(WatchRole::Group, group("g", 5));
-    world.gone(WatchRole::Group, &group("g", 7));
-    assert!(world.put(WatchRole::Group, group("g", 6)).is_empty(), "our patch took its last finalizer away, and was answered late");
+    world.put_json(WatchRole::Group, group("g", 5));
+    world.gone_json(WatchRole::Group, &group("g", 7));
+    assert!(world.put_json(WatchRole::Group, group("g", 6)).is_empty(), "our patch took its last finalizer away, and was answered late");
     assert!(world.group("g").is_none());
-    assert_eq!(groups_of(&world.put(WatchRole::Group, group("g", 8))), ["g"], "made anew");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Group, group("g", 8))), ["g"], "made anew");
     for other in 0..3000 {
-        world.gone(WatchRole::Group, &group(&format!("g{other}"), 10));
+        world.gone_json(WatchRole::Group, &group(&format!("g{other}"), 10));
     }
-    assert!(world.put(WatchRole::Group, group("g2999", 9)).is_empty());
-    assert!(!world.put(WatchRole::Group, group("g0", 9)).is_empty(), "ends are not remembered for ever");
+    assert!(world.put_json(WatchRole::Group, group("g2999", 9)).is_empty());
+    assert!(!world.put_json(WatchRole::Group, group("g0", 9)).is_empty(), "ends are not remembered for ever");
+}
+
+#[test]
+fn settled_manifest_is_of_one_version_and_ends_with_its_object() {
+    let (mut world, object) = (world(), ObjectRef::new(Kind::Service, "ts", "c"));
+    let role = WatchRole::Owned(Kind::Service);
+    let applied = |world: &mut ClusterCache, version: u64| {
+        world.applied(role.decode(child("c", version, "s", "g")).parse(), "h".into());
+    };
+    applied(&mut world, 3);
+    world.put_json(role, child("c", 3, "s", "g"));
+    assert!(world.is_settled(&object, "h") && !world.is_settled(&object, "another"));
+    world.put_json(role, child("c", 4, "s", "g"));
+    assert!(!world.is_settled(&object, "h"), "another writer changed it");
+    applied(&mut world, 3);
+    assert!(!world.is_settled(&object, "h"), "the response is late");
+    applied(&mut world, 4);
+    assert!(world.is_settled(&object, "h"));
+    world.gone_json(role, &child("c", 5, "s", "g"));
+    world.put_json(role, child("c", 6, "s", "g"));
+    assert!(!world.is_settled(&object, "h"), "collected and created again");
 }
 
 #[test]
 fn deleted_object_is_removed_unless_it_has_finalizers() {
     let mut world = world();
-    world.put(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
+    world.put_json(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
     let object = ObjectRef::new(Kind::Service, "ts", "c");
     world.deleted(&object, Some("another"));
     assert!(world.version(&object).is_some(), "another of that name was meant");
@@ -215,7 +275,7 @@ fn deleted_object_is_removed_unless_it_has_finalizers() {
     assert!(world.version(&object).is_none());
     let mut finalized = child("c", 9, "s", "g");
     finalized["metadata"]["finalizers"] = json!(["f"]);
-    world.put(WatchRole::Owned(Kind::Service), finalized);
+    world.put_json(WatchRole::Owned(Kind::Service), finalized);
     world.deleted(&object, Some("c"));
     assert!(world.version(&object).is_some());
 }
@@ -233,13 +293,13 @@ fn foreign_object_is_remembered_for_some_time() {
 #[test]
 fn a_class_wakes_the_groups_that_use_it() {
     let mut world = world();
-    world.put(WatchRole::Group, group("g", 1));
+    world.put_json(WatchRole::Group, group("g", 1));
     let mut named = group("h", 2);
     named["spec"]["proxyClass"] = "special".into();
-    world.put(WatchRole::Group, named);
+    world.put_json(WatchRole::Group, named);
     let class = |name: &str| json!({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {}});
-    assert_eq!(groups_of(&world.put(WatchRole::Class, class("usual"))), ["g"], "it is the default one");
-    assert_eq!(groups_of(&world.put(WatchRole::Class, class("special"))), ["h"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Class, class("usual"))), ["g"], "it is the default one");
+    assert_eq!(groups_of(&world.put_json(WatchRole::Class, class("special"))), ["h"]);
 }
 
 #[test]
@@ -248,19 +308,19 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
     for role in [WatchRole::Class, WatchRole::Group] {
         world.complete(role, None);
     }
-    world.put(WatchRole::Group, group("g", 1));
+    world.put_json(WatchRole::Group, group("g", 1));
     let mut asks = group("h", 2);
     asks["spec"]["proxyClass"] = "direct".into();
-    world.put(WatchRole::Group, asks);
+    world.put_json(WatchRole::Group, asks);
     assert!(!world.wants_nodes() && world.missing().is_empty());
     let class = json!({"metadata": {"name": "direct", "resourceVersion": "3"},
         "spec": {"staticEndpoints": {"nodePort": {"ports": [{"port": 31000}]}}}});
-    world.put(WatchRole::Class, class);
+    world.put_json(WatchRole::Class, class);
     assert!(world.wants_nodes() && world.missing() == [WatchRole::Node]);
     let awaits = |world: &ClusterCache, name: &str| world.awaits_nodes(&world.group(name).expect("a group"));
     assert!(awaits(&world, "h") && !awaits(&world, "g"));
     let node = json!({"metadata": {"name": "n", "resourceVersion": "4"}});
-    assert_eq!(groups_of(&world.listed(WatchRole::Node, None, node)), ["h"]);
+    assert_eq!(groups_of(&world.listed_json(WatchRole::Node, None, node)), ["h"]);
     assert_eq!(groups_of(&world.complete(WatchRole::Node, None)), ["h"], "also of a cluster in which none is seen");
     assert!(!awaits(&world, "h") && world.missing().is_empty());
 }
@@ -279,18 +339,18 @@ fn slice_events_matter_while_a_slice_is_managed_by_us() {
     };
     let (theirs, own) = ("tailscale.com", "endpointslice-controller.k8s.io");
     let mut world = ClusterCache::new(None, [role]);
-    assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned(&"g".into()).is_empty());
+    assert!(world.put_json(role, slice("own", 1, own, false)).is_empty() && world.owned(&"g".into()).is_empty());
     assert_eq!(ready(&world), Some(false));
     let mut desired = slice("c-ipv4", 0, own, true);
     assert!(world.has_slice_like(&desired));
     desired["addressType"] = json!("IPv6");
     assert!(!world.has_slice_like(&desired));
-    assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
+    assert_eq!(groups_of(&world.put_json(role, slice("old", 2, theirs, true))), ["g"]);
     assert_eq!(world.owned(&"g".into()).len(), 1);
-    assert_eq!(groups_of(&world.put(role, slice("own", 3, own, true))), ["g"]);
+    assert_eq!(groups_of(&world.put_json(role, slice("own", 3, own, true))), ["g"]);
     assert_eq!(ready(&world), Some(true));
-    assert_eq!(groups_of(&world.gone(role, &slice("old", 4, theirs, true))), ["g"]);
-    assert!(world.owned(&"g".into()).is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
-    world.gone(role, &slice("own", 6, own, false));
+    assert_eq!(groups_of(&world.gone_json(role, &slice("old", 4, theirs, true))), ["g"]);
+    assert!(world.owned(&"g".into()).is_empty() && world.put_json(role, slice("own", 5, own, false)).is_empty());
+    world.gone_json(role, &slice("own", 6, own, false));
     assert_eq!(ready(&world), None);
 }

@@ -119,6 +119,7 @@ fn nothing() -> Observed {
         tailnet: TailnetState::Unavailable(String::new()),
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
+        certificates: OrdMap::new(),
         children: OrdMap::new(),
         slices: OrdMap::new(),
         services: OrdMap::new(),

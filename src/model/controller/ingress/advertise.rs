@@ -58,7 +58,7 @@ impl IngressPlan<'_> {
         match &item.wish.target {
             PublishTarget::Site(site) => {
                 let plain = site.listeners.values().any(|listener| *listener != Listener::Https);
-                let certified = || plain || Self::certified(work, &shape.owner, &item.dns);
+                let certified = || plain || work.observed.is_certified(&item.dns);
                 self.before.routes.contains_key(name) && (!shape.stock() || certified())
             }
             PublishTarget::Whole(whole) => {

@@ -88,8 +88,10 @@ fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: 
     let secrets = work.observed.of(Kind::Secret).filter(|(_, secret)| domain_of(secret).is_some_and(|former| former != dns));
     let ours = secrets.filter(|(object, secret)| work.ownership(object, secret) == Ownership::Ours);
     let parent = shape.owner.key.publisher();
-    let is_retained = |secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_retained(work, parent, secret));
-    let former: Vec<_> = ours.filter(|(_, secret)| !is_retained(secret)).map(|(object, secret)| deletion(object, secret)).collect();
+    let is_retained =
+        |dns: &str, secret: &Value| parent.as_ref().is_some_and(|parent| standalone_certificate::is_retained(work, parent, dns, secret));
+    let former: Vec<_> =
+        ours.filter(|(object, secret)| !is_retained(&object.name, secret)).map(|(object, secret)| deletion(object, secret)).collect();
     work.plan.delete.extend(former);
 }
 

@@ -98,7 +98,7 @@ impl IngressPlan<'_> {
         match (&item.wish.target, &item.standing) {
             (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
             (PublishTarget::Site(site), _) => {
-                let certified = Self::certified(work, &shape.owner, &item.dns);
+                let certified = work.observed.is_certified(&item.dns);
                 // Our replicas redirect only to ports with a certificate.
                 let plain = |port: &u16, listener: &Listener| match item.standing {
                     ServiceState::Device => *listener == Listener::Http,

@@ -12,7 +12,7 @@ use crate::model::controller::ingress::certificate_orders::{CertificateOrder, Or
 use crate::model::controller::ingress::{DELETED_REQUEUE, Rejection};
 use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
-use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, is_certificate_of};
+use crate::model::controller::workload::objects::certificate::{certificate_ref, is_certificate_of};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
@@ -167,10 +167,10 @@ fn write(work: &mut PlanPart<'_>, namespace: &str, before: &OrderRecord, record:
 }
 
 /// Whether a certificate of another name stays for the rest of its week.
-pub(crate) fn is_retained(work: &Pass<'_>, parent: &Publisher, secret: &Value) -> bool {
+pub(crate) fn is_retained(work: &Pass<'_>, parent: &Publisher, dns: &str, secret: &Value) -> bool {
     let record = stored(work, &parent.namespace);
     let order = record.orders().iter().find(|order| order.ingress == parent.name && order.secret == uid(secret));
-    filled(secret) && order.is_some_and(|order| order.is_recent(work.observed.now))
+    work.observed.is_certified(dns) && order.is_some_and(|order| order.is_recent(work.observed.now))
 }
 
 /// Certificates of a released Ingress that stay for the rest of their week. The others are deleted, and their orders forgotten after it.
@@ -196,7 +196,7 @@ pub(crate) fn retained<'a>(pass: &Pass<'a>, is_gone: bool) -> (PlanPart<'a>, BTr
         let recorded = secret.filter(|secret| order.secret == uid(secret) || (order.secret.is_empty() && is_ours));
         if order.is_recent(now) {
             work.again(order.rest(now));
-            if let Some(secret) = recorded.filter(|secret| filled(secret)) {
+            if let Some(secret) = recorded.filter(|_| work.observed.is_certified(&order.host)) {
                 record.put(CertificateOrder { secret: uid(secret).to_owned(), ..order.clone() });
                 retained.insert(object);
                 continue;

@@ -13,7 +13,7 @@ use crate::model::controller::ingress::{Item, Rejection, ServiceState};
 use crate::model::controller::key::Publisher;
 use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
 use crate::model::controller::workload::objects::Owner;
-use crate::model::controller::workload::objects::certificate::{certificate_ref, filled, valid_until};
+use crate::model::controller::workload::objects::certificate::certificate_ref;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 
@@ -133,10 +133,11 @@ impl SummaryBuilder {
 pub(crate) fn issued(work: &Pass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
     let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
+    let until = work.observed.certificates.get(dns).and_then(|content| content.valid_until);
     match note.filter(|note| note.failures > 0) {
         Some(note) => (Certified::Failing, note.reason),
-        None if valid_until(secret).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
-        None if filled(secret) => (Certified::Issued, String::new()),
+        None if until.is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
+        None if work.observed.is_certified(dns) => (Certified::Issued, String::new()),
         None if work.observed.replicas.values().any(|replica| replica.state.as_ref().is_some_and(|state| state.no_https)) => {
             (Certified::Failing, "HTTPSDisabled".to_owned())
         }

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
+use crate::model::base::rate::TokenBucket;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::actions::Notice;
 
 /// Time after which a lasting fault is an Event again.
 pub const REPEAT_INTERVAL: Duration = Duration::from_mins(30);
-/// Events of a namespace at once; then one for each [`RATE_INTERVAL`].
+/// Events of a namespace at once; then so many a second.
 const BURST: u32 = 100;
-const RATE_INTERVAL: Duration = Duration::from_secs(1);
+const PER_SECOND: f64 = 1.0;
 /// Requeue delay while Events wait for the rate of their namespace.
 const RATE_LIMITED_REQUEUE: Duration = Duration::from_secs(10);
 
@@ -26,7 +27,7 @@ const RATE_LIMITED_REQUEUE: Duration = Duration::from_secs(10);
 pub struct EventSchedule {
     emitted: HashMap<WorkloadKey, HashMap<MessageId, Emitted>>,
     /// By namespace; only those that are used up in part.
-    rates: HashMap<String, EventRate>,
+    rates: HashMap<String, TokenBucket>,
     swept: Option<Timestamp>,
 }
 
@@ -46,12 +47,6 @@ type MessageId = (WorkloadKey, u64);
 struct Emitted {
     at: Timestamp,
     existed: Timestamp,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct EventRate {
-    available: u32,
-    at: Timestamp,
 }
 
 impl EventSchedule {
@@ -77,7 +72,8 @@ impl EventSchedule {
         }
         waiting.sort_by(|(one, first, _), (other, second, _)| (one, first).cmp(&(other, second)));
         for (_, id, fault) in waiting {
-            if take(&mut self.rates, id.0.namespace(), now) {
+            let rate = self.rates.entry(id.0.namespace().to_owned()).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND));
+            if rate.try_take(since_epoch(now)) {
                 emitted.insert(id, Emitted { at: now, existed: now });
                 due.notices.push(fault);
                 due.next = Some(due.next.map_or(REPEAT_INTERVAL, |next| next.min(REPEAT_INTERVAL)));
@@ -108,25 +104,12 @@ impl EventSchedule {
             emitted.retain(|_, last| age(last.existed, now) < REPEAT_INTERVAL);
         }
         self.emitted.retain(|_, emitted| !emitted.is_empty());
-        self.rates.retain(|_, rate| rate.at(now).available < BURST);
+        self.rates.retain(|_, rate| !rate.is_full(since_epoch(now)));
     }
 }
 
-impl EventRate {
-    /// The rate at a later time.
-    fn at(self, now: Timestamp) -> Self {
-        let gained = u32::try_from(age(self.at, now).as_secs() / RATE_INTERVAL.as_secs()).unwrap_or(BURST);
-        let available = self.available.saturating_add(gained).min(BURST);
-        Self { available, at: if gained == 0 { self.at } else { now } }
-    }
-}
-
-/// Takes an Event of a namespace's rate, if there is one.
-fn take(rates: &mut HashMap<String, EventRate>, namespace: &str, now: Timestamp) -> bool {
-    let full = EventRate { available: BURST, at: now };
-    let rate = rates.get(namespace).map_or(full, |rate| rate.at(now));
-    rates.insert(namespace.to_owned(), EventRate { available: rate.available.saturating_sub(1), ..rate });
-    rate.available > 0
+fn since_epoch(now: Timestamp) -> Duration {
+    now.as_duration().unsigned_abs()
 }
 
 /// Age of a time. One in the future, after the clock was set back, is old.

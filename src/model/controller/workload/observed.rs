@@ -25,6 +25,7 @@ use crate::model::controller::policy::tenancy::{Labels, Patterns};
 use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::identity::DeviceId;
+use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
@@ -53,6 +54,8 @@ pub struct Observed {
     /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. Of EndpointSlices only those that the
     /// Tailscale operator wrote.
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// Content of the certificates among these, by DNS name.
+    pub certificates: OrdMap<String, CertificateRecord>,
     /// Owners of all child Services, of whichever workload, by name.
     pub children: OrdMap<Arc<str>, ChildOwner>,
     /// EndpointSlices of Kubernetes' controller, by child.
@@ -243,6 +246,11 @@ impl Observed {
     /// Metadata of the object that requests the workload, if it exists.
     pub(crate) fn metadata(&self) -> Option<&ObjectMeta> {
         self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
+    }
+
+    /// Whether a name has a certificate.
+    pub(crate) fn is_certified(&self, dns: &str) -> bool {
+        self.certificates.get(dns).is_some_and(|content| content.filled)
     }
 
     pub(crate) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {

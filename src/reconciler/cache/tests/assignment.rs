@@ -16,11 +16,11 @@ fn defaulting() -> ClusterCache {
 fn with_defaults() -> ClusterCache {
     let mut world = defaulting();
     for (name, kind) in [("e", "egress"), ("i", "ingress"), ("j", "ingress")] {
-        world.put(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
+        world.put_json(WatchRole::Group, json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"type": kind}}));
     }
-    world.put(WatchRole::Service, service("s", 1, None));
+    world.put_json(WatchRole::Service, service("s", 1, None));
     let spec = json!({"ingressClassName": "tailscale", "tls": [{"hosts": ["app"]}]});
-    world.put(WatchRole::Ingress, json!({"metadata": {"name": "a", "namespace": "u", "resourceVersion": "1"}, "spec": spec}));
+    world.put_json(WatchRole::Ingress, json!({"metadata": {"name": "a", "namespace": "u", "resourceVersion": "1"}, "spec": spec}));
     world
 }
 
@@ -40,36 +40,38 @@ fn members(world: &ClusterCache) -> (Vec<&str>, Vec<&str>) {
 #[test]
 fn namespace_label_moves_objects_into_and_out_of_default_groups() {
     let mut world = with_defaults();
-    world.put(WatchRole::IngressClass, class(1, json!(null)));
+    world.put_json(WatchRole::IngressClass, class(1, json!(null)));
     assert_eq!(members(&world), (vec![], vec![]), "the labels of the namespace are unknown");
-    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(1, json!({})))), ["e", "i"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Namespace, namespace(1, json!({})))), ["e", "i"]);
     assert_eq!((members(&world), world.indices.wanted.len()), ((vec!["e"], vec!["i"]), 1));
     let out = json!({"tailyard.io/default-proxy-group": "disabled"});
-    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(2, out))), ["e", "i"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::Namespace, namespace(2, out))), ["e", "i"]);
     assert_eq!((members(&world), world.indices.wanted.len()), ((vec![], vec![]), 0));
-    assert!(world.put(WatchRole::Namespace, namespace(3, json!({"tailyard.io/default-proxy-group": "disabled", "a": "b"}))).is_empty());
-    assert_eq!(groups_of(&world.put(WatchRole::Namespace, namespace(4, json!({})))), ["e", "i"]);
-    assert_eq!(groups_of(&world.gone(WatchRole::Namespace, &namespace(5, json!({})))), ["e", "i"]);
+    assert!(
+        world.put_json(WatchRole::Namespace, namespace(3, json!({"tailyard.io/default-proxy-group": "disabled", "a": "b"}))).is_empty()
+    );
+    assert_eq!(groups_of(&world.put_json(WatchRole::Namespace, namespace(4, json!({})))), ["e", "i"]);
+    assert_eq!(groups_of(&world.gone_json(WatchRole::Namespace, &namespace(5, json!({})))), ["e", "i"]);
     assert_eq!(members(&world), (vec![], vec![]));
 }
 
 #[test]
 fn class_parameters_move_ingresses() {
     let mut world = with_defaults();
-    world.put(WatchRole::Namespace, namespace(1, json!({})));
+    world.put_json(WatchRole::Namespace, namespace(1, json!({})));
     assert_eq!(members(&world), (vec!["e"], vec![]), "the class is unknown");
     let group = |name: &str| json!({"apiGroup": "tailscale.com", "kind": "ProxyGroup", "name": name});
-    world.put(WatchRole::IngressClass, class(1, group("j")));
+    world.put_json(WatchRole::IngressClass, class(1, group("j")));
     assert_eq!(members(&world).1, ["j"]);
-    assert_eq!(groups_of(&world.put(WatchRole::IngressClass, class(2, group("i")))), ["i", "j"]);
+    assert_eq!(groups_of(&world.put_json(WatchRole::IngressClass, class(2, group("i")))), ["i", "j"]);
     assert_eq!(members(&world).1, ["i"]);
     let wrong = json!({"apiGroup": "v1", "kind": "ConfigMap", "name": "i"});
-    let keys = world.put(WatchRole::IngressClass, class(3, wrong));
+    let keys = world.put_json(WatchRole::IngressClass, class(3, wrong));
     assert!(keys.contains(&WorkKey::Workload("".into())), "it is reported: {keys:?}");
     assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![""], 1));
-    world.put(WatchRole::IngressClass, class(4, json!(null)));
+    world.put_json(WatchRole::IngressClass, class(4, json!(null)));
     assert_eq!(members(&world).1, ["i"], "by default");
-    world.gone(WatchRole::IngressClass, &class(5, json!(null)));
+    world.gone_json(WatchRole::IngressClass, &class(5, json!(null)));
     assert_eq!((members(&world).1, world.indices.wanted.len()), (vec![], 1));
 }
 
@@ -77,15 +79,15 @@ fn class_parameters_move_ingresses() {
 fn ingress_of_a_missing_class_stays_in_the_group_that_has_it() {
     let mut world = with_defaults();
     world.stores.entry(WatchRole::Owned(Kind::ConfigMap)).or_default();
-    world.put(WatchRole::Namespace, namespace(1, json!({})));
-    world.put(WatchRole::IngressClass, class(1, json!(null)));
+    world.put_json(WatchRole::Namespace, namespace(1, json!({})));
+    world.put_json(WatchRole::IngressClass, class(1, json!(null)));
     let owners = json!({"svc:app": {"kind": "Ingress", "namespace": "u", "name": "a"}}).to_string().into_bytes();
     let labels =
         json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "i"});
     let config = json!({"metadata": {"name": "i-ingress-config", "namespace": "ts", "resourceVersion": "2", "labels": labels},
         "binaryData": {"tailyard-owners.json": k8s_openapi::ByteString(owners)}});
-    world.put(WatchRole::Owned(Kind::ConfigMap), config);
-    world.gone(WatchRole::IngressClass, &class(2, json!(null)));
+    world.put_json(WatchRole::Owned(Kind::ConfigMap), config);
+    world.gone_json(WatchRole::IngressClass, &class(2, json!(null)));
     assert_eq!(members(&world).1, ["i"]);
     assert_eq!(world.publisher(PublishSource::Ingress, &("u".into(), "a".into())), Some("i".into()));
 }
@@ -128,8 +130,8 @@ fn change(world: &mut ClusterCache, object: usize, state: usize, version: usize)
         value
     };
     match value {
-        Some(value) => drop(world.put(role, versioned(value))),
-        None => drop(world.gone(role, &versioned(in_state(object, 0).1.expect("an object")))),
+        Some(value) => drop(world.put_json(role, versioned(value))),
+        None => drop(world.gone_json(role, &versioned(in_state(object, 0).1.expect("an object")))),
     }
 }
 

@@ -192,7 +192,7 @@ impl Cluster {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         for watch in self.watches.iter().filter(|watch| is_scope(watch, id.0, &id.1)) {
-            self.cache.gone(watch.role, &object);
+            self.cache.gone_json(watch.role, &object);
         }
     }
 
@@ -288,11 +288,12 @@ fn feed(cache: &mut ClusterCache, watches: &[InformerWatch], kind: &str, object:
             (None, Some((key, value))) => labels[key] == value,
             (None, None) => !labels[term].is_null(),
         };
-        let delivered = if follow.names_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
+        let metadata_only = matches!(role, WatchRole::Namespace | WatchRole::Credentials);
+        let delivered = if metadata_only { json!({"metadata": object["metadata"]}) } else { object.clone() };
         if follow.labels.is_none_or(|selector| selector.split(',').all(matches)) {
-            cache.put(*role, delivered);
+            cache.put_json(*role, delivered);
         } else {
-            cache.gone(*role, &delivered);
+            cache.gone_json(*role, &delivered);
         }
     }
 }

@@ -75,7 +75,7 @@ fn expired_certificate_of_the_group_is_reported_invalid() {
     world.ingress("app", "in", ("app", "web"));
     world.settle();
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
-    world.edit(&object(Kind::Secret, "app.tail1234.ts.net"), |secret| secret["validUntil"] = json!(day(3).to_string()));
+    world.hosted.certificate_end = Some(day(3));
     on(&mut world, 2);
     assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
     on(&mut world, 3);

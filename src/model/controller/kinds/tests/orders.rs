@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::*;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of, filled};
+use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref, domain_of};
 use crate::model::controller::workload::vip_service::{DesiredVipService, ServiceOwner};
 
 const GROUP: &str = "in";
@@ -253,7 +253,8 @@ fn key(world: &World) -> String {
     };
     let groups: Vec<_> = world.groups.values().map(|group| metadata(&group.metadata)).collect();
     let ingresses: Vec<_> = world.ingresses.iter().map(|((_, name), stored)| (name, metadata(&stored.metadata))).collect();
-    let objects: Vec<_> = world.objects.iter().map(|(object, stored)| (object.kind, &object.name, filled(stored))).collect();
+    let objects: Vec<_> =
+        world.objects.iter().map(|(object, stored)| (object.kind, &object.name, CertificateRecord::read(stored).filled)).collect();
     let config = world.config(GROUP);
     let config = (config.origins.keys(), config.serve.keys(), config.routes.keys());
     let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| said(&replica)).collect();

@@ -3,25 +3,53 @@
 //! Its name is the DNS name; its labels let our replicas and those of the Tailscale operator find it. It has no owner reference: orders
 //! per name and week are limited, so a certificate outlives objects that can be recreated.
 
+use std::sync::Arc;
+
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::secret_name::SecretName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::api::names;
 use crate::model::controller::key::Publisher;
 use crate::model::controller::workload::objects::metrics::label_value;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner, digest};
+use crate::model::ingress::certificate::Pair;
 
 /// The type of the Secret.
 const TLS: &str = "kubernetes.io/tls";
 const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
 
-/// The Secret of a name's certificate; `existing` is the current one.
-pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<&Value>) -> Manifest {
+/// Content of a certificate's Secret: the key is not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CertificateRecord {
+    /// Whether a replica has filled it.
+    pub filled: bool,
+    /// Expiry, if the certificate can be read.
+    pub valid_until: Option<Timestamp>,
+}
+
+impl CertificateRecord {
+    pub fn read(secret: &Value) -> Self {
+        let pair = pair(secret);
+        let valid_until = pair.leaf().ok().map(|leaf| leaf.certificate.until);
+        Self { filled: !pair.chain.is_empty() && !pair.key.is_empty(), valid_until }
+    }
+}
+
+/// Certificate and key of a Secret; empty if absent.
+pub fn pair(secret: &Value) -> Pair {
+    let bytes = |key: &str| -> Arc<[u8]> { ByteString::deserialize(&secret["data"][key]).unwrap_or_default().0.into() };
+    let [chain, key] = FIELDS.map(bytes);
+    Pair { chain, key }
+}
+
+/// The Secret of a name's certificate; `existing` is the current one, with its content.
+pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<(&Value, CertificateRecord)>) -> Manifest {
     let labels = [
         (names::MANAGED, "true".to_owned()),
         (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
@@ -41,24 +69,13 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Opt
         ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
     let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());
     // If a replica fills it meanwhile, the write is rejected with a conflict and retried.
-    metadata.resource_version = existing.and_then(|found| found["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+    metadata.resource_version = existing.and_then(|(found, _)| found["metadata"]["resourceVersion"].as_str().map(str::to_owned));
     let empty = || FIELDS.map(|field| (field.to_owned(), ByteString(Vec::new()))).into();
-    let data = (!existing.is_some_and(filled)).then(empty);
+    let filled = existing.is_some_and(|(_, content)| content.filled);
+    let data = (!filled).then(empty);
     let secret = Secret { metadata, type_: Some(TLS.to_owned()), data, ..Secret::default() };
     let value = serde_json::to_value(&secret).unwrap_or_default();
-    Manifest { yields: !existing.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
-}
-
-pub fn filled(secret: &Value) -> bool {
-    FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
-}
-
-/// Key that replaces a certificate in the cache: its expiry, RFC 3339.
-pub const VALID_UNTIL: &str = "validUntil";
-
-/// Expiry of the certificate in a Secret, if known.
-pub fn valid_until(secret: &Value) -> Option<Timestamp> {
-    secret[VALID_UNTIL].as_str()?.parse().ok()
+    Manifest { yields: !filled, ..Manifest::with_hash(Kind::Secret, value, hash) }
 }
 
 /// DNS name of a certificate's Secret; `None` for other Secrets.

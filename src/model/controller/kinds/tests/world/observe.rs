@@ -27,6 +27,7 @@ impl World {
         let group = name.group().and_then(|name| self.groups.get(name)).cloned();
         let workload = self.workload(name, &owned);
         let (replicas, waiting) = self.with_waiting(&workload);
+        let owned = self.with_shared(owned, name);
         Observed {
             key: name.clone(),
             now: self.time(),
@@ -37,7 +38,8 @@ impl World {
             tailnet: self.tailnet.clone(),
             replicas,
             workload,
-            owned: self.with_shared(owned, name),
+            certificates: self.certificates(&owned),
+            owned,
             children: self.child_owners(),
             slices: self.child_slices(name.group_name()),
             services: services.map(|(key, stored)| (key.clone(), self.show(key, stored))).collect(),

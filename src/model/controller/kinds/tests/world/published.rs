@@ -13,7 +13,7 @@ use crate::model::controller::ingress::standalone_certificate::grants;
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
 use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::objects::certificate::{accounts_ref, domain_of};
+use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref, domain_of};
 use crate::model::controller::workload::observed::RecordedCertificate;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
 use crate::model::controller::workload::observed::{Approved, NameConflict, PublishInputs, ServiceList};
@@ -33,6 +33,8 @@ pub(in super::super) struct Hosted {
     pub(in super::super) late: usize,
     /// Tailscale Services have only an IPv6 address.
     pub(in super::super) v6_only: bool,
+    /// Expiry of all certificates.
+    pub(in super::super) certificate_end: Option<Timestamp>,
     /// The tailnet issues no certificates.
     pub(in super::super) no_https: bool,
     /// Advertised names without approval.
@@ -234,6 +236,13 @@ impl World {
             ingresses,
             ..PublishInputs::default()
         }
+    }
+
+    /// Content of the certificates among these objects.
+    pub(super) fn certificates(&self, owned: &imbl::OrdMap<ObjectRef, Arc<Value>>) -> imbl::OrdMap<String, CertificateRecord> {
+        let certificates = owned.values().filter_map(|stored| Some((domain_of(stored)?, CertificateRecord::read(stored))));
+        let ends = |content: CertificateRecord| CertificateRecord { valid_until: self.hosted.certificate_end, ..content };
+        certificates.map(|(dns, content)| (dns.to_owned(), ends(content))).collect()
     }
 
     /// Owners of certificate Secrets by the records of all namespaces.

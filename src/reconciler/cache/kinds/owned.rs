@@ -1,89 +1,30 @@
-//! Cached objects, pruned on entry to the fields that passes read.
+//! Objects that the reconciler creates, and others that are stored as JSON: pruned on entry to the fields that passes read.
 //!
 //! Ten thousand Services have ten thousand children and twice as many EndpointSlices. Most of each object is written by servers and other
 //! controllers, and its changes do not concern us. `managedFields` are removed before.
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Secret, Service, ServicePort, ServiceSpec};
-use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::api::core::v1::{Secret, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::certificates::pair;
-use super::{Id, WatchRole};
+use super::CachedObject;
 use crate::api::names;
-use crate::api::proxyclass::ProxyClass;
-use crate::api::proxygroup::ProxyGroup;
-use crate::api::tailnet::Tailnet;
 use crate::model::controller::egress::slices::is_manual;
-use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::objects::Kind;
-use crate::model::controller::workload::objects::certificate::{VALID_UNTIL, filled};
-use crate::model::controller::workload::objects::slice::{ChildSlice, SERVICE_NAME};
+use crate::model::controller::workload::objects::certificate::CertificateRecord;
+use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
 use crate::model::controller::workload::secret_name::SecretName;
 
 /// Annotation with a copy of the complete object, written by `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// A cached object. Equal ones do not differ in any field that passes read.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum CachedObject {
-    /// No field is read.
-    None,
-    Group(Arc<ProxyGroup>),
-    Class(Arc<ProxyClass>),
-    Tailnet(Arc<Tailnet>),
-    /// A user's Service that concerns a group.
-    Service(Arc<Service>),
-    /// A user's Service that concerns no group: the fields of a backend, as JSON.
-    Backend(Box<[u8]>),
-    /// An EndpointSlice: its Service, and whether an endpoint receives traffic.
-    Slice(Box<str>, bool),
-    /// An EndpointSlice of Kubernetes' controller for a child.
-    ChildSlice(Arc<ChildSlice>),
-    Ingress(Arc<Ingress>),
-    IngressClass(Arc<IngressClass>),
-    Namespace(Arc<Labels>),
-    Node(Arc<Node>),
-    Pod(Arc<Pod>),
-    /// Metadata of a Secret that we did not create.
-    Credentials(Arc<ObjectMeta>),
-    /// Objects that the reconciler creates are compared with manifests, so they stay JSON.
-    Owned(Arc<Value>),
-    /// A replica's state Secret.
-    State(Arc<Value>, Arc<ReplicaState>),
-    /// A replica's config Secret.
-    Config(Arc<Value>, Arc<ReplicaConfig>),
-}
-
 impl CachedObject {
-    /// Parses an object of a role, pruned.
-    pub(super) fn read(role: WatchRole, id: &Id, value: Value) -> Self {
-        match role {
-            WatchRole::Group => typed(id, value, Self::Group),
-            WatchRole::Class => typed(id, value, Self::Class),
-            WatchRole::Tailnet => typed(id, value, Self::Tailnet),
-            WatchRole::Service => typed(id, value, Self::Service),
-            WatchRole::Ingress => typed(id, value, Self::Ingress),
-            WatchRole::IngressClass => typed(id, value, Self::IngressClass),
-            WatchRole::Pod => typed(id, value, Self::Pod),
-            WatchRole::Node => typed(id, value, |whole: Arc<Node>| Self::Node(Arc::new(node(&whole)))),
-            WatchRole::Namespace => Self::Namespace(Arc::new(Labels::deserialize(&value["metadata"]["labels"]).unwrap_or_default())),
-            WatchRole::Credentials => typed(id, value["metadata"].clone(), Self::Credentials),
-            WatchRole::BackendSlice => {
-                let service = value["metadata"]["labels"][SERVICE_NAME].as_str();
-                service.map_or(Self::None, |service| Self::Slice(service.into(), gets_traffic(&value)))
-            }
-            WatchRole::Owned(kind) => owned(kind, &id.1, value),
-        }
-    }
-
     /// A Service pruned to the fields of a backend.
-    pub(super) fn backend(service: &Service) -> Self {
+    pub(in crate::reconciler::cache) fn backend(service: &Service) -> Self {
         let spec = service.spec.clone().unwrap_or_default();
         let port = |port: ServicePort| ServicePort { node_port: None, target_port: None, ..port };
         let ports = spec.ports.map(|ports| ports.into_iter().map(port).collect());
@@ -92,7 +33,7 @@ impl CachedObject {
     }
 
     /// The Service of a possible backend.
-    pub(super) fn as_backend(&self) -> Option<Arc<Service>> {
+    pub(in crate::reconciler::cache) fn as_backend(&self) -> Option<Arc<Service>> {
         match self {
             Self::Service(service) => Some(Arc::clone(service)),
             Self::Backend(spec) => Some(Arc::new(Service { spec: serde_json::from_slice(spec).ok(), ..Service::default() })),
@@ -101,15 +42,15 @@ impl CachedObject {
     }
 
     /// An object that the reconciler creates.
-    pub(super) fn owned(&self) -> Option<&Arc<Value>> {
+    pub(in crate::reconciler::cache) fn owned(&self) -> Option<&Arc<Value>> {
         match self {
-            Self::Owned(value) | Self::State(value, _) | Self::Config(value, _) => Some(value),
+            Self::Owned(value) | Self::State(value, _) | Self::Config(value, _) | Self::Certificate(value, _) => Some(value),
             _ => None,
         }
     }
 
     /// Metadata of a user's object that may request publication.
-    pub(super) fn user_metadata(&self) -> Option<&ObjectMeta> {
+    pub(in crate::reconciler::cache) fn user_metadata(&self) -> Option<&ObjectMeta> {
         match self {
             Self::Ingress(ingress) => Some(&ingress.metadata),
             Self::Service(service) => Some(&service.metadata),
@@ -118,31 +59,18 @@ impl CachedObject {
     }
 }
 
-fn typed<T: DeserializeOwned>((namespace, name): &Id, value: Value, object: impl FnOnce(Arc<T>) -> CachedObject) -> CachedObject {
-    match serde_json::from_value(value) {
-        Ok(read) => object(Arc::new(read)),
-        Err(error) => {
-            tracing::warn!(namespace, name, %error, "ignored an object that cannot be decoded");
-            CachedObject::None
-        }
-    }
-}
-
-/// Name, labels and addresses of a node: images and conditions are most of it, and its kubelet writes it every few minutes.
-fn node(whole: &Node) -> Node {
-    let metadata = ObjectMeta { name: whole.metadata.name.clone(), labels: whole.metadata.labels.clone(), ..ObjectMeta::default() };
-    let addresses = whole.status.as_ref().and_then(|status| status.addresses.clone());
-    Node { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), spec: None }
-}
-
-fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
+/// Parses and prunes an object that the reconciler creates.
+pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
     if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
         annotations.remove(LAST_APPLIED);
     }
     match kind {
         // Labels of Secrets that Pods may write decide nothing.
         Kind::Secret => match SecretName::parse(name) {
-            SecretName::Certificate => CachedObject::Owned(Arc::new(certificate(&value))),
+            SecretName::Certificate => {
+                let content = CertificateRecord::read(&value);
+                CachedObject::Certificate(Arc::new(only(value, &[("metadata", &[]), ("type", &[])])), content)
+            }
             SecretName::Config { .. } => {
                 let config = ReplicaConfig::read(&Secret::deserialize(&value).unwrap_or_default());
                 CachedObject::Config(Arc::new(value), Arc::new(config))
@@ -164,19 +92,6 @@ fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
     }
 }
 
-/// Whether an endpoint of a slice receives traffic. An endpoint without conditions does.
-fn gets_traffic(slice: &Value) -> bool {
-    slice["endpoints"].as_array().into_iter().flatten().any(|endpoint| endpoint["conditions"]["ready"] != false)
-}
-
-/// Pruned certificate Secret: whether a certificate exists, and its expiry. The key is not stored.
-fn certificate(secret: &Value) -> Value {
-    let field = if filled(secret) { "set" } else { "" };
-    let until = pair(secret).leaf().ok().map(|leaf| leaf.certificate.until.to_string());
-    let data = json!({"tls.crt": field, "tls.key": field});
-    json!({"metadata": secret["metadata"], "type": secret["type"], "data": data, VALID_UNTIL: until})
-}
-
 /// Prunes an object to these fields, and each of them to these parts; all parts if none are named.
 fn only(value: Value, fields: &[(&str, &[&str])]) -> Value {
     let Value::Object(all) = value else { return value };
@@ -194,11 +109,13 @@ fn only(value: Value, fields: &[(&str, &[&str])]) -> Value {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::ByteString;
+    use serde_json::json;
 
     use super::*;
+    use crate::reconciler::cache::WatchRole;
 
     fn read(role: WatchRole, value: Value) -> CachedObject {
-        CachedObject::read(role, &super::super::id(&value), value)
+        role.decode(value).parse().object
     }
 
     fn pruned(kind: Kind, value: Value) -> Value {
@@ -256,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn pruned_certificate_secret_keeps_only_its_expiry() {
+    fn certificate_is_recorded_by_its_expiry_without_its_key() {
         let key = rcgen::KeyPair::generate().expect("a key");
         let mut params = rcgen::CertificateParams::new(vec!["a.ts.net".to_owned()]).expect("names");
         params.not_after = rcgen::date_time_ymd(2027, 4, 1);
@@ -266,10 +183,14 @@ mod tests {
             [("tls.crt", chain), ("tls.key", key.serialize_pem())].map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
         let data = std::collections::BTreeMap::from(data);
         let secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
-        let set = json!({"tls.crt": "set", "tls.key": "set"});
-        let expected = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
-            "validUntil": "2027-04-01T00:00:00Z"});
-        assert_eq!(pruned(Kind::Secret, secret), expected);
+        let stored = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls"});
+        let content = CertificateRecord { filled: true, valid_until: Some("2027-04-01T00:00:00Z".parse().expect("a time")) };
+        let role = WatchRole::Owned(Kind::Secret);
+        assert_eq!(read(role, secret), CachedObject::Certificate(Arc::new(stored.clone()), content));
+        let mut empty = stored.clone();
+        empty["data"] = json!({"tls.crt": "YQ==", "tls.key": ""});
+        let content = CertificateRecord { filled: false, valid_until: None };
+        assert_eq!(read(role, empty), CachedObject::Certificate(Arc::new(stored), content));
     }
 
     #[test]

@@ -1,0 +1,173 @@
+//! An object of a list or watch, decoded by itself: one that cannot be decoded neither fails the list nor ends the watch.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+
+use kube::Resource;
+use kube::api::DynamicObject;
+use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
+use kube::discovery::ApiResource;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::leader_client;
+
+/// A type whose objects can be watched.
+pub trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
+
+/// An object of which only metadata is requested.
+pub type MetadataOnly<K> = PartialObjectMeta<K>;
+
+#[derive(Debug, Clone)]
+pub enum WatchedItem<K> {
+    Decoded(K),
+    /// Only its name and version are known, and why it cannot be decoded.
+    Undecodable {
+        metadata: Box<ObjectMeta>,
+        error: String,
+    },
+}
+
+impl<K> WatchedItem<K> {
+    /// Converts the object.
+    pub fn map<T>(self, convert: impl FnOnce(K) -> T) -> WatchedItem<T> {
+        match self {
+            Self::Decoded(object) => WatchedItem::Decoded(convert(object)),
+            Self::Undecodable { metadata, error } => WatchedItem::Undecodable { metadata, error },
+        }
+    }
+}
+
+impl<K: WatchedObject> WatchedItem<K> {
+    pub fn metadata(&self) -> &ObjectMeta {
+        self.meta()
+    }
+
+    /// The object, without managed fields; the error says why it cannot be decoded.
+    pub fn decoded(mut self) -> Result<K, String> {
+        self.meta_mut().managed_fields = None;
+        match self {
+            Self::Decoded(object) => Ok(object),
+            Self::Undecodable { error, .. } => Err(error),
+        }
+    }
+}
+
+impl WatchedItem<DynamicObject> {
+    /// The object as JSON, without managed fields.
+    pub(super) fn into_json(self) -> WatchedItem<Value> {
+        self.map(leader_client::plain)
+    }
+}
+
+/// Fields that every stored object has.
+#[derive(Deserialize)]
+struct Identity {
+    metadata: IdentityMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct IdentityMetadata {
+    name: String,
+    namespace: Option<String>,
+    resource_version: Option<String>,
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for WatchedItem<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <&RawValue>::deserialize(deserializer)?.get();
+        serde_json::from_str(text).map(Self::Decoded).or_else(|error| {
+            let IdentityMetadata { name, namespace, resource_version } =
+                serde_json::from_str::<Identity>(text).map_err(D::Error::custom)?.metadata;
+            let metadata = Box::new(ObjectMeta { name: Some(name), namespace, resource_version, ..ObjectMeta::default() });
+            Ok(Self::Undecodable { metadata, error: error.to_string() })
+        })
+    }
+}
+
+impl<K: Resource> Resource for WatchedItem<K> {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn metadata_api() -> bool {
+        K::metadata_api()
+    }
+
+    fn group(kind: &ApiResource) -> Cow<'_, str> {
+        kind.group.as_str().into()
+    }
+
+    fn version(kind: &ApiResource) -> Cow<'_, str> {
+        kind.version.as_str().into()
+    }
+
+    fn kind(kind: &ApiResource) -> Cow<'_, str> {
+        kind.kind.as_str().into()
+    }
+
+    fn api_version(kind: &ApiResource) -> Cow<'_, str> {
+        kind.api_version.as_str().into()
+    }
+
+    fn plural(kind: &ApiResource) -> Cow<'_, str> {
+        kind.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Decoded(object) => object.meta(),
+            Self::Undecodable { metadata, .. } => metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Decoded(object) => object.meta_mut(),
+            Self::Undecodable { metadata, .. } => metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use kube::ResourceExt as _;
+    use kube::core::{ObjectList, PartialObjectMeta, WatchEvent};
+
+    use super::*;
+
+    const BAD: &str = r#"{"metadata": {"name": "bad", "namespace": "u", "resourceVersion": "2"}, "spec": {"ports": 7}}"#;
+    const GOOD: &str = r#"{"metadata": {"name": "good", "namespace": "u", "resourceVersion": "3"}, "spec": {"type": "ClusterIP"}}"#;
+
+    fn name<K: Resource>(item: &WatchedItem<K>) -> (String, bool) {
+        let id = format!("{}/{}@{}", item.namespace().unwrap_or_default(), item.name_any(), item.resource_version().unwrap_or_default());
+        (id, matches!(item, WatchedItem::Decoded(_)))
+    }
+
+    #[test]
+    fn undecodable_object_of_a_list_hides_no_other_and_keeps_its_name() {
+        let text = format!(r#"{{"kind": "ServiceList", "metadata": {{"resourceVersion": "9"}}, "items": [{BAD}, {GOOD}]}}"#);
+        let list: ObjectList<WatchedItem<Service>> = serde_json::from_str(&text).expect("a list");
+        assert_eq!(list.items.iter().map(name).collect::<Vec<_>>(), [("u/bad@2".to_owned(), false), ("u/good@3".to_owned(), true)]);
+    }
+
+    #[test]
+    fn undecodable_object_of_an_event_keeps_its_name_and_one_without_name_is_an_error() {
+        let event = |object: &str| {
+            let event = serde_json::from_str::<WatchEvent<WatchedItem<Service>>>(&format!(r#"{{"type": "MODIFIED", "object": {object}}}"#));
+            event.map(|event| if let WatchEvent::Modified(item) = event { name(&item) } else { Default::default() })
+        };
+        assert_eq!(event(BAD).expect("an event"), ("u/bad@2".to_owned(), false));
+        assert_eq!(event(GOOD).expect("an event"), ("u/good@3".to_owned(), true));
+        assert!(event("7").is_err() && event(r#"{"spec": 7}"#).is_err());
+    }
+
+    #[test]
+    fn metadata_is_requested_for_an_item_with_metadata_only() {
+        assert!(WatchedItem::<PartialObjectMeta<Service>>::metadata_api() && !WatchedItem::<Service>::metadata_api());
+    }
+}

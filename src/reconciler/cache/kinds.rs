@@ -1,0 +1,238 @@
+//! The table of watched kinds, and the keys of the work queue. Each kind has a type of its own: it names the watch, the type that an object
+//! is decoded into, the work keys of a change and the indices. Objects that the reconciler creates are apart: they are JSON, as manifests are.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+use super::index::Indices;
+use super::{ClusterCache, Id};
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::edge::kube::{Cluster, Follow, Resource, WatchChange, WatchedObject};
+use crate::model::controller::key::{Publisher, WorkloadKey};
+use crate::model::controller::policy::tenancy::Labels;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::certificate::CertificateRecord;
+use crate::model::controller::workload::objects::slice::ChildSlice;
+use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
+
+use users::BackendSlice;
+
+pub use delivered::{Delivered, ParsedObject};
+
+mod cluster;
+pub(super) mod delivered;
+mod owned;
+mod tailscale;
+mod users;
+
+/// Key of the work queue.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkKey {
+    /// A workload with all its objects, whether or not the object that requests it exists.
+    Workload(WorkloadKey),
+    Class(String),
+    Tailnet(String),
+    /// Control plane of groups without Tailnet.
+    DefaultControlPlane,
+    /// A user's object with unknown annotations.
+    Annotations(Publisher),
+}
+
+impl WorkKey {
+    /// Kind, for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Workload(key) => key.kind(),
+            Self::Class(_) => "ProxyClass",
+            Self::Tailnet(_) => "Tailnet",
+            Self::DefaultControlPlane => "ControlPlane",
+            Self::Annotations(publisher) => publisher.source.kind(),
+        }
+    }
+
+    /// Name, with the namespace of a namespaced object; empty if it has none.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Workload(key) if key.namespace().is_empty() => key.name().to_owned(),
+            Self::Workload(key) => format!("{}/{}", key.namespace(), key.name()),
+            Self::Class(name) | Self::Tailnet(name) => name.clone(),
+            Self::DefaultControlPlane => String::new(),
+            Self::Annotations(publisher) => publisher.name.clone(),
+        }
+    }
+}
+
+/// Label of objects that the reconciler creates.
+pub const MANAGED: &str = "tailscale.com/managed=true";
+
+/// Objects of a kind that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchScope {
+    Everywhere,
+    /// Those in the proxies' namespace with these labels.
+    Proxies(&'static str),
+    /// Those in the namespaces that may request proxies.
+    Users,
+    /// All, unless the reconciler is restricted to some namespaces.
+    Unrestricted,
+}
+
+/// A kind that is watched with its own type; `Self` is what is stored of an object.
+pub(super) trait WatchedKind: CachedKind {
+    const ROLE: WatchRole;
+    const RESOURCE: Resource;
+    const SCOPE: WatchScope;
+    /// Metric label.
+    const LABEL: &'static str = Self::RESOURCE.kind;
+    /// Type that an object is decoded into. Of a metadata type only metadata is requested.
+    type Object: WatchedObject;
+
+    /// Prunes an object to the fields that passes read; `None` if there are none.
+    fn prune(object: Self::Object) -> Option<Self>;
+
+    /// Work keys of a change, besides those of its owners and of published names.
+    fn keys(&self, _cache: &ClusterCache, _id: &Id) -> BTreeSet<WorkKey> {
+        BTreeSet::new()
+    }
+
+    /// Adds an object to its own indices, or removes it.
+    fn index(self: &Arc<Self>, _indices: &mut Indices, _id: &Id, _came: bool) {}
+}
+
+/// A kind as a variant of [`CachedObject`].
+pub(super) trait CachedKind: Sized {
+    fn of(object: &CachedObject) -> Option<&Arc<Self>>;
+    fn cached(self) -> CachedObject;
+}
+
+/// Defines role, cached variant and dispatch of each kind.
+macro_rules! watched_kinds {
+    ($($(#[$doc:meta])* $role:ident($kind:ty),)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum WatchRole {
+            $($(#[$doc])* $role,)*
+            /// Objects that the reconciler creates.
+            Owned(Kind),
+        }
+
+        /// A cached object. Equal ones do not differ in any field that passes read.
+        #[derive(Debug, Clone, PartialEq)]
+        pub(super) enum CachedObject {
+            /// No field is read.
+            None,
+            $($(#[$doc])* $role(Arc<$kind>),)*
+            /// A user's Service that concerns no group: the fields of a backend, as JSON.
+            Backend(Box<[u8]>),
+            /// Objects that the reconciler creates are compared with manifests, so they stay JSON.
+            Owned(Arc<Value>),
+            /// A replica's state Secret.
+            State(Arc<Value>, Arc<ReplicaState>),
+            /// The Secret of a certificate, without its content.
+            Certificate(Arc<Value>, CertificateRecord),
+            /// A replica's config Secret.
+            Config(Arc<Value>, Arc<ReplicaConfig>),
+            /// An EndpointSlice of Kubernetes' controller for a child.
+            ChildSlice(Arc<ChildSlice>),
+        }
+
+        $(impl CachedKind for $kind {
+            fn of(object: &CachedObject) -> Option<&Arc<Self>> {
+                if let CachedObject::$role(object) = object { Some(object) } else { None }
+            }
+
+            fn cached(self) -> CachedObject {
+                CachedObject::$role(Arc::new(self))
+            }
+        })*
+
+        impl WatchRole {
+            /// Roles of the kinds with types.
+            pub const TYPED: &[Self] = &[$(Self::$role,)*];
+
+            /// What is watched; the labels of objects that the reconciler creates depend on the kind.
+            pub(in crate::reconciler) fn scope(self) -> WatchScope {
+                match self {
+                    $(Self::$role => <$kind>::SCOPE,)*
+                    Self::Owned(_) => WatchScope::Proxies(MANAGED),
+                }
+            }
+
+            pub(in crate::reconciler) fn resource(self) -> Resource {
+                match self {
+                    $(Self::$role => <$kind>::RESOURCE,)*
+                    Self::Owned(kind) => kind.into(),
+                }
+            }
+
+            /// Metric label.
+            pub(in crate::reconciler) fn label(self) -> &'static str {
+                match self {
+                    $(Self::$role => <$kind>::LABEL,)*
+                    Self::Owned(kind) => kind.name(),
+                }
+            }
+
+            /// Watches its objects; the stream never ends.
+            pub(in crate::reconciler) fn follow(self, cluster: &Cluster, what: &Follow) -> BoxStream<'static, WatchChange<Delivered>> {
+                match self {
+                    $(Self::$role => cluster.follow_as(what, Delivered::typed::<$kind>),)*
+                    Self::Owned(_) => cluster.follow_json(what, move |item| Delivered::owned(self, item)),
+                }
+            }
+
+            /// Decodes the response to a write.
+            pub fn decode(self, value: Value) -> Delivered {
+                match self {
+                    $(Self::$role => Delivered::response::<$kind>(value),)*
+                    Self::Owned(_) => Delivered::json(self, value),
+                }
+            }
+        }
+
+        impl CachedObject {
+            /// Work keys of a change of an object with a type; `None` for others.
+            pub(super) fn typed_keys(&self, cache: &ClusterCache, id: &Id) -> Option<BTreeSet<WorkKey>> {
+                match self {
+                    $(Self::$role(object) => Some(<$kind as WatchedKind>::keys(object, cache, id)),)*
+                    _ => None,
+                }
+            }
+
+            /// Updates the indices of a kind with a type.
+            pub(super) fn index(&self, indices: &mut Indices, id: &Id, came: bool) {
+                match self {
+                    $(Self::$role(object) => WatchedKind::index(object, indices, id, came),)*
+                    _ => {}
+                }
+            }
+        }
+    };
+}
+
+watched_kinds! {
+    Group(ProxyGroup),
+    Class(ProxyClass),
+    Tailnet(Tailnet),
+    /// Users' Services, pruned unless they concern a group.
+    Service(Service),
+    Pod(Pod),
+    /// Nodes, for static endpoints.
+    Node(Node),
+    Namespace(Labels),
+    /// Users' Ingresses.
+    Ingress(Ingress),
+    /// `IngressClass`es.
+    IngressClass(IngressClass),
+    /// EndpointSlices of users' Services.
+    BackendSlice(BackendSlice),
+    /// Metadata of other Secrets: some are credentials of Tailnets.
+    Credentials(ObjectMeta),
+}

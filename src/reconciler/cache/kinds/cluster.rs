@@ -1,0 +1,88 @@
+//! The cluster that proxies run in: their Pods, nodes, namespaces, and Secrets with credentials.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeStatus, Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{MANAGED, WatchRole, WatchScope, WatchedKind};
+use crate::edge::kube::{MetadataOnly, Resource};
+use crate::model::controller::policy::tenancy::Labels;
+use crate::reconciler::cache::index::Indices;
+use crate::reconciler::cache::keys::has_tenants;
+use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
+
+/// Selector of objects that others create.
+const NOT_OURS: &str = "!tailscale.com/managed";
+
+impl WatchedKind for Pod {
+    const ROLE: WatchRole = WatchRole::Pod;
+    const RESOURCE: Resource = Resource::POD;
+    const SCOPE: WatchScope = WatchScope::Proxies(MANAGED);
+    type Object = Self;
+
+    fn prune(pod: Self) -> Option<Self> {
+        Some(pod)
+    }
+}
+
+impl WatchedKind for Node {
+    const ROLE: WatchRole = WatchRole::Node;
+    const RESOURCE: Resource = Resource::NODE;
+    const SCOPE: WatchScope = WatchScope::Unrestricted;
+    type Object = Self;
+
+    /// Images and conditions are most of it, and its kubelet writes it every few minutes.
+    fn prune(node: Self) -> Option<Self> {
+        let metadata = ObjectMeta { name: node.metadata.name, labels: node.metadata.labels, ..ObjectMeta::default() };
+        let addresses = node.status.and_then(|status| status.addresses);
+        Some(Self { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), spec: None })
+    }
+
+    fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
+        cache.groups_with_nodes()
+    }
+}
+
+impl WatchedKind for Labels {
+    const ROLE: WatchRole = WatchRole::Namespace;
+    const RESOURCE: Resource = Resource::NAMESPACE;
+    const SCOPE: WatchScope = WatchScope::Everywhere;
+    type Object = MetadataOnly<Namespace>;
+
+    fn prune(namespace: MetadataOnly<Namespace>) -> Option<Self> {
+        Some(namespace.metadata.labels.unwrap_or_default())
+    }
+
+    /// Tenants select namespaces by labels.
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        let standalone = cache.standalone_keys_in(name).cloned();
+        cache.groups_that(has_tenants).into_iter().chain(standalone).map(WorkKey::Workload).collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
+        if came {
+            indices.namespaces.insert(name.clone(), Arc::clone(self));
+        } else {
+            indices.namespaces.remove(name);
+        }
+    }
+}
+
+impl WatchedKind for ObjectMeta {
+    const ROLE: WatchRole = WatchRole::Credentials;
+    const RESOURCE: Resource = Resource::SECRET;
+    const SCOPE: WatchScope = WatchScope::Proxies(NOT_OURS);
+    const LABEL: &'static str = "Secret of others";
+    type Object = MetadataOnly<Secret>;
+
+    fn prune(secret: MetadataOnly<Secret>) -> Option<Self> {
+        Some(secret.metadata)
+    }
+
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        let tailnets = cache.users_of_secret(name).into_iter().map(WorkKey::Tailnet);
+        tailnets.chain(cache.showing(name).into_iter().map(WorkKey::Workload)).collect()
+    }
+}

@@ -1,0 +1,58 @@
+//! Custom resources: groups, and the classes and Tailnets that they name.
+
+use std::collections::BTreeSet;
+
+use super::{WatchRole, WatchScope, WatchedKind};
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::edge::kube::Resource;
+use crate::model::controller::key::WorkloadKey;
+use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
+
+impl WatchedKind for ProxyGroup {
+    const ROLE: WatchRole = WatchRole::Group;
+    const RESOURCE: Resource = Resource::PROXY_GROUP;
+    const SCOPE: WatchScope = WatchScope::Everywhere;
+    type Object = Self;
+
+    fn prune(group: Self) -> Option<Self> {
+        Some(group)
+    }
+
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        let class = cache.class_of(self).map(|name| WorkKey::Class(name.to_owned()));
+        let tailnet = self.spec.tailnet.clone().map(WorkKey::Tailnet);
+        class.into_iter().chain(tailnet).chain([WorkKey::Workload(WorkloadKey::of_group(name))]).collect()
+    }
+}
+
+impl WatchedKind for ProxyClass {
+    const ROLE: WatchRole = WatchRole::Class;
+    const RESOURCE: Resource = Resource::PROXY_CLASS;
+    const SCOPE: WatchScope = WatchScope::Everywhere;
+    type Object = Self;
+
+    fn prune(class: Self) -> Option<Self> {
+        Some(class)
+    }
+
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        cache.users_of_class(name).into_iter().map(WorkKey::Workload).chain([WorkKey::Class(name.clone())]).collect()
+    }
+}
+
+impl WatchedKind for Tailnet {
+    const ROLE: WatchRole = WatchRole::Tailnet;
+    const RESOURCE: Resource = Resource::TAILNET;
+    const SCOPE: WatchScope = WatchScope::Everywhere;
+    type Object = Self;
+
+    fn prune(tailnet: Self) -> Option<Self> {
+        Some(tailnet)
+    }
+
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        cache.users_of_tailnet(Some(name)).into_iter().map(WorkKey::Workload).chain([WorkKey::Tailnet(name.clone())]).collect()
+    }
+}

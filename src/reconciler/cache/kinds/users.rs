@@ -1,0 +1,114 @@
+//! Users' objects that request proxies, and what they refer to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+
+use super::{WatchRole, WatchScope, WatchedKind};
+use crate::api::proxygroup::ProxyGroupType;
+use crate::edge::kube::Resource;
+use crate::model::controller::ingress::spec::backend::backends;
+use crate::model::controller::key::PublishSource;
+use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::requests;
+use crate::model::controller::workload::objects::slice::SERVICE_NAME;
+use crate::reconciler::cache::index::{Indices, count, put};
+use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
+
+impl WatchedKind for Service {
+    const ROLE: WatchRole = WatchRole::Service;
+    const RESOURCE: Resource = Resource::SERVICE;
+    const SCOPE: WatchScope = WatchScope::Users;
+    const LABEL: &'static str = "Service of users";
+    type Object = Self;
+
+    fn prune(service: Self) -> Option<Self> {
+        Some(service)
+    }
+
+    fn keys(&self, cache: &ClusterCache, id: &Id) -> BTreeSet<WorkKey> {
+        let class = requests::class(&self.metadata, cache.default_class.as_deref()).filter(|_| cache.assignment.is_standalone(self));
+        let own = cache.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
+        let workloads = concerns(self, &cache.assignment).into_iter().chain(own).map(WorkKey::Workload);
+        workloads.chain(class.map(|name| WorkKey::Class(name.to_owned()))).collect()
+    }
+}
+
+impl WatchedKind for Ingress {
+    const ROLE: WatchRole = WatchRole::Ingress;
+    const RESOURCE: Resource = Resource::INGRESS;
+    const SCOPE: WatchScope = WatchScope::Users;
+    type Object = Self;
+
+    fn prune(ingress: Self) -> Option<Self> {
+        Some(ingress)
+    }
+
+    fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
+        let class = requests::class(&self.metadata, cache.default_class.as_deref());
+        class.filter(|_| cache.assignment.is_standalone_ingress(self)).map(|name| WorkKey::Class(name.to_owned())).into_iter().collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, id: &Id, came: bool) {
+        for backend in backends(self) {
+            put(&mut indices.backend_users, (id.0.clone(), backend.to_owned()), id.clone(), came);
+        }
+    }
+}
+
+impl WatchedKind for IngressClass {
+    const ROLE: WatchRole = WatchRole::IngressClass;
+    const RESOURCE: Resource = Resource::INGRESS_CLASS;
+    const SCOPE: WatchScope = WatchScope::Everywhere;
+    type Object = Self;
+
+    fn prune(class: Self) -> Option<Self> {
+        Some(class)
+    }
+
+    fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
+        if *name != cache.assignment.ingress_class {
+            return BTreeSet::new();
+        }
+        let standalone = cache.standalone_keys().filter(|key| cache.standalone_ingress(key)).cloned();
+        let groups = cache.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress);
+        groups.into_iter().chain(standalone).map(WorkKey::Workload).collect()
+    }
+}
+
+/// An EndpointSlice of a user's Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::reconciler::cache) struct BackendSlice {
+    service: Box<str>,
+    /// Whether an endpoint receives traffic.
+    is_ready: bool,
+}
+
+impl WatchedKind for BackendSlice {
+    const ROLE: WatchRole = WatchRole::BackendSlice;
+    const RESOURCE: Resource = Resource::ENDPOINT_SLICE;
+    const SCOPE: WatchScope = WatchScope::Users;
+    const LABEL: &'static str = "EndpointSlice of users";
+    type Object = EndpointSlice;
+
+    fn prune(slice: EndpointSlice) -> Option<Self> {
+        let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?.as_str().into();
+        // An endpoint without conditions receives traffic.
+        let ready = |conditions: &k8s_openapi::api::discovery::v1::EndpointConditions| conditions.ready != Some(false);
+        Some(Self { service, is_ready: slice.endpoints.iter().flatten().any(|endpoint| endpoint.conditions.as_ref().is_none_or(ready)) })
+    }
+
+    fn keys(&self, cache: &ClusterCache, (namespace, _): &Id) -> BTreeSet<WorkKey> {
+        let service = (namespace.clone(), self.service.to_string());
+        cache.publisher(PublishSource::Service, &service).map(WorkKey::Workload).into_iter().collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, (namespace, _): &Id, came: bool) {
+        if self.is_ready {
+            count(&mut indices.backed, &(namespace.clone(), self.service.to_string()), came);
+        }
+    }
+}
