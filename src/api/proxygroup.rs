@@ -146,8 +146,8 @@ pub struct Tailyard {
     pub use_pod_sysctls: Option<bool>,
     /// What holds the rules in the kernel; the first that works if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
-    pub firewall_mode: Option<Firewall>,
+    #[schemars(extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
+    pub firewall_mode: Option<String>,
     /// The prefixes from which Services that a group of type ingress publishes have their addresses in the tailnet, where the
     /// control plane has no Tailscale Services: one address of each family, advertised as a route. Without them a Service is
     /// reached there by its address in the cluster. No other group, and nothing else, may use them.
@@ -223,53 +223,6 @@ pub struct PortSpan {
     pub end: i64,
 }
 
-/// Firewall that implements the ruleset.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FirewallMode {
-    /// First working firewall: nftables, then iptables.
-    #[default]
-    Auto,
-    Nftables,
-    /// Working variant of iptables.
-    Iptables,
-    IptablesNft,
-    /// iptables on `x_tables`.
-    IptablesLegacy,
-}
-
-impl FirewallMode {
-    pub const NAMES: [(&'static str, Self); 5] = [
-        ("auto", Self::Auto),
-        ("nftables", Self::Nftables),
-        ("iptables", Self::Iptables),
-        ("iptables-nft", Self::IptablesNft),
-        ("iptables-legacy", Self::IptablesLegacy),
-    ];
-
-    pub fn named(text: &str) -> Option<Self> {
-        Self::NAMES.into_iter().find(|(name, _)| *name == text).map(|(_, mode)| mode)
-    }
-}
-
-/// Firewall mode of a spec.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Firewall {
-    Known(FirewallMode),
-    /// A mode of a later version.
-    Other(String),
-}
-
-impl Firewall {
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Known(mode) => FirewallMode::NAMES.iter().find(|(_, named)| named == mode).map_or("auto", |(name, _)| name),
-            Self::Other(text) => text,
-        }
-    }
-}
-
 /// What a group is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -330,10 +283,6 @@ mod tests {
         for name in names("kubeAPIServer/properties/mode") {
             let parsed: ApiServerMode = serde_json::from_value(name.clone()).expect("a mode");
             assert!(!matches!(parsed, ApiServerMode::Other(_)), "{name}");
-        }
-        for name in names("tailyard/properties/firewallMode") {
-            let parsed: Firewall = serde_json::from_value(name.clone()).expect("a firewall");
-            assert!(!matches!(parsed, Firewall::Other(_)), "{name}");
         }
     }
 }

@@ -4,10 +4,9 @@
 //! least every [`POLL_INTERVAL`].
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
-use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::cache::{InspectCache, changes};
@@ -103,7 +102,7 @@ async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gat
 
 async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOptions) -> Result<Overview, InspectError> {
     let mut view = gathered.view();
-    view.now = Timestamp::now();
+    view.now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     if let Some(group) = &options.group
         && !view.groups.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
         && options.rhythm == RefreshMode::Once

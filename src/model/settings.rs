@@ -8,7 +8,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::api::proxygroup::FirewallMode;
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::ingress::vhosts::headers::Upgrades;
 use crate::model::ingress::vhosts::shares;
@@ -223,6 +222,34 @@ pub struct Kube {
     /// URL of the API server. Uses its address unless `TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV` is false: startup must not depend on
     /// DNS.
     pub server: String,
+}
+
+/// Firewall that implements the ruleset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FirewallMode {
+    /// First working firewall: nftables, then iptables.
+    #[default]
+    Auto,
+    Nftables,
+    /// Working variant of iptables.
+    Iptables,
+    IptablesNft,
+    /// iptables on `x_tables`.
+    IptablesLegacy,
+}
+
+impl FirewallMode {
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("nftables", Self::Nftables),
+        ("iptables", Self::Iptables),
+        ("iptables-nft", Self::IptablesNft),
+        ("iptables-legacy", Self::IptablesLegacy),
+    ];
+
+    pub fn named(text: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(name, _)| *name == text).map(|(_, mode)| mode)
+    }
 }
 
 /// Listener of health checks, metrics and the preStop hook.

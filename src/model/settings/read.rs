@@ -9,10 +9,9 @@ use super::front_end::front_end;
 use super::issuing::issuing;
 use super::source::SettingSource;
 use super::{
-    ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault,
-    Settings, StateOut, TailnetMode, daemon,
+    ActiveLease, BY_ADDRESS, CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod,
+    SettingFault, Settings, StateOut, TailnetMode, daemon,
 };
-use crate::api::proxygroup::FirewallMode;
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::Fqdn;

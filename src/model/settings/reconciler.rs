@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::issuing::acme_directory;
 use super::source::SettingSource;
-use super::{Faults, Flags, Kube, Log, SettingFault, read};
-use crate::api::proxygroup::{FirewallMode, ProxyGroupType, Tenant};
+use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
+use crate::api::proxygroup::{ProxyGroupType, Tenant};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 use crate::model::controller::policy::assignment::DefaultGroups;

@@ -385,3 +385,11 @@ fn whole_address_modes_reserve_the_wireguard_port() {
     assert!(ports(&[("TS_TAILNET_TARGET_FQDN", "a.b"), ("PORT", "7777")]).contains(&"udp/7777".to_owned()));
     assert!(!ports(&[("TS_DEST_IP", "10.0.0.9")]).iter().any(|port| port.starts_with("udp")));
 }
+
+#[test]
+fn each_firewall_mode_of_the_definition_is_known() {
+    let definition = serde_json::to_value(crate::api::crd::definitions()).expect("JSON");
+    let place = "/1/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/tailyard/properties/firewallMode/enum";
+    let names: Vec<String> = serde_json::from_value(definition.pointer(place).cloned().expect("an enum")).expect("names");
+    assert_eq!(names, FirewallMode::NAMES.map(|(name, _)| name));
+}

@@ -4,13 +4,12 @@ use std::future::pending;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::api::proxygroup::FirewallMode;
 use crate::edge::nft::{Nft, NotificationStream};
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::Audit;
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::plan::Planned;
-use crate::model::settings::Settings;
+use crate::model::settings::{FirewallMode, Settings};
 
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::Applied;

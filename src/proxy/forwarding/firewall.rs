@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use crate::api::proxygroup::FirewallMode;
 use crate::edge::iptables::{Iptables, IptablesError, Variant};
 use crate::edge::nft::{Nft, NftError, NotificationStream};
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::Traffic;
+use crate::model::settings::FirewallMode;
 
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
 

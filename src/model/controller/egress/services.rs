@@ -156,7 +156,7 @@ fn served(
     };
     conditions.set(EGRESS_SVC_READY, status, reason, message);
     let external_name = switch.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host) });
-    !conditions.update(work, true, external_name.into()) && points
+    !conditions.update(work, true, (external_name, None)) && points
 }
 
 fn refused(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
@@ -167,7 +167,7 @@ fn refused(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Service, clai
         work.warn(subject(key), reason::CONFIGURATION_FAILED, message.to_owned());
     }
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
-    conditions.update(work, finalized(service, claim), None.into());
+    conditions.update(work, finalized(service, claim), (None, None));
 }
 
 /// Reports an invalid Service. It is served as before, unless its group is gone.
@@ -180,7 +180,7 @@ pub(crate) fn invalid(work: &mut PlanPart<'_>, key: ServiceKey<'_>, service: &Se
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
     let external_name = name_without_group(work, service, claim);
-    conditions.update(work, finalized(service, claim), external_name.into());
+    conditions.update(work, finalized(service, claim), (external_name, None));
 }
 
 /// Reports to a Service that its group cannot serve it; its objects stay. If the group is deleted, `externalName` is restored.
@@ -190,7 +190,7 @@ pub(crate) fn waiting(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>, service
     conditions.remove(EGRESS_SVC_CONFIGURED);
     conditions.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
     let external_name = name_without_group(work, service, claim);
-    conditions.update(work, finalized(service, claim), external_name.into());
+    conditions.update(work, finalized(service, claim), (external_name, None));
 }
 
 /// The user's `externalName`, if the group is gone and the Service still names its child.
@@ -215,7 +215,7 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, claim: &Servi
             dead_name(work, service, removed);
         }
     }
-    conditions.update(work, false, external_name.into());
+    conditions.update(work, false, (external_name, None));
 }
 
 pub(crate) fn external_name(service: &Service) -> &str {

@@ -20,18 +20,8 @@ pub(crate) struct ServiceConditions<'a> {
     changed: bool,
 }
 
-/// Changes of a Service besides conditions and finalizer.
-#[derive(Default)]
-pub(crate) struct ServiceChange {
-    pub(crate) external_name: Option<ExternalNameUpdate>,
-    pub(crate) load_balancer: Option<Value>,
-}
-
-impl From<Option<ExternalNameUpdate>> for ServiceChange {
-    fn from(external_name: Option<ExternalNameUpdate>) -> Self {
-        Self { external_name, load_balancer: None }
-    }
-}
+/// Changes besides conditions and finalizer: `externalName` and `status.loadBalancer`.
+pub(crate) type ServiceChanges = (Option<ExternalNameUpdate>, Option<Value>);
 
 impl<'a> ServiceConditions<'a> {
     pub(crate) fn new(work: &Pass<'_>, service: &'a Service) -> Self {
@@ -60,9 +50,8 @@ impl<'a> ServiceConditions<'a> {
     }
 
     /// Plans the update of a Service with the finalizer of its own proxy or of egress groups. Returns whether anything changes.
-    pub(crate) fn update(self, work: &mut PlanPart<'_>, finalized: bool, change: ServiceChange) -> bool {
+    pub(crate) fn update(self, work: &mut PlanPart<'_>, finalized: bool, (external_name, load_balancer): ServiceChanges) -> bool {
         let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
-        let ServiceChange { external_name, load_balancer } = change;
         work.plan.update(ObjectUpdate { external_name, load_balancer, conditions: self.changed(), ..update })
     }
 }

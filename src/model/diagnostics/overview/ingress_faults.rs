@@ -31,7 +31,7 @@ pub struct IngressFault {
 }
 
 /// Whether an Event is a warning of the reconciler about an Ingress that lasts.
-pub(super) fn is_fault(event: &Event) -> bool {
+fn is_fault(event: &Event) -> bool {
     event.reporting_controller.as_deref() == Some(names::EVENT_CONTROLLER)
         && event.type_.as_deref() == Some("Warning")
         && event.regarding.as_ref().is_some_and(|about| about.kind.as_deref() == Some("Ingress"))
@@ -41,10 +41,10 @@ pub(super) fn is_fault(event: &Event) -> bool {
 /// Faults by namespace and name; if `only` is given, of the Ingresses that name that group.
 pub(super) fn ingress_faults(view: &ClusterView, only: Option<&str>) -> Vec<IngressFault> {
     let mut newest: BTreeMap<(&str, &str), (Timestamp, &Event)> = BTreeMap::new();
-    for event in &view.events {
+    for event in view.events.iter().filter(|event| is_fault(event)) {
         let Some((at, id)) = reported(event).zip(subject(view, event, only)) else { continue };
-        let is_overdue = |age| age > REPEAT_INTERVAL + MAX_REPEAT_DELAY;
-        if Duration::try_from(view.now.duration_since(at)).is_ok_and(is_overdue) {
+        let reported = Duration::from_secs(at.as_second().try_into().unwrap_or(0));
+        if view.now > reported + REPEAT_INTERVAL + MAX_REPEAT_DELAY {
             continue;
         }
         let shown = newest.entry(id).or_insert((at, event));

@@ -1,15 +1,14 @@
 //! Snapshot of a cluster: data read, and gaps.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
-use super::ingress_faults::is_fault;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
@@ -73,9 +72,10 @@ pub struct ClusterView {
     pub services: Vec<Service>,
     /// Metadata of Ingresses, by namespace and name; `None` if unknown.
     pub ingresses: Option<BTreeMap<(String, String), ObjectMeta>>,
-    /// Warnings of the reconciler about Ingresses.
+    /// Warnings about Ingresses.
     pub events: Vec<Event>,
-    pub now: Timestamp,
+    /// Time since the Unix epoch.
+    pub now: Duration,
     /// Replicas' own status, by Pod.
     pub live: BTreeMap<String, LiveStatus>,
     /// Parts that could not be read.
@@ -163,7 +163,7 @@ impl ClusterView {
                         .get_or_insert_default()
                         .extend(ObjectMeta::deserialize(&object["metadata"]).map(|metadata| (id, metadata)));
                 }
-                StatusPart::Events => self.events.extend(Event::deserialize(object).ok().filter(is_fault)),
+                StatusPart::Events => self.events.extend(Event::deserialize(object)),
                 StatusPart::Pages => {}
             }
         }

@@ -142,7 +142,7 @@ fn troubled() -> ClusterView {
     let last_error = Some("tailscaled: Exited, started again 3 times".to_owned());
     let live = ReplicaStatus { version, flows: Some(7), peers, last_error, ..ReplicaStatus::default() };
     view.live.insert("eg-0".into(), Ok(live));
-    view.now = now();
+    view.now = since_epoch();
     view.take(StatusPart::Events, [event("site", "InvalidIngress", "The Ingress is not valid: spec.tls names no host.", 12)].iter());
     view
 }
@@ -235,13 +235,17 @@ fn event(name: &str, reason: &str, message: &str, minutes: i64) -> Value {
         "reportingController": names::EVENT_CONTROLLER, "regarding": {"kind": "Ingress", "namespace": "u", "name": name, "uid": name}})
 }
 
+fn since_epoch() -> std::time::Duration {
+    std::time::Duration::from_secs(now().as_second().try_into().expect("a time"))
+}
+
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).expect("a time")
 }
 
 /// Faults in the overview of Ingresses `a` and `b`, `b` of group `in`: name, reason and message.
 fn faults(events: &[Value], ingresses: Option<&[&str]>, only: Option<&str>) -> Vec<[String; 3]> {
-    let mut view = ClusterView { now: now(), ..ClusterView::new("ts") };
+    let mut view = ClusterView { now: since_epoch(), ..ClusterView::new("ts") };
     let annotations = |name: &str| if name == "b" { json!({names::PROXY_GROUP: "in"}) } else { json!({}) };
     let object = |name: &&str| json!({"metadata": {"name": name, "namespace": "u", "uid": name, "annotations": annotations(name)}});
     if let Some(ingresses) = ingresses {

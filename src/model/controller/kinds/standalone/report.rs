@@ -29,7 +29,7 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
-use crate::model::controller::workload::service_conditions::{ServiceChange, ServiceConditions};
+use crate::model::controller::workload::service_conditions::{ServiceChanges, ServiceConditions};
 use crate::model::plan::world::Single;
 
 /// Content of the condition.
@@ -50,7 +50,7 @@ impl ProxyCondition {
 /// Reports a Service whose objects are planned.
 pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderContext<'_>) {
     if keeps_report(work, service) {
-        ServiceConditions::new(work, service).update(work, true, None.into());
+        ServiceConditions::new(work, service).update(work, true, (None, None));
         return;
     }
     let device = device(work, &shape.owner);
@@ -61,25 +61,25 @@ pub(crate) fn served(work: &mut PlanPart<'_>, service: &Service, shape: &RenderC
     let external_name = switches.then(|| ExternalNameUpdate { former: own_name(work, service), name: Some(host.clone()) });
     let condition = condition(work, shape, reached.map(|(_, name)| name), &host);
     let load_balancer = addresses(work, service, shape, reached);
-    set(work, service, condition, true, ServiceChange { external_name, load_balancer });
+    set(work, service, condition, true, (external_name, load_balancer));
 }
 
 /// Reports an invalid Service. It is served as before.
 pub(crate) fn invalid(work: &mut PlanPart<'_>, service: &Service, wrong: &[String]) {
     let message = format!("The Service is not valid: {}", wrong.join(" "));
     let condition = ProxyCondition::unready(reason::PROXY_INVALID, message);
-    set(work, service, condition, is_finalized(service), None.into());
+    set(work, service, condition, is_finalized(service), (None, None));
 }
 
 /// Reports that tenants do not permit the proxy of a Service. One that exists stays as it is.
 pub(crate) fn refused(work: &mut PlanPart<'_>, service: &Service, reason: &'static str, why: String) {
-    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), None.into());
+    set(work, service, ProxyCondition::unready(reason, why), is_finalized(service), (None, None));
 }
 
 /// Reports that the API server has rejected an object of a Service.
 pub(crate) fn failed(work: &mut PlanPart<'_>, service: &Service, why: &str) {
     let condition = ProxyCondition::unready(reason::PROXY_FAILED, why.to_owned());
-    set(work, service, condition, is_finalized(service), None.into());
+    set(work, service, condition, is_finalized(service), (None, None));
 }
 
 /// Reports why an object is not released yet.
@@ -87,7 +87,7 @@ pub(crate) fn waiting(work: &mut PlanPart<'_>, parent: Parent<'_>) {
     let Some(message) = work.faults.first().map(|fault| fault.message.clone()) else { return };
     match parent {
         Parent::Service(service) => {
-            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), None.into());
+            set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), (None, None));
         }
         Parent::Ingress(ingress) => news(work, ingress, (reason::PROXY_FAILED, message)),
     }
@@ -129,8 +129,8 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool)
              delete the Service.";
         work.warn(subject(service), "EgressReleased", message.into());
     }
-    let change = ServiceChange { external_name, load_balancer: cleared.then(|| json!({})) };
-    conditions.update(work, egress && is_finalized(service), change);
+    let load_balancer = cleared.then(|| json!({}));
+    conditions.update(work, egress && is_finalized(service), (external_name, load_balancer));
 }
 
 /// Restores the `externalName` of a Service that requested egress before: its proxy would forward to itself. Returns whether the Service
@@ -138,7 +138,7 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool)
 pub(crate) fn restore_name(work: &mut PlanPart<'_>, service: &Service) -> bool {
     let restored = restored(work, service);
     if restored.is_some() {
-        return ServiceConditions::new(work, service).update(work, is_finalized(service), restored.into());
+        return ServiceConditions::new(work, service).update(work, is_finalized(service), (restored, None));
     }
     let own = is_child(work, external_name(service));
     if own {
@@ -147,13 +147,13 @@ pub(crate) fn restore_name(work: &mut PlanPart<'_>, service: &Service) -> bool {
     own
 }
 
-fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, finalized: bool, change: ServiceChange) {
+fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, finalized: bool, changes: ServiceChanges) {
     let ProxyCondition { status, reason, message, warns } = condition;
     let mut conditions = ServiceConditions::new(work, service);
     if conditions.set(PROXY_READY, status, reason, message.clone()) && warns {
         work.warn(subject(service), reason, message);
     }
-    conditions.update(work, finalized, change);
+    conditions.update(work, finalized, changes);
 }
 
 /// Whether the report of a served Service stays, as the device of its live Pod has no complete record yet: after an upgrade, or a take-over

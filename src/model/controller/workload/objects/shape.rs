@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::{Firewall, Tailyard};
+use crate::api::proxygroup::Tailyard;
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
@@ -182,8 +182,7 @@ impl<'a> RenderContext<'a> {
 
     /// Firewall mode, if set.
     pub fn firewall(&self) -> Option<&str> {
-        let own = self.own().and_then(|own| own.firewall_mode.as_ref());
-        own.map(Firewall::as_str).or(self.settings.firewall.as_deref())
+        self.own().and_then(|own| own.firewall_mode.as_deref()).or(self.settings.firewall.as_deref())
     }
 
     /// Whether the class enables metrics.
