@@ -23,9 +23,9 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
-/// Writes of a Secret that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
-const SECRET_BURST: u32 = 10;
-const SECRETS_PER_SECOND: f64 = 2.0;
+/// Writes of a state Secret that are parsed at once; then so many a second. A replica writes its state once a second, tailscaled rarely.
+const STATE_BURST: u32 = 10;
+const STATES_PER_SECOND: f64 = 2.0;
 /// Labels of a group's own objects.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
@@ -97,7 +97,8 @@ impl Stores {
         self.follow(&watch, changes, lost).await;
     }
 
-    /// Applies changes. An object is parsed before the cache is locked; Secrets, most of which Pods write, at a rate for each.
+    /// Applies changes. An object is parsed before the cache is locked; a state Secret, which is large and written by Pods, at a rate
+    /// for each.
     async fn follow(
         &self,
         InformerWatch { role, follow }: &InformerWatch,
@@ -105,7 +106,7 @@ impl Stores {
         lost: impl Fn(&'static str, &'static str) + Send,
     ) {
         let (role, namespace, began) = (*role, follow.namespace.as_deref(), Instant::now());
-        let mut paced: Paced<Id, Delivered> = Paced::new(SECRET_BURST, SECRETS_PER_SECOND);
+        let mut paced: Paced<Id, Delivered> = Paced::new(STATE_BURST, STATES_PER_SECOND);
         let mut logged = None;
         loop {
             let change = tokio::select! {
@@ -133,7 +134,7 @@ impl Stores {
                     self.complete(role, namespace)
                 }
                 WatchChange::Live => continue,
-                WatchChange::Put(object) if role == WatchRole::Owned(Kind::Secret) => {
+                WatchChange::Put(object) if object.is_state() => {
                     let object = paced.offer(&object.id().clone(), object, began.elapsed());
                     object.map(|object| self.put(object)).unwrap_or_default()
                 }

@@ -109,10 +109,6 @@ impl<K: Resource> Resource for WatchedItem<K> {
         kind.kind.as_str().into()
     }
 
-    fn api_version(kind: &ApiResource) -> Cow<'_, str> {
-        kind.api_version.as_str().into()
-    }
-
     fn plural(kind: &ApiResource) -> Cow<'_, str> {
         kind.plural.as_str().into()
     }

@@ -72,6 +72,8 @@ impl WorkKey {
 
 /// Label of objects that the reconciler creates.
 pub const MANAGED: &str = "tailscale.com/managed=true";
+/// Selector of objects that others create.
+const NOT_OURS: &str = "!tailscale.com/managed";
 
 /// Objects of a kind that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,11 +89,6 @@ pub enum WatchScope {
 
 /// A kind that is watched with its own type; `Self` is what is stored of an object.
 pub(super) trait WatchedKind: CachedKind {
-    const ROLE: WatchRole;
-    const RESOURCE: Resource;
-    const SCOPE: WatchScope;
-    /// Metric label.
-    const LABEL: &'static str = Self::RESOURCE.kind;
     /// Type that an object is decoded into. Of a metadata type only metadata is requested.
     type Object: WatchedObject;
 
@@ -109,13 +106,15 @@ pub(super) trait WatchedKind: CachedKind {
 
 /// A kind as a variant of [`CachedObject`].
 pub(super) trait CachedKind: Sized {
+    const ROLE: WatchRole;
+
     fn of(object: &CachedObject) -> Option<&Arc<Self>>;
     fn cached(self) -> CachedObject;
 }
 
 /// Defines role, cached variant and dispatch of each kind.
 macro_rules! watched_kinds {
-    ($($(#[$doc:meta])* $role:ident($kind:ty),)*) => {
+    ($($(#[$doc:meta])* $role:ident($kind:ty) $label:literal $resource:expr, $scope:expr;)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum WatchRole {
             $($(#[$doc])* $role,)*
@@ -144,6 +143,8 @@ macro_rules! watched_kinds {
         }
 
         $(impl CachedKind for $kind {
+            const ROLE: WatchRole = WatchRole::$role;
+
             fn of(object: &CachedObject) -> Option<&Arc<Self>> {
                 if let CachedObject::$role(object) = object { Some(object) } else { None }
             }
@@ -160,14 +161,14 @@ macro_rules! watched_kinds {
             /// What is watched; the labels of objects that the reconciler creates depend on the kind.
             pub(in crate::reconciler) fn scope(self) -> WatchScope {
                 match self {
-                    $(Self::$role => <$kind>::SCOPE,)*
+                    $(Self::$role => $scope,)*
                     Self::Owned(_) => WatchScope::Proxies(MANAGED),
                 }
             }
 
             pub(in crate::reconciler) fn resource(self) -> Resource {
                 match self {
-                    $(Self::$role => <$kind>::RESOURCE,)*
+                    $(Self::$role => $resource,)*
                     Self::Owned(kind) => kind.into(),
                 }
             }
@@ -175,7 +176,7 @@ macro_rules! watched_kinds {
             /// Metric label.
             pub(in crate::reconciler) fn label(self) -> &'static str {
                 match self {
-                    $(Self::$role => <$kind>::LABEL,)*
+                    $(Self::$role => $label,)*
                     Self::Owned(kind) => kind.name(),
                 }
             }
@@ -217,22 +218,23 @@ macro_rules! watched_kinds {
     };
 }
 
+// Role, stored type, metric label, resource, and what is watched.
 watched_kinds! {
-    Group(ProxyGroup),
-    Class(ProxyClass),
-    Tailnet(Tailnet),
+    Group(ProxyGroup) "ProxyGroup" Resource::PROXY_GROUP, WatchScope::Everywhere;
+    Class(ProxyClass) "ProxyClass" Resource::PROXY_CLASS, WatchScope::Everywhere;
+    Tailnet(Tailnet) "Tailnet" Resource::TAILNET, WatchScope::Everywhere;
     /// Users' Services, pruned unless they concern a group.
-    Service(Service),
-    Pod(Pod),
+    Service(Service) "Service of users" Resource::SERVICE, WatchScope::Users;
+    Pod(Pod) "Pod" Resource::POD, WatchScope::Proxies(MANAGED);
     /// Nodes, for static endpoints.
-    Node(Node),
-    Namespace(Labels),
+    Node(Node) "Node" Resource::NODE, WatchScope::Unrestricted;
+    Namespace(Labels) "Namespace" Resource::NAMESPACE, WatchScope::Everywhere;
     /// Users' Ingresses.
-    Ingress(Ingress),
+    Ingress(Ingress) "Ingress" Resource::INGRESS, WatchScope::Users;
     /// `IngressClass`es.
-    IngressClass(IngressClass),
+    IngressClass(IngressClass) "IngressClass" Resource::INGRESS_CLASS, WatchScope::Everywhere;
     /// EndpointSlices of users' Services.
-    BackendSlice(BackendSlice),
+    BackendSlice(BackendSlice) "EndpointSlice of users" Resource::ENDPOINT_SLICE, WatchScope::Users;
     /// Metadata of other Secrets: some are credentials of Tailnets.
-    Credentials(ObjectMeta),
+    Credentials(ObjectMeta) "Secret of others" Resource::SECRET, WatchScope::Proxies(NOT_OURS);
 }

@@ -6,20 +6,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeStatus, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{MANAGED, WatchRole, WatchScope, WatchedKind};
-use crate::edge::kube::{MetadataOnly, Resource};
+use super::WatchedKind;
+use crate::edge::kube::MetadataOnly;
 use crate::model::controller::policy::tenancy::Labels;
 use crate::reconciler::cache::index::Indices;
 use crate::reconciler::cache::keys::has_tenants;
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 
-/// Selector of objects that others create.
-const NOT_OURS: &str = "!tailscale.com/managed";
-
 impl WatchedKind for Pod {
-    const ROLE: WatchRole = WatchRole::Pod;
-    const RESOURCE: Resource = Resource::POD;
-    const SCOPE: WatchScope = WatchScope::Proxies(MANAGED);
     type Object = Self;
 
     fn prune(pod: Self) -> Option<Self> {
@@ -28,9 +22,6 @@ impl WatchedKind for Pod {
 }
 
 impl WatchedKind for Node {
-    const ROLE: WatchRole = WatchRole::Node;
-    const RESOURCE: Resource = Resource::NODE;
-    const SCOPE: WatchScope = WatchScope::Unrestricted;
     type Object = Self;
 
     /// Images and conditions are most of it, and its kubelet writes it every few minutes.
@@ -46,9 +37,6 @@ impl WatchedKind for Node {
 }
 
 impl WatchedKind for Labels {
-    const ROLE: WatchRole = WatchRole::Namespace;
-    const RESOURCE: Resource = Resource::NAMESPACE;
-    const SCOPE: WatchScope = WatchScope::Everywhere;
     type Object = MetadataOnly<Namespace>;
 
     fn prune(namespace: MetadataOnly<Namespace>) -> Option<Self> {
@@ -71,10 +59,6 @@ impl WatchedKind for Labels {
 }
 
 impl WatchedKind for ObjectMeta {
-    const ROLE: WatchRole = WatchRole::Credentials;
-    const RESOURCE: Resource = Resource::SECRET;
-    const SCOPE: WatchScope = WatchScope::Proxies(NOT_OURS);
-    const LABEL: &'static str = "Secret of others";
     type Object = MetadataOnly<Secret>;
 
     fn prune(secret: MetadataOnly<Secret>) -> Option<Self> {

@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use super::{CachedObject, WatchRole, WatchedKind, owned};
 use crate::edge::kube::WatchedItem;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::secret_name::SecretName;
 use crate::reconciler::cache::Id;
 
 /// An object as a watch or a write delivers it. Kinds with types are decoded; those that the reconciler creates are JSON until they are
@@ -69,6 +71,11 @@ impl Delivered {
 
     pub fn id(&self) -> &Id {
         &self.id
+    }
+
+    /// Whether it is a replica's state Secret.
+    pub fn is_state(&self) -> bool {
+        self.role == WatchRole::Owned(Kind::Secret) && matches!(SecretName::parse(&self.id.1), SecretName::State { .. })
     }
 
     pub fn parse(self) -> ParsedObject {

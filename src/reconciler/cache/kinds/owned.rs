@@ -179,14 +179,18 @@ mod tests {
         params.not_after = rcgen::date_time_ymd(2027, 4, 1);
         let chain = params.self_signed(&key).expect("a certificate").pem();
         let labels = json!({"tailscale.com/secret-type": "certs"});
-        let data =
-            [("tls.crt", chain), ("tls.key", key.serialize_pem())].map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+        let data = [("tls.crt", chain.clone()), ("tls.key", key.serialize_pem())]
+            .map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
         let data = std::collections::BTreeMap::from(data);
         let secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
         let stored = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls"});
         let content = CertificateRecord { filled: true, valid_until: Some("2027-04-01T00:00:00Z".parse().expect("a time")) };
         let role = WatchRole::Owned(Kind::Secret);
-        assert_eq!(read(role, secret), CachedObject::Certificate(Arc::new(stored.clone()), content));
+        assert_eq!(read(role, secret.clone()), CachedObject::Certificate(Arc::new(stored.clone()), content));
+        let mut long = secret;
+        long["data"]["tls.crt"] = json!(ByteString([chain.repeat(200), "x".into()].concat().into_bytes()));
+        let content = CertificateRecord { filled: true, valid_until: None };
+        assert_eq!(read(role, long), CachedObject::Certificate(Arc::new(stored.clone()), content), "too long to be read at each write");
         let mut empty = stored.clone();
         empty["data"] = json!({"tls.crt": "YQ==", "tls.key": ""});
         let content = CertificateRecord { filled: false, valid_until: None };

@@ -2,18 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{WatchRole, WatchScope, WatchedKind};
+use super::WatchedKind;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::edge::kube::Resource;
 use crate::model::controller::key::WorkloadKey;
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 
 impl WatchedKind for ProxyGroup {
-    const ROLE: WatchRole = WatchRole::Group;
-    const RESOURCE: Resource = Resource::PROXY_GROUP;
-    const SCOPE: WatchScope = WatchScope::Everywhere;
     type Object = Self;
 
     fn prune(group: Self) -> Option<Self> {
@@ -28,9 +24,6 @@ impl WatchedKind for ProxyGroup {
 }
 
 impl WatchedKind for ProxyClass {
-    const ROLE: WatchRole = WatchRole::Class;
-    const RESOURCE: Resource = Resource::PROXY_CLASS;
-    const SCOPE: WatchScope = WatchScope::Everywhere;
     type Object = Self;
 
     fn prune(class: Self) -> Option<Self> {
@@ -43,9 +36,6 @@ impl WatchedKind for ProxyClass {
 }
 
 impl WatchedKind for Tailnet {
-    const ROLE: WatchRole = WatchRole::Tailnet;
-    const RESOURCE: Resource = Resource::TAILNET;
-    const SCOPE: WatchScope = WatchScope::Everywhere;
     type Object = Self;
 
     fn prune(tailnet: Self) -> Option<Self> {

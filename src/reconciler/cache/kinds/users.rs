@@ -7,9 +7,8 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 
-use super::{WatchRole, WatchScope, WatchedKind};
+use super::WatchedKind;
 use crate::api::proxygroup::ProxyGroupType;
-use crate::edge::kube::Resource;
 use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::concerns;
@@ -19,10 +18,6 @@ use crate::reconciler::cache::index::{Indices, count, put};
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 
 impl WatchedKind for Service {
-    const ROLE: WatchRole = WatchRole::Service;
-    const RESOURCE: Resource = Resource::SERVICE;
-    const SCOPE: WatchScope = WatchScope::Users;
-    const LABEL: &'static str = "Service of users";
     type Object = Self;
 
     fn prune(service: Self) -> Option<Self> {
@@ -38,9 +33,6 @@ impl WatchedKind for Service {
 }
 
 impl WatchedKind for Ingress {
-    const ROLE: WatchRole = WatchRole::Ingress;
-    const RESOURCE: Resource = Resource::INGRESS;
-    const SCOPE: WatchScope = WatchScope::Users;
     type Object = Self;
 
     fn prune(ingress: Self) -> Option<Self> {
@@ -60,9 +52,6 @@ impl WatchedKind for Ingress {
 }
 
 impl WatchedKind for IngressClass {
-    const ROLE: WatchRole = WatchRole::IngressClass;
-    const RESOURCE: Resource = Resource::INGRESS_CLASS;
-    const SCOPE: WatchScope = WatchScope::Everywhere;
     type Object = Self;
 
     fn prune(class: Self) -> Option<Self> {
@@ -88,10 +77,6 @@ pub(in crate::reconciler::cache) struct BackendSlice {
 }
 
 impl WatchedKind for BackendSlice {
-    const ROLE: WatchRole = WatchRole::BackendSlice;
-    const RESOURCE: Resource = Resource::ENDPOINT_SLICE;
-    const SCOPE: WatchScope = WatchScope::Users;
-    const LABEL: &'static str = "EndpointSlice of users";
     type Object = EndpointSlice;
 
     fn prune(slice: EndpointSlice) -> Option<Self> {

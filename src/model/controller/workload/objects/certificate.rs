@@ -23,20 +23,23 @@ use crate::model::ingress::certificate::Pair;
 /// The type of the Secret.
 const TLS: &str = "kubernetes.io/tls";
 const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
+/// Maximum size of a certificate chain whose expiry is read, in bytes: Pods write it. One of Let's Encrypt has 4 kB.
+const MAX_CHAIN_SIZE: usize = 64 << 10;
 
 /// Content of a certificate's Secret: the key is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CertificateRecord {
     /// Whether a replica has filled it.
     pub filled: bool,
-    /// Expiry, if the certificate can be read.
+    /// Expiry, if the certificate can be read and is no longer than [`MAX_CHAIN_SIZE`].
     pub valid_until: Option<Timestamp>,
 }
 
 impl CertificateRecord {
     pub fn read(secret: &Value) -> Self {
         let pair = pair(secret);
-        let valid_until = pair.leaf().ok().map(|leaf| leaf.certificate.until);
+        let leaf = if pair.chain.len() > MAX_CHAIN_SIZE { None } else { pair.leaf().ok() };
+        let valid_until = leaf.map(|leaf| leaf.certificate.until);
         Self { filled: !pair.chain.is_empty() && !pair.key.is_empty(), valid_until }
     }
 }
