@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use annotations::AnnotationNotice;
-use index::Indices;
+use indices::Indices;
 use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
@@ -32,6 +32,7 @@ mod certificate_orders;
 mod certificates;
 mod foreign;
 mod index;
+mod indices;
 mod keys;
 mod kinds;
 mod observe;

@@ -5,77 +5,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use imbl::OrdMap;
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
+use super::indices::{WorkloadObjects, count, put};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
 use crate::model::controller::egress::slices::is_manual;
-use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::concerns;
-use crate::model::controller::policy::tenancy::Labels;
-use crate::model::controller::workload::device_index::DeviceIndex;
-use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::ChildOwner;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use crate::model::controller::workload::secret_name::SecretName;
-
-/// A state Secret, pruned, and its content.
-pub(super) type StoredState = (Arc<Value>, Arc<ReplicaState>);
-
-#[derive(Debug, Default)]
-pub(super) struct Indices {
-    pub(super) workloads: BTreeMap<WorkloadKey, WorkloadObjects>,
-    /// Groups with children of a user's Service, with their number.
-    pub(super) children: BTreeMap<Id, BTreeMap<WorkloadKey, usize>>,
-    /// Publishers that request a label, of whichever group.
-    pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
-    /// Ingresses that name a Service as backend.
-    pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
-    /// Groups whose config has an entry for an object.
-    pub(super) recorded: BTreeMap<Publisher, BTreeSet<WorkloadKey>>,
-    /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
-    pub(super) backed: BTreeMap<Id, usize>,
-    pub(super) namespaces: OrdMap<String, Arc<Labels>>,
-    /// Owners of child Services, by name.
-    pub(super) child_owners: OrdMap<Arc<str>, ChildOwner>,
-    /// Workloads by name, as their `StatefulSet`s and config Secrets record them, with the number of these objects.
-    pub(super) names: BTreeMap<String, BTreeMap<WorkloadKey, usize>>,
-    /// State Secrets by workload and ordinal.
-    pub(super) states: BTreeMap<String, BTreeMap<u32, StoredState>>,
-    /// Secrets of groups' ACME accounts by workload.
-    pub(super) accounts: BTreeMap<String, Arc<Value>>,
-    /// Secrets of certificates by DNS name, with their content.
-    pub(super) certificate_secrets: BTreeMap<String, (Arc<Value>, CertificateRecord)>,
-    /// Names in the tailnet that a group's config has.
-    pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
-    /// Ingresses that ordered certificates, by UID of the Secret.
-    pub(super) certificates: OrdMap<String, Publisher>,
-    /// Devices and joining host names of all config Secrets.
-    pub(super) devices: DeviceIndex,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct WorkloadObjects {
-    /// Objects that are labelled or owned as the workload's, except EndpointSlices of Kubernetes' controller and Secrets that Pods write.
-    pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
-    /// These slices, by child.
-    pub(super) slices: OrdMap<Arc<str>, Vec<Arc<ChildSlice>>>,
-    /// Number of EndpointSlices of the Tailscale operator.
-    manual: usize,
-    /// Users' Services that concern the group, or that it has a child of.
-    pub(super) services: OrdMap<Id, Arc<Service>>,
-    /// Ingresses that are assigned to the group, or that its config has an entry for.
-    pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
-    /// By name of the Pod.
-    pub(super) replicas: BTreeMap<String, ObservedReplica>,
-}
 
 impl WorkloadObjects {
     fn is_empty(&self) -> bool {
@@ -308,27 +251,6 @@ pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
 
 pub(super) fn ordinal(workload: &str, pod: &str) -> Option<u32> {
     pod.strip_prefix(workload)?.strip_prefix('-')?.parse().ok()
-}
-
-/// Adds a value to the set of a key, or removes it.
-pub(super) fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
-    if came {
-        map.entry(key).or_default().insert(value);
-    } else if let Some(set) = map.get_mut(&key) {
-        set.remove(&value);
-        if set.is_empty() {
-            map.remove(&key);
-        }
-    }
-}
-
-/// Increments or decrements the count of a key.
-pub(super) fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
-    let number = map.entry(key.clone()).or_default();
-    *number = if came { *number + 1 } else { number.saturating_sub(1) };
-    if *number == 0 {
-        map.remove(key);
-    }
 }
 
 /// Sets or removes the value of a key.

@@ -6,7 +6,8 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::secret_name::SecretName;
 use std::collections::BTreeSet;
 
-use super::index::{WorkloadObjects, owners};
+use super::index::owners;
+use super::indices::WorkloadObjects;
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::ProxyGroup;

@@ -10,7 +10,7 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::index::Indices;
+use super::indices::Indices;
 use super::{ClusterCache, Id};
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::WatchedKind;
 use crate::edge::kube::MetadataOnly;
 use crate::model::controller::policy::tenancy::Labels;
-use crate::reconciler::cache::index::Indices;
+use crate::reconciler::cache::indices::Indices;
 use crate::reconciler::cache::keys::has_tenants;
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 

@@ -14,7 +14,7 @@ use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::requests;
 use crate::model::controller::workload::objects::slice::SERVICE_NAME;
-use crate::reconciler::cache::index::{Indices, count, put};
+use crate::reconciler::cache::indices::{Indices, count, put};
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
 
 impl WatchedKind for Service {

@@ -31,7 +31,7 @@ fn class(version: u64, parameters: Value) -> Value {
 
 /// Groups that see the Service, and groups that see the Ingress.
 fn members(world: &ClusterCache) -> (Vec<&str>, Vec<&str>) {
-    let of = |has: &dyn Fn(&index::WorkloadObjects) -> bool| {
+    let of = |has: &dyn Fn(&indices::WorkloadObjects) -> bool| {
         world.indices.workloads.iter().filter(|(_, group)| has(group)).map(|(key, _)| key.name()).collect()
     };
     (of(&|group| !group.services.is_empty()), of(&|group| !group.ingresses.is_empty()))
