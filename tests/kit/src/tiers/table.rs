@@ -111,7 +111,7 @@ pub static TAILYARD: Table = Table {
         Tier { check: true, ..light("kit", KIT, &[], 5) },
         Tier {
             check: true,
-            ..light("pure", PURE, &["cost", "docs", "firewall", "language", "layers", "metrics", "objects", "report"], 10)
+            ..light("pure", PURE, &["cost", "docs", "firewall", "kinds", "language", "layers", "metrics", "objects", "report"], 10)
         },
         light("cli", PURE, &["cli"], 5),
         Tier { threads: 4, ..light("dns", PURE, &["dns"], 20) },
