@@ -35,6 +35,7 @@ mod index;
 mod indices;
 mod keys;
 mod kinds;
+mod namesakes;
 mod observe;
 mod publishers;
 mod store;

@@ -24,11 +24,14 @@ pub mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, firsts, read};
+use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, contest_proxies, firsts, read};
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
@@ -126,7 +129,8 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
-        let valid = claim.fault().map_or(Ok(()), Err).and_then(|()| contest(&firsts, claim));
+        let valid =
+            claim.fault().map_or(Ok(()), Err).and_then(|()| contest(&firsts, claim)).and_then(|()| contest_proxies(work.observed, claim));
         let spec = valid.and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
             supported::fits(work, shape, &wish)?;
             let joins = quota::admit(&plan.tenancy, claim, &shape.owner.name, &wish)?;
@@ -200,11 +204,21 @@ fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
     configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
 }
 
+/// Certificates of a group, each with its DNS name. One of an object with a proxy of its own is never the group's, whatever its name.
+pub(crate) fn group_certificates<'a>(work: &Pass<'a>) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
+    let pass = *work;
+    let is_ours = move |object: &ObjectRef, secret: &Value| {
+        let recorded = pass.observed.publish.recorded_certificates.get(secret["metadata"]["uid"].as_str().unwrap_or_default());
+        recorded.is_none_or(|recorded| !recorded.in_use) && pass.ownership(object, secret) != Ownership::Foreign
+    };
+    let all = pass.observed.of(Kind::Secret).filter(move |(object, secret)| is_ours(object, secret));
+    all.filter_map(|(object, secret)| Some((domain_of(secret)?, object, secret)))
+}
+
 /// Every name with a record.
 fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
-    let secrets = work.observed.of(Kind::Secret).filter_map(|(_, object)| domain_of(object));
-    let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
+    let secrets = group_certificates(work).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
     let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
     let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
     before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()

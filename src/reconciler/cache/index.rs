@@ -96,6 +96,9 @@ impl ClusterCache {
         if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
         }
+        if let Some((label, claimant)) = self.standalone_name(id, object) {
+            put(&mut self.indices.standalone_names, label, claimant, came);
+        }
         match object {
             CachedObject::Config(_, config) => self.indices.devices.follow(&id.1, &config.entry(), came),
             CachedObject::Owned(value) => match role {

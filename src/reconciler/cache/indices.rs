@@ -29,6 +29,8 @@ pub(super) struct Indices {
     pub(super) children: BTreeMap<Id, BTreeMap<WorkloadKey, usize>>,
     /// Publishers that request a label, of whichever group.
     pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
+    /// Objects with a proxy of their own that request a label.
+    pub(super) standalone_names: BTreeMap<String, BTreeSet<Publisher>>,
     /// Ingresses that name a Service as backend.
     pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
     /// Groups whose config has an entry for an object.

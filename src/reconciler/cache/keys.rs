@@ -62,6 +62,7 @@ impl ClusterCache {
         if let Some(PublishRequest { wants: true, label, .. }) = self.publish_request(id, object) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.key_of(other)));
         }
+        groups.extend(self.keys_of_namesakes(id, object));
         if role == WatchRole::Service {
             let users = self.indices.backend_users.get(id).into_iter().flatten();
             groups.extend(users.filter_map(|user| self.publisher(PublishSource::Ingress, user)));

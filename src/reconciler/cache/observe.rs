@@ -274,7 +274,7 @@ impl ClusterCache {
         (replicas, waiting)
     }
 
-    /// Name of a group's workload, or of a standalone proxy.
+    /// Name of a group's workload, or of a standalone proxy; empty if others have all that a new one tries.
     pub(super) fn workload(&self, key: &WorkloadKey) -> String {
         let name = key.name();
         if !key.is_standalone() {
@@ -297,7 +297,7 @@ impl ClusterCache {
         }
         let uid = self.standalone_parent(key).and_then(|parent| parent.metadata().uid.as_deref()).unwrap_or_default();
         let is_free = |name: &String| self.named_workload(name).is_none_or(|other| other == *key);
-        (0..=u32::MAX).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
+        (0..naming::MAX_NAMES).map(|attempt| naming::new_name(key, uid, attempt)).find(is_free).unwrap_or_default()
     }
 
     /// The Service or Ingress of a key of a standalone proxy.

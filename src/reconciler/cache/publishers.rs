@@ -107,6 +107,7 @@ impl ClusterCache {
         let recorded = origins.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
         let labels: BTreeSet<String> = labels.chain(asking().map(|(_, service)| service_label(service))).chain(recorded).collect();
+        let namesakes = self.namesakes(key, &labels);
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(key, label)));
         let mut rivals: BTreeMap<_, _> = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
         let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
@@ -128,6 +129,7 @@ impl ClusterCache {
             backends,
             backed,
             rivals,
+            namesakes,
             listed: None,
             approved: BTreeMap::new(),
         }

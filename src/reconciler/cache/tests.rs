@@ -13,6 +13,7 @@ mod cluster;
 mod collisions;
 mod group_names;
 mod hostile;
+mod namesakes;
 
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];

@@ -14,7 +14,7 @@ use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
-use crate::model::controller::workload::observed::Observed;
+use crate::model::controller::workload::observed::{Namesake, Observed};
 
 /// Reason of Events about our `IngressClass`.
 pub(crate) const INVALID_CLASS: &str = "InvalidIngressClass";
@@ -124,9 +124,23 @@ pub(crate) fn firsts<'a>(observed: &'a Observed, claims: &'a [IngressClaim<'_>])
 
 pub(crate) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
     let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
-    let message =
-        format!("{first} has the name {} already: give this one another name in the tailnet, or remove one of them.", claim.label);
-    Err(Rejection::new(reason::NAME_CONFLICT, message))
+    Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(first, &claim.label)))
+}
+
+/// Rejects a name that an object with a proxy of its own has, or requested earlier.
+pub(crate) fn contest_proxies(observed: &Observed, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
+    let holds = claim.recorded.contains(&service_name(&claim.label));
+    let own = Namesake { claimant: claim.claimant.clone(), created: claim.created(), holds };
+    let others = observed.publish.namesakes.get(&claim.label).map(Vec::as_slice).unwrap_or_default();
+    match own.winner(others) {
+        Some(winner) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&winner.claimant, &claim.label))),
+        None => Ok(()),
+    }
+}
+
+/// Message to an object whose name another one has.
+pub(crate) fn name_conflict(first: &Publisher, label: &str) -> String {
+    format!("{first} has the name {label} already: give this one another name in the tailnet, or remove one of them.")
 }
 
 /// Parses the request. `device`: whole name of the device that serves it, if that is its name.

@@ -12,14 +12,13 @@ use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::model::controller::egress::memo::Memory;
-use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::advertise::awaited;
 use crate::model::controller::ingress::claims::claims;
 use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::ingress::{HANDOVER_POLL, group_certificates};
 use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
-use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
@@ -179,7 +178,7 @@ pub(crate) fn gone_certificates<'a>(work: &Pass<'a>, gone: &BTreeSet<String>) ->
         let is_free = |rivals: &Vec<NameConflict>| rivals.iter().all(|rival| ends && rival.is_proxy());
         name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(is_free))
     };
-    work.observed.of(Kind::Secret).filter(move |(_, secret)| domain_of(secret).is_some_and(&goes))
+    group_certificates(work).filter(move |(dns, ..)| goes(dns)).map(|(_, object, secret)| (object, secret))
 }
 
 /// Deletes certificates of names that are no longer requested, and the Roles that the Tailscale operator created for them.

@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 use crate::model::base::hash::sha256;
 use crate::model::controller::key::WorkloadKey;
 
+/// Names that a new workload tries.
+pub const MAX_NAMES: u32 = 16;
 /// Maximum length of a workload's name: a Pod has a label of that name and eleven bytes.
 const MAX_LENGTH: usize = 52;
 /// Length of the suffix of a new name: 64 bits.
-const SUFFIX: usize = 16;
+pub const SUFFIX: usize = 16;
 /// Longest part of an object's name in a new name.
 const LONGEST_PART: usize = MAX_LENGTH - "ts--".len() - SUFFIX;
 
@@ -24,12 +26,27 @@ pub fn workload<'a>(sets: impl Iterator<Item = &'a str>, has_device: impl Fn(&&'
     all.iter().copied().find(&has_device).or_else(|| all.first().copied())
 }
 
+/// Suffix of a new name: 64 bits of hash.
+pub(crate) fn suffix(text: &str) -> String {
+    let mut hash = sha256(text.as_bytes());
+    #[cfg(test)]
+    hash.truncate(SUFFIX_LENGTH.get());
+    hash.truncate(SUFFIX);
+    hash
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Length of suffixes in hex digits: short ones are equal for many objects.
+    pub(crate) static SUFFIX_LENGTH: std::cell::Cell<usize> = const { std::cell::Cell::new(SUFFIX) };
+}
+
 /// Name of a new workload: a prefix of the object's name, without dots, and a hash. `attempt`: number of names that others have.
 pub fn new_name(key: &WorkloadKey, uid: &str, attempt: u32) -> String {
     let name = key.name();
     let part = name.get(..name.len().min(LONGEST_PART)).unwrap_or(name).trim_end_matches(['-', '.']);
     let part = part.replace('.', "-");
-    format!("ts-{part}-{}", &sha256(format!("{key}/{uid}/{attempt}").as_bytes())[..SUFFIX])
+    format!("ts-{part}-{}", suffix(&format!("{key}/{uid}/{attempt}")))
 }
 
 /// Name of the `StatefulSet` of a workload's second Pod: as long as the workload's, so that labels with it have room.

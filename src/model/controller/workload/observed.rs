@@ -35,7 +35,8 @@ use crate::model::ingress::certificate::Leaf;
 #[derive(Debug, Clone)]
 pub struct Observed {
     pub key: WorkloadKey,
-    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one.
+    /// Name of its `StatefulSet`, and prefix of its Pods: the group's name; of a standalone proxy an observed or a new one; empty if others
+    /// have all that a new one tries.
     pub workload: String,
     /// Current time, for conditions and deadlines.
     pub now: Timestamp,
@@ -110,6 +111,8 @@ pub struct PublishInputs {
     pub backed: BTreeSet<(String, String)>,
     /// Requests of other groups of the tailnet for names of this group, and proxies of their own that its objects have or get.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
+    /// Other objects that request a label, where one of both has a proxy of its own.
+    pub namesakes: BTreeMap<String, Vec<Namesake>>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
@@ -157,6 +160,25 @@ pub struct DeviceRead {
 pub struct Approved {
     pub at: Timestamp,
     pub routes: BTreeSet<String>,
+}
+
+/// An object that requests a name of the tailnet beside another one. One of the two has a proxy of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namesake {
+    pub claimant: Publisher,
+    /// Creation time in seconds.
+    pub created: i64,
+    /// Whether it has the name: in the config of its group, or as the name of its proxy's device.
+    pub holds: bool,
+}
+
+impl Namesake {
+    /// The object to which this one leaves the name: one that has it, else an older one.
+    pub(crate) fn winner<'a>(&self, others: &'a [Self]) -> Option<&'a Self> {
+        let age = |one: &'a Self| (one.created, &one.claimant);
+        let wins = |other: &&Self| !self.holds && (other.holds || (other.created, &other.claimant) < (self.created, &self.claimant));
+        others.iter().filter(wins).min_by_key(|other| (!other.holds, age(other)))
+    }
 }
 
 /// A request of another group of the same tailnet for a name.

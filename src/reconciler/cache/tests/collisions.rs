@@ -101,10 +101,12 @@ fn two_services_with_one_child_name_in_two_groups() {
     two_services_with_one_child_name("eh");
 }
 
-/// Two of these values with one name; `None` if the names are long enough to differ.
-fn pair<T: Clone>(values: impl Iterator<Item = T>, name: impl Fn(&T) -> String) -> Option<[T; 2]> {
+/// Two of these values with one name, by a hash of twelve bits.
+fn pair<T: Clone>(values: impl Iterator<Item = T>, name: impl Fn(&T) -> String) -> [T; 2] {
+    naming::SUFFIX_LENGTH.set(3);
     let mut by_name: HashMap<String, T> = HashMap::new();
-    values.into_iter().find_map(|value| by_name.insert(name(&value), value.clone()).map(|first| [first, value]))
+    let found = values.into_iter().find_map(|value| by_name.insert(name(&value), value.clone()).map(|first| [first, value]));
+    found.expect("two names of 4,096 are equal")
 }
 
 #[test]
@@ -112,7 +114,7 @@ fn new_services_whose_child_names_are_equal_get_one_child() {
     let name = |number: u32| format!("db{}{number:09}", "-".repeat(52));
     for other in ["eg", "eh"] {
         let names = (0..6_000).map(|number| (if number % 2 == 0 { "eg" } else { other }, name(number)));
-        let Some([first, second]) = pair(names, |(group, name)| child_name("n", name, group)) else { continue };
+        let [first, second] = pair(names, |(group, name)| child_name("n", name, group));
         let mut cluster = with_groups();
         for (group, name) in [&first, &second] {
             egress(&mut cluster, ("n", name), group);
@@ -202,14 +204,36 @@ fn workload_whose_name_a_new_service_computes_keeps_its_objects() {
 
 #[test]
 fn new_services_whose_workload_names_are_equal_settle() {
-    let uids = (0..6_000).map(|number| format!("uid-{number}"));
-    let Some([first, second]) = pair(uids, |uid| naming::new_name(&"a/web".into(), uid, 0)) else { return };
+    naming::SUFFIX_LENGTH.set(3);
+    let uids = || (0..6_000).map(|number| format!("uid-{number}"));
+    let name = |namespace: &str, uid: &str| naming::new_name(&format!("{namespace}/web").as_str().into(), uid, 0);
+    let of_a: HashMap<String, String> = uids().map(|uid| (name("a", &uid), uid)).collect();
+    let (uid_b, uid_a) = uids().find_map(|uid| Some((uid.clone(), of_a.get(&name("b", &uid))?))).expect("two equal names");
     let mut cluster = Cluster::new();
-    exposed(&mut cluster, "b", &first);
-    exposed(&mut cluster, "a", &second);
+    exposed(&mut cluster, "b", &uid_b);
+    exposed(&mut cluster, "a", uid_a);
     settled(&mut cluster, &["a".to_owned(), "b".to_owned()]).expect("settled");
-    let all = ["a", "b"].map(|namespace| sets(&cluster, namespace).len());
-    assert!(all.contains(&1), "one of them has the name: {all:?}");
+    assert_eq!(["a", "b"].map(|namespace| sets(&cluster, namespace).len()), [1, 1], "the second one takes another name");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Sixteen names for a hundred Services: those that get none are refused.
+    #[test]
+    fn hundred_services_of_one_name_settle_with_a_hash_of_four_bits(rounds in prop::collection::vec(0..2_usize, 100)) {
+        naming::SUFFIX_LENGTH.set(1);
+        let mut cluster = Cluster::new();
+        let namespaces: Vec<_> = (0..rounds.len()).map(|number| format!("n{number}")).collect();
+        for (namespace, rounds) in namespaces.iter().zip(&rounds) {
+            exposed(&mut cluster, namespace, &format!("uid-{namespace}"));
+            cluster.rounds(*rounds);
+        }
+        let settled = settled(&mut cluster, &namespaces);
+        prop_assert!(settled.is_ok(), "{}", settled.unwrap_err());
+        let served = namespaces.iter().filter(|namespace| !sets(&cluster, namespace).is_empty()).count();
+        prop_assert!((8..=16).contains(&served), "{served} of 16 names are used");
+    }
 }
 
 proptest! {

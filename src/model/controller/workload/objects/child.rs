@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
 use crate::api::names;
+use crate::model::controller::workload::naming::{SUFFIX, suffix};
 use crate::model::controller::workload::objects::shape::HEALTH;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied, digest};
 
@@ -49,15 +50,12 @@ pub struct ChildPort {
     pub match_port: u16,
 }
 
-/// Length of the suffix of a new child's name: 64 bits.
-const SUFFIX: usize = 16;
-
 /// Name of a new child: a prefix of the Service's name and a hash of Service and group, which no tenant can compute to be another's.
 pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
-    let hash = digest(format!("{namespace}/{name}/{group}").as_bytes());
     let room = 63 - "ts--".len() - SUFFIX;
+    let suffix = suffix(&format!("{namespace}/{name}/{group}"));
     let name = name.get(..name.len().min(room)).unwrap_or(name).trim_end_matches(['-', '.']);
-    format!("ts-{name}-{}", &hash[..SUFFIX])
+    format!("ts-{name}-{suffix}")
 }
 
 /// The recorded health port if the user does not use it, else the first unused candidate.
