@@ -73,11 +73,15 @@ fn addresses_and_name_that_a_pod_invents_are_not_shown() {
 fn device_of_a_namesake_is_not_recorded_twice_nor_deleted() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
-        for name in ["a", "b"] {
-            expose(&stage, name, "shop").await;
-            let workload = SERVICE.join(&stage, name, "shop").await;
+        for (name, hostname) in [("a", "shop"), ("b", "other")] {
+            expose(&stage, name, hostname).await;
+            let workload = SERVICE.join(&stage, name, hostname).await;
             recorded(&stage, &format!("{workload}-0"), &format!("n{name}")).await;
         }
+        // A proxy that exists may take the name of another one, as a device of the tailnet may.
+        let patch = json!({"metadata": {"annotations": {"tailscale.com/hostname": "shop"}}});
+        stage.users().patch("b", &PatchParams::default(), &Patch::Merge(patch)).await.expect("patched");
+        stage.hosted.add_device("nb", "shop");
         let [a, b] = [SERVICE.set(&stage, "a").await, SERVICE.set(&stage, "b").await].map(|set| format!("{}-0", set.name_any()));
         let minted = async || stage.hosted.calls("POST /api/v2/tailnet/-/keys");
         let before = minted().await;
