@@ -228,7 +228,7 @@ macro_rules! watched_kinds {
             /// Version of an object of a kind that is reconciled by itself.
             pub(super) fn version(&self) -> Option<&str> {
                 match self {
-                    $(Self::$role(object) => WatchedKind::version(&**object),)*
+                    $(Self::$role(object) => <$kind as WatchedKind>::version(object),)*
                     _ => None,
                 }
             }
