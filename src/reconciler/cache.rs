@@ -1,7 +1,7 @@
 //! The informer cache: every object that the reconciler needs, and the work keys of each change.
 //!
 //! Fed by the watches and by the responses to our own writes, whichever is newer, so that a pass sees the changes of earlier passes. Only a
-//! complete list removes objects that it does not contain. An object is pruned on entry (`object`), and the indices (`index`) follow each
+//! complete list removes objects that it does not contain. An object is pruned on entry (`kinds`), and the indices (`index`) follow each
 //! change. The cache fetches nothing and decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -96,7 +96,12 @@ impl Metrics {
             ),
             oldest: r.sampled("tailyard_workqueue_oldest_item_age_seconds", Kind::Gauge, "How long the oldest ready key has waited", []),
             groups: r.sampled("tailyard_proxygroups", Kind::Gauge, "ProxyGroups", []),
-            services: r.sampled("tailyard_proxygroup_services", Kind::Gauge, "Services and Ingresses of users that name a ProxyGroup", []),
+            services: r.sampled(
+                "tailyard_proxygroup_services",
+                Kind::Gauge,
+                "Services of users that request a ProxyGroup or have a proxy of their own",
+                [],
+            ),
             unserved: r.sampled(
                 "tailyard_unmanaged_proxygroups",
                 Kind::Gauge,

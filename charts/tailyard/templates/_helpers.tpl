@@ -53,7 +53,7 @@ subjects:
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-# That groups may read the same where their backends are. No binding can grant more than is held here.
+# Bindings let proxies read EndpointSlices of their backends. No binding can grant more than these rules.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]
   verbs: [get, list, watch, create, patch]

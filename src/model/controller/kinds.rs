@@ -1,7 +1,7 @@
-//! Reconciles a `ProxyGroup` with all its Services: observed objects in, a [`GroupPlan`] out.
+//! Reconciles a workload with all its objects: observed objects in, a [`GroupPlan`] out.
 //!
-//! The unit of work is the group, whether or not its object exists. So the egress config has one writer, and a thousand changed Services
-//! cost one write of it. Level-triggered and stateless: a pass stores its records on objects. Performs no I/O.
+//! The unit of work is the workload, whether or not its object exists. So the config of a group has one writer, and a thousand changed
+//! Services cost one write of it. Level-triggered and stateless: a pass stores its records on objects. Performs no I/O.
 
 pub mod proxyclass;
 pub mod proxygroup;

@@ -100,6 +100,16 @@ pub(super) trait WatchedKind: CachedKind {
         BTreeSet::new()
     }
 
+    /// Its own work key, if it is reconciled by itself.
+    fn own_key(_id: &Id) -> Option<WorkKey> {
+        None
+    }
+
+    /// Version as the API server returned it, if it is reconciled by itself.
+    fn version(&self) -> Option<&str> {
+        None
+    }
+
     /// Adds an object to its own indices, or removes it.
     fn index(self: &Arc<Self>, _indices: &mut Indices, _id: &Id, _came: bool) {}
 }
@@ -189,6 +199,14 @@ macro_rules! watched_kinds {
                 }
             }
 
+            /// Work key of an object of a kind that is reconciled by itself.
+            pub(super) fn own_key(self, id: &Id) -> Option<WorkKey> {
+                match self {
+                    $(Self::$role => <$kind as WatchedKind>::own_key(id),)*
+                    Self::Owned(_) => None,
+                }
+            }
+
             /// Decodes the response to a write.
             pub fn decode(self, value: Value) -> Delivered {
                 match self {
@@ -203,6 +221,14 @@ macro_rules! watched_kinds {
             pub(super) fn typed_keys(&self, cache: &ClusterCache, id: &Id) -> Option<BTreeSet<WorkKey>> {
                 match self {
                     $(Self::$role(object) => Some(<$kind as WatchedKind>::keys(object, cache, id)),)*
+                    _ => None,
+                }
+            }
+
+            /// Version of an object of a kind that is reconciled by itself.
+            pub(super) fn version(&self) -> Option<&str> {
+                match self {
+                    $(Self::$role(object) => <$kind as WatchedKind>::version(object),)*
                     _ => None,
                 }
             }

@@ -107,13 +107,9 @@ impl ClusterCache {
         self.get(name).cloned()
     }
 
-    /// Version of a class or Tailnet, as the API server returned it.
+    /// Version of a cluster-wide object of a kind that is reconciled by itself, as the API server returned it.
     pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
-        match role {
-            WatchRole::Class => self.class(name)?.metadata.resource_version.clone(),
-            WatchRole::Tailnet => self.tailnet(name)?.metadata.resource_version.clone(),
-            _ => None,
-        }
+        self.one(role, &(String::new(), name.to_owned()))?.version().map(str::to_owned)
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
@@ -183,14 +179,12 @@ impl ClusterCache {
         own.or(self.default_class.as_deref())
     }
 
-    /// Every key with something to reconcile: existing groups, groups with leftovers, classes and Tailnets.
+    /// Every key with something to reconcile: objects of kinds that are reconciled by themselves, and workloads with leftovers.
     pub fn all(&self) -> BTreeSet<WorkKey> {
-        let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
-        let groups = names(WatchRole::Group).map(WorkloadKey::ProxyGroup);
-        let workloads = groups.chain(self.indices.workloads.keys().cloned()).map(WorkKey::Workload);
-        let others = names(WatchRole::Class).map(WorkKey::Class).chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet));
+        let own = WatchRole::TYPED.iter().flat_map(|role| self.objects(*role).filter_map(|(id, _)| role.own_key(id)));
+        let workloads = self.indices.workloads.keys().cloned().map(WorkKey::Workload);
         let recorded = self.recorded_keys();
-        workloads.chain([WorkKey::DefaultControlPlane]).chain(others).chain(self.annotation_keys()).chain(recorded).collect()
+        own.chain(workloads).chain([WorkKey::DefaultControlPlane]).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
     /// State of a class, by its recorded condition if that is current.

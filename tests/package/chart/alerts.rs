@@ -258,8 +258,8 @@ fn page() -> String {
 }
 
 const PAGE: &str = "# Prometheus alerts\n\nThe chart installs these alerts with `prometheusRule.enabled`. They need the metrics of \
-                    [metrics.md](metrics.md).\n\n```console\n$ helm upgrade tailyard charts/tailyard --reuse-values --set \
-                    prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true\n```\n";
+                    [metrics.md](metrics.md).\n\n```console\n$ helm upgrade tailyard charts/tailyard --namespace tailscale \
+                    --reset-then-reuse-values \\\n    --set prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true\n```\n";
 const TITLES: [(&str, &str); 3] =
     [("tailyard-reconciler", "Reconciler"), ("tailyard-proxy", "Replicas"), ("tailyard-ingress", "Ingress replicas")];
 

@@ -1,7 +1,7 @@
 //! Parses Ingresses and Services that request a name in a tailnet.
 //!
 //! Each object is parsed alone, so that an invalid one does not affect others. Only the object and its backends are read; conflicts of
-//! names and states are decided in [`crate::model::controller::kinds`].
+//! names and states are decided in [`crate::model::controller::ingress`].
 
 pub mod backend;
 pub mod ingress;

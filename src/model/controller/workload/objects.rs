@@ -1,7 +1,7 @@
-//! Builders of the Kubernetes objects of a `ProxyGroup`, and the check whether an object already has its desired content.
+//! Builders of the Kubernetes objects of a workload, and the check whether an object already has its desired content.
 //!
-//! Pure: the same group, class and settings yield the same bytes. A [`Manifest`] is what is compared and applied; which objects a group
-//! has is decided in [`crate::model::controller::kinds`].
+//! Pure: the same group, class and settings yield the same bytes. A [`Manifest`] is what is compared and applied; which objects a
+//! workload has is decided in [`crate::model::controller::workload::provision`].
 
 pub mod adopt;
 pub mod certificate;

@@ -1,4 +1,5 @@
-//! Roles of workloads: what their Pods run, read and serve. A builder reads columns of the row and knows no kind of object.
+//! Roles of workloads: what their Pods run, read and serve. Builders read the
+//! row's columns; labels and owner references depend on the kind (`Owner`).
 
 use crate::api::names;
 use crate::model::controller::key::METRICS_OF_INGRESS;

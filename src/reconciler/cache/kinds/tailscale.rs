@@ -21,6 +21,10 @@ impl WatchedKind for ProxyGroup {
         let tailnet = self.spec.tailnet.clone().map(WorkKey::Tailnet);
         class.into_iter().chain(tailnet).chain([WorkKey::Workload(WorkloadKey::of_group(name))]).collect()
     }
+
+    fn own_key((_, name): &Id) -> Option<WorkKey> {
+        Some(WorkKey::Workload(WorkloadKey::of_group(name)))
+    }
 }
 
 impl WatchedKind for ProxyClass {
@@ -33,6 +37,14 @@ impl WatchedKind for ProxyClass {
     fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
         cache.users_of_class(name).into_iter().map(WorkKey::Workload).chain([WorkKey::Class(name.clone())]).collect()
     }
+
+    fn own_key((_, name): &Id) -> Option<WorkKey> {
+        Some(WorkKey::Class(name.clone()))
+    }
+
+    fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
 }
 
 impl WatchedKind for Tailnet {
@@ -44,5 +56,13 @@ impl WatchedKind for Tailnet {
 
     fn keys(&self, cache: &ClusterCache, (_, name): &Id) -> BTreeSet<WorkKey> {
         cache.users_of_tailnet(Some(name)).into_iter().map(WorkKey::Workload).chain([WorkKey::Tailnet(name.clone())]).collect()
+    }
+
+    fn own_key((_, name): &Id) -> Option<WorkKey> {
+        Some(WorkKey::Tailnet(name.clone()))
+    }
+
+    fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
     }
 }

@@ -8,7 +8,7 @@ use crate::api::names;
 use crate::model::controller::workload::identity::{DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
-/// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::kinds`].
+/// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::workload::auth_keys`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaSecret {
     pub owner: Owner,
