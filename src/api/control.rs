@@ -93,6 +93,9 @@ pub struct NodeAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TailscaleDevice {
+    /// Stable ID. Requests accept a legacy ID of the same device too.
+    #[serde(rename = "nodeId")]
+    pub node_id: String,
     /// Host name that its tailscaled reports.
     pub hostname: String,
     /// Name in the tailnet, `host.domain`.
@@ -108,6 +111,8 @@ pub struct TailscaleDevice {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HeadscaleNode {
+    /// ID, a decimal number. Requests accept other spellings of it too.
+    pub id: String,
     /// Host name that its tailscaled reports.
     pub name: String,
     /// First label of its DNS name, unique in the tailnet. The API has no domain.

@@ -90,6 +90,7 @@ impl Headscale {
 
 fn device(node: HeadscaleNode) -> Device {
     Device {
+        id: node.id,
         addresses: DeviceAddresses::parse(node.ip_addresses.iter().map(String::as_str)),
         // A node that was registered without a key has an empty one.
         key: node.pre_auth_key.and_then(|key| KeyId::parse(&key.id)).filter(|key| key.as_str() != "0"),

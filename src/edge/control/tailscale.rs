@@ -79,7 +79,8 @@ impl Tailscale {
         let found: TailscaleDevice = self.settled(self.http.answer("get a device", request).await).await?;
         let addresses = DeviceAddresses::parse(found.addresses.iter().map(String::as_str));
         let name = DeviceName::parse(&found.name).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
-        Ok(Device { hostname: found.hostname, tags: found.tags, name, addresses, created: found.created.parse().ok(), key: None })
+        let created = found.created.parse().ok();
+        Ok(Device { id: found.node_id, hostname: found.hostname, tags: found.tags, name, addresses, created, key: None })
     }
 
     pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {

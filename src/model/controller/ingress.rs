@@ -24,14 +24,11 @@ pub mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
-
-use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, contest_proxies, firsts, read};
+use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, contest_proxies, firsts, name_conflict, read};
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
@@ -39,7 +36,7 @@ use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
 use crate::model::controller::workload::objects::certificate::{
-    account, accounts, accounts_ref, certificate, certificate_ref, domain_of, is_certificate_of,
+    account, accounts, accounts_ref, certificate, certificate_ref, is_certificate_of,
 };
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -124,7 +121,8 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
     plan.advertised = advertised_names(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
-    let firsts = firsts(work.observed, &plan.claims);
+    let is_permitted = |claim: &IngressClaim<'_>| quota::is_permitted(&plan.tenancy, claim, &shape.owner.name);
+    let firsts = firsts(work.observed, &plan.claims, is_permitted);
     let nodes = node_sites(pass);
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
@@ -161,6 +159,7 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
             }
         }
     }
+    plan.keep_served_names();
     plan.unchanged.retain(|name| !plan.items.contains_key(name));
     let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
@@ -204,21 +203,10 @@ fn advertised_names(work: &Pass<'_>) -> BTreeSet<String> {
     configs.flat_map(|config| config.advertises().map(str::to_owned)).collect()
 }
 
-/// Certificates of a group, each with its DNS name. One of an object with a proxy of its own is never the group's, whatever its name.
-pub(crate) fn group_certificates<'a>(work: &Pass<'a>) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
-    let pass = *work;
-    let is_ours = move |object: &ObjectRef, secret: &Value| {
-        let recorded = pass.observed.publish.recorded_certificates.get(secret["metadata"]["uid"].as_str().unwrap_or_default());
-        recorded.is_none_or(|recorded| !recorded.in_use) && pass.ownership(object, secret) != Ownership::Foreign
-    };
-    let all = pass.observed.of(Kind::Secret).filter(move |(object, secret)| is_ours(object, secret));
-    all.filter_map(|(object, secret)| Some((domain_of(secret)?, object, secret)))
-}
-
 /// Every name with a record.
 fn recorded(work: &Pass<'_>, before: &IngressConfigMap) -> BTreeSet<String> {
     let advertised = advertised_names(work);
-    let secrets = group_certificates(work).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
+    let secrets = teardown::group_certificates(work).filter_map(|(dns, ..)| dns.split_once('.')).map(|(label, _)| service_name(label));
     let (group, cluster) = (work.observed.key.group_name(), &work.observed.settings.cluster);
     let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
     before.names().into_iter().chain(advertised).chain(secrets).chain(listed.map(str::to_owned)).collect()
@@ -249,6 +237,19 @@ impl<'a> IngressPlan<'a> {
         for claim in self.claims.iter().filter(|claim| claim.asks) {
             let waits = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone());
             self.refused.insert(claim.claimant.clone(), claim.fault().unwrap_or_else(waits));
+        }
+    }
+
+    /// Rejects requests for names that stay served for their former claimants, whose new requests are rejected.
+    fn keep_served_names(&mut self) {
+        let former = |name: &String| self.claims.iter().find(|claim| claim.recorded.contains(name)).map(|claim| claim.claimant.clone());
+        let served = self.unchanged.iter().filter_map(|name| Some((name.clone(), former(name)?))).collect::<Vec<_>>();
+        for (name, former) in served {
+            if let Some(item) = self.items.get(&name).filter(|item| item.claimant != former) {
+                let rejection = Rejection::new(reason::NAME_CONFLICT, name_conflict(&former, &item.wish.label));
+                self.refused.insert(item.claimant.clone(), rejection);
+                self.items.remove(&name);
+            }
         }
     }
 

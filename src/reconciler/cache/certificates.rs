@@ -17,6 +17,7 @@ use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::controller::workload::objects::certificate::pair;
 use crate::model::controller::workload::observed::UserCertificate;
+use crate::model::controller::workload::secret_name::SecretName;
 
 impl ClusterCache {
     /// Existing Secrets that a group's Ingresses name.
@@ -25,7 +26,9 @@ impl ClusterCache {
             let labelled =
                 metadata.labels.as_ref().is_some_and(|labels| labels.get(names::OWN_CERTIFICATE).is_some_and(|may| may == "true"));
             let read = self.certificates.get(name).filter(|(of, _)| *of >= version).map(|(_, own)| own.clone());
-            let own = if labelled { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
+            // A Pod may label its own Secrets.
+            let is_users = name != names::ACCOUNTS && matches!(SecretName::parse(name), SecretName::Certificate | SecretName::Other);
+            let own = if labelled && is_users { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
             (name.clone(), own)
         });
         validated.collect()

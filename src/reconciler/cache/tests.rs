@@ -14,6 +14,7 @@ mod collisions;
 mod group_names;
 mod hostile;
 mod namesakes;
+mod variants;
 
 const ALL: [WatchRole; 5] =
     [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];

@@ -62,6 +62,15 @@ impl DeviceRequests {
         Ok(())
     }
 
+    /// Ends the reservation of a replica.
+    fn release(&self, tailnet: Option<&str>, subject: &str, replica: &str) {
+        let key = (tailnet.map(str::to_owned), subject.to_owned());
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if reserved.get(&key).is_some_and(|(other, _)| other == replica) {
+            reserved.remove(&key);
+        }
+    }
+
     fn reads(&self) -> MutexGuard<'_, HashMap<Tailnet, OrdMap<DeviceId, DeviceRead>>> {
         self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,8 +90,18 @@ impl ControlPlanes {
     /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
     /// longer exists.
     pub async fn check_device(&self, tailnet: Option<&str>, replica: &str, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
+        let subject = format!("device {}", claim.device.id);
+        self.devices.reserve(tailnet, "check a device", &subject, replica)?;
+        let checked = self.check_reserved(tailnet, claim).await;
+        if checked.is_err() {
+            // A refused claim must not delay the replica that has the device.
+            self.devices.release(tailnet, &subject, replica);
+        }
+        checked
+    }
+
+    async fn check_reserved(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
         let (client, ClaimedDevice { id, expected }) = (self.plane(tailnet)?, claim.device);
-        self.devices.reserve(tailnet, "check a device", &format!("device {id}"), replica)?;
         let exists = ExpectedDevice { binding: Binding::Reread, ..ExpectedDevice::default() };
         if let Some(former) = claim.former()
             && client.device(former, &exists).await?.is_some()

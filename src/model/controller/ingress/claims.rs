@@ -108,10 +108,14 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     claims
 }
 
-/// The oldest object for each label, in any group: it gets the name.
-pub(crate) fn firsts<'a>(observed: &'a Observed, claims: &'a [IngressClaim<'_>]) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
+/// The oldest object for each label, in any group: it gets the name. Of this group only those that may have it.
+pub(crate) fn firsts<'a, 'b>(
+    observed: &'a Observed,
+    claims: &'a [IngressClaim<'b>],
+    is_permitted: impl Fn(&IngressClaim<'b>) -> bool,
+) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
     let mut firsts: BTreeMap<&str, (i64, &Publisher)> = BTreeMap::new();
-    for claim in claims.iter().filter(|claim| claim.asks) {
+    for claim in claims.iter().filter(|claim| claim.asks && is_permitted(claim)) {
         let others = observed.publish.rivals.get(&service_name(&claim.label)).into_iter().flatten();
         let others = others.map(|rival| (rival.created, &rival.claimant));
         for rank in others.chain([(claim.created(), &claim.claimant)]) {

@@ -12,6 +12,7 @@ use crate::model::controller::ingress::capacity::by_age;
 use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, teardown};
+use crate::model::controller::policy::requests::tags;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};
@@ -26,6 +27,14 @@ const WEEK: Duration = Duration::from_hours(7 * 24);
 const ORDERS_ROOM: usize = 64 << 10;
 /// JSON bytes of an order besides its DNS name, and of a namespace besides its name.
 const ORDER_SIZE: usize = 20;
+
+/// Whether the tenancy permits the name and tags of an object, or the group serves it already.
+pub(crate) fn is_permitted(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str) -> bool {
+    let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(group));
+    let tags = tags(claim.object.metadata());
+    let allowed = tenancy.allowance(namespace, scope).and_then(|allowance| allowance.allows(namespace, scope, &claim.label, &tags));
+    allowed.is_ok() || !claim.recorded.is_empty()
+}
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
 pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {

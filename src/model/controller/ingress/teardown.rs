@@ -11,21 +11,23 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::condition::reason;
+use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
+use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::advertise::awaited;
 use crate::model::controller::ingress::claims::claims;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::{HANDOVER_POLL, group_certificates};
 use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
+use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{NameConflict, ServiceList, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Pass, deletion};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
 use crate::model::controller::workload::vip_service::{Release, release};
@@ -166,6 +168,19 @@ fn left_behind(work: &mut PlanPart<'_>, name: &str, why: &str) {
     let message =
         format!("The control plane still has Tailscale Service {name}: remove it there, or its part of this cluster. It was not, as {why}");
     work.warn_workload("TailscaleServiceOrphaned", message);
+}
+
+/// Certificates of a group, each with its DNS name. One of an object with a proxy of its own is never the group's, whatever its name.
+pub(crate) fn group_certificates<'a>(work: &Pass<'a>) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
+    let pass = *work;
+    let is_ours = move |object: &ObjectRef, secret: &Value| {
+        let recorded = pass.observed.publish.recorded_certificates.get(secret["metadata"]["uid"].as_str().unwrap_or_default());
+        // Its label decides about deletion only, and a Pod may change that of its own group's certificates.
+        let is_labelled = secret["metadata"]["labels"][names::PROXY_GROUP] == *pass.observed.key.group_name();
+        is_labelled && recorded.is_none_or(|recorded| !recorded.in_use) && pass.ownership(object, secret) != Ownership::Foreign
+    };
+    let all = pass.observed.of(Kind::Secret).filter(move |(object, secret)| is_ours(object, secret));
+    all.filter_map(|(object, secret)| Some((domain_of(secret)?, object, secret)))
 }
 
 /// Certificate Secrets of names that are no longer requested.

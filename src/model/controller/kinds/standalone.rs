@@ -234,7 +234,9 @@ fn release<'a>(pass: &Pass<'a>, parent: Option<Parent<'_>>) -> PlanPart<'a> {
     }
     // A Pod may put a finalizer on its Secrets: they do not hold the object.
     let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
-    let remains = observed.owned.iter().any(|(object, value)| going(value) && !is_pods(object));
+    // Nor does a binding in a namespace of users, who may put one on it.
+    let is_elsewhere = |object: &ObjectRef| object.namespace != owner.namespace;
+    let remains = observed.owned.iter().any(|(object, value)| going(value) && !is_pods(object) && !is_elsewhere(object));
     match parent.filter(|_| !several && !remains) {
         Some(Parent::Service(service)) => report::released(&mut plan, service, moves.is_some()),
         Some(Parent::Ingress(ingress)) => report::withdrawn(&mut plan, ingress),

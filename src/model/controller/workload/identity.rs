@@ -145,6 +145,8 @@ impl From<Vec<String>> for DeviceAddresses {
 /// A device as its control plane describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
+    /// ID in the answer of the control plane; empty if unknown. Requests accept other IDs of a device too.
+    pub id: String,
     /// Host name that its tailscaled reports.
     pub hostname: String,
     /// Tags; empty for a device of a user.
@@ -193,6 +195,9 @@ pub enum Binding {
 /// Why a device is not the replica's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
+    /// The control plane names the device otherwise.
+    #[error("its ID in the control plane is another one")]
+    Id,
     /// Its host name is another one.
     #[error("its host name is not that of the replica")]
     Hostname,
@@ -208,6 +213,9 @@ pub enum Mismatch {
 
 impl ExpectedDevice {
     pub fn check(&self, id: &DeviceId, device: &Device) -> Result<(), Mismatch> {
+        if !device.id.is_empty() && device.id != id.as_str() {
+            return Err(Mismatch::Id);
+        }
         if self.binding == Binding::Reread {
             return Ok(());
         }
@@ -347,6 +355,8 @@ mod tests {
         }
         let nothing = ExpectedDevice::default();
         assert_eq!(nothing.check(&id("n1"), &device("", &[])), Err(Mismatch::Hostname), "nothing expected matches nothing");
+        let other = Device { id: "4711".into(), ..device("pg-0", &["tag:k8s"]) };
+        assert_eq!(expected.check(&id("n1"), &other), Err(Mismatch::Id), "the answer is about a device of another ID");
     }
 
     #[test]

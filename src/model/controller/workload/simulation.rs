@@ -54,9 +54,9 @@ pub(crate) fn device_id(replica: &str) -> DeviceId {
 }
 
 /// A device that joins; its address follows from a number.
-pub(crate) fn joined(number: u64, tags: Vec<String>, created: Timestamp) -> Device {
+pub(crate) fn joined(id: &DeviceId, number: u64, tags: Vec<String>, created: Timestamp) -> Device {
     let addresses = DeviceAddresses::parse([&*format!("100.64.{}.{}", number / 250, number % 250 + 1)]);
-    Device { tags, addresses, created: Some(created), ..Device::default() }
+    Device { id: id.to_string(), tags, addresses, created: Some(created), ..Device::default() }
 }
 
 /// The control plane names a device after its host, with a suffix if the name is taken; one without domains reports the first label alone.

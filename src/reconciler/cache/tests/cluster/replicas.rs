@@ -117,7 +117,7 @@ impl Cluster {
     /// A device joins the tailnet.
     fn join(&mut self, id: &DeviceId, tags: Vec<String>) {
         self.version += 1;
-        self.devices.insert(id.clone(), joined(self.version, tags, self.time()));
+        self.devices.insert(id.clone(), joined(id, self.version, tags, self.time()));
     }
 
     /// The control plane names a device after its host; returns its addresses.

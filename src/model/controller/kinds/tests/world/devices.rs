@@ -7,7 +7,8 @@ impl World {
     /// A device joins with a new key.
     pub(super) fn joined(&mut self, id: DeviceId, tags: Vec<String>) {
         self.next += 1;
-        self.devices.insert(id, simulation::joined(self.next, tags, self.time()));
+        let device = simulation::joined(&id, self.next, tags, self.time());
+        self.devices.insert(id, device);
     }
 
     /// The control plane names a device; returns its addresses.
