@@ -26,7 +26,7 @@ pub struct Context {
     /// Groups of types that we do not serve and that were logged.
     pub unserved: Mutex<BTreeSet<String>>,
     pub settings: Arc<GroupSettings>,
-    /// State kept between the passes over a group.
+    /// Memo of the passes over each workload.
     pub memories: Mutex<HashMap<WorkloadKey, Memory>>,
     /// Standalone proxies that are being replaced.
     pub replacements: Mutex<Replacements>,

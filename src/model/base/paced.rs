@@ -1,5 +1,5 @@
-//! Newest values of keys, at a rate for each key. A value beyond the rate waits, and is replaced by a newer one of its key: none but the
-//! newest is kept, and none is lost.
+//! Newest values of keys, at a rate for each key. A value beyond the rate waits, and is replaced by a newer one of its key: only the
+//! newest waits, and it is never lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 
 use super::index::owners;
 use super::indices::WorkloadObjects;
-use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::PublishSource;
@@ -59,10 +58,11 @@ impl ClusterCache {
     /// Groups that a change concerns because of published names.
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let mut groups = self.publishers(id, object);
-        if let Some(PublishRequest { wants: true, label, .. }) = self.publish_request(id, object) {
+        let requested = self.publish_request(id, object).filter(|request| request.wants).map(|request| request.label);
+        if let Some(label) = requested.or_else(|| Some(self.standalone_name(id, object)?.0)) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.key_of(other)));
+            groups.extend(self.indices.standalone_names.get(&label).into_iter().flatten().map(WorkloadKey::from));
         }
-        groups.extend(self.keys_of_namesakes(id, object));
         if role == WatchRole::Service {
             let users = self.indices.backend_users.get(id).into_iter().flatten();
             groups.extend(users.filter_map(|user| self.publisher(PublishSource::Ingress, user)));

@@ -6,7 +6,6 @@ use super::{CachedObject, ClusterCache, Id};
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
-use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::observed::Namesake;
 
 impl ClusterCache {
@@ -20,16 +19,6 @@ impl ClusterCache {
             _ => return None,
         };
         Some((label, Publisher { source, namespace: namespace.clone(), name: name.clone() }))
-    }
-
-    /// Workloads of the other objects that request the label of an object, where one of both has a proxy of its own.
-    pub(super) fn keys_of_namesakes(&self, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
-        let requested = self.standalone_name(id, object).map(|(label, _)| label);
-        let label = requested.or_else(|| self.publish_request(id, object).filter(|request| request.wants).map(|request| request.label));
-        let Some(label) = label else { return BTreeSet::new() };
-        let proxies = self.indices.standalone_names.get(&label).into_iter().flatten().map(WorkloadKey::from);
-        let groups = self.indices.wanted.get(&label).into_iter().flatten().filter_map(|claimant| self.key_of(claimant));
-        proxies.chain(groups).collect()
     }
 
     /// Other objects of the default tailnet that request these labels, where one of both has a proxy of its own.
@@ -68,10 +57,11 @@ impl ClusterCache {
 
     /// Whether an object has a proxy whose device has this name, or has not joined yet.
     fn has_proxy_of_name(&self, key: &WorkloadKey, label: &str) -> bool {
-        let owned = self.indices.workloads.get(key).map(|members| &members.owned);
-        let has_proxy = owned.is_some_and(|owned| owned.keys().any(|object| object.kind == Kind::StatefulSet));
+        if !self.has_proxy(key) {
+            return false;
+        }
         let (replicas, _) = self.with_waiting(key, &self.workload(key));
         let record = replicas.get(&0).and_then(|replica| replica.device()?.name.as_ref());
-        has_proxy && record.is_none_or(|name| name.host() == label)
+        record.is_none_or(|name| name.host() == label)
     }
 }

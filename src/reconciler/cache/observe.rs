@@ -325,14 +325,16 @@ impl ClusterCache {
         all.filter(move |key| key.namespace() == namespace)
     }
 
+    /// Whether an object has a proxy of its own.
+    pub(super) fn has_proxy(&self, key: &WorkloadKey) -> bool {
+        let members = self.indices.workloads.get(key);
+        members.is_some_and(|members| members.owned.keys().any(|object| object.kind == Kind::StatefulSet))
+    }
+
     /// Number of other standalone objects of its namespace that have a proxy, or requested one earlier; 0 for an object that has one, which
     /// is not limited.
     fn names_before(&self, key: &WorkloadKey) -> usize {
-        let has_proxy = |key: &WorkloadKey| {
-            let owned = self.indices.workloads.get(key).map(|members| &members.owned);
-            owned.is_some_and(|owned| owned.keys().any(|object| object.kind == Kind::StatefulSet))
-        };
-        if has_proxy(key) {
+        if self.has_proxy(key) {
             return 0;
         }
         let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
@@ -345,7 +347,7 @@ impl ClusterCache {
             Some(Parent::Ingress(ingress)) => self.assignment.is_standalone_ingress(ingress),
             None => false,
         };
-        let before = |other: &&WorkloadKey| *other != key && (has_proxy(other) || (requests(other) && rank(other) < rank(key)));
+        let before = |other: &&WorkloadKey| *other != key && (self.has_proxy(other) || (requests(other) && rank(other) < rank(key)));
         self.standalone_keys_in(&own.namespace).filter(before).count()
     }
 
