@@ -97,8 +97,7 @@ impl Pass<'_> {
                 let is_anothers = labels.get(names::PARENT_TYPE).is_some_and(|kind| kind != names::PARENT_INGRESS);
                 is_managed(existing) && !is_anothers && labels[names::CONFIG_PARENT_INGRESS].is_null()
             }
-            // Shared by all proxies of Ingresses, which may write it.
-            SecretName::Other if object.name == names::ACCOUNTS => false,
+            SecretName::SharedAccounts => false,
             SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
         };
         match (going(existing), ours) {

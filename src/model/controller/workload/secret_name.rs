@@ -17,7 +17,9 @@ pub enum SecretName<'a> {
     Certificate,
     /// ACME account of a group.
     Account { workload: &'a str },
-    /// Everything else, for example the ACME accounts of all standalone proxies.
+    /// ACME accounts that proxies share and may write: of no workload.
+    SharedAccounts,
+    /// Everything else.
     Other,
 }
 
@@ -30,7 +32,7 @@ impl<'a> SecretName<'a> {
             return Self::Config { pod };
         }
         if let Some(workload) = name.strip_suffix(names::ACCOUNT_SUFFIX) {
-            return if name == names::ACCOUNTS { Self::Other } else { Self::Account { workload } };
+            return if name == names::ACCOUNTS { Self::SharedAccounts } else { Self::Account { workload } };
         }
         let replica = name.rsplit_once('-').and_then(|(workload, number)| Some((workload, ordinal(number)?)));
         replica.map_or(Self::Other, |(workload, ordinal)| Self::State { workload, ordinal })
@@ -40,7 +42,7 @@ impl<'a> SecretName<'a> {
     pub fn workload(self) -> Option<&'a str> {
         match self {
             Self::State { workload, .. } | Self::Account { workload } => Some(workload),
-            Self::Config { .. } | Self::Certificate | Self::Other => None,
+            Self::Config { .. } | Self::Certificate | Self::SharedAccounts | Self::Other => None,
         }
     }
 }
@@ -57,7 +59,7 @@ mod tests {
 
     #[test]
     fn name_decides_what_a_secret_is() {
-        use SecretName::{Account, Certificate, Config, Other, State};
+        use SecretName::{Account, Certificate, Config, Other, SharedAccounts, State};
         let table = [
             ("eg-0", State { workload: "eg", ordinal: 0 }),
             ("ts-web-0123456789abcdef-0", State { workload: "ts-web-0123456789abcdef", ordinal: 0 }),
@@ -68,7 +70,7 @@ mod tests {
             ("shop.tail1.ts.net", Certificate),
             ("x-0.ts.net", Certificate),
             ("in-acme-accounts", Account { workload: "in" }),
-            ("tailscale-acme-accounts", Other),
+            ("tailscale-acme-accounts", SharedAccounts),
             ("eg", Other),
             ("", Other),
         ];

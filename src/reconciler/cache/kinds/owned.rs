@@ -80,7 +80,9 @@ pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
                 let state = ReplicaState::read(&Secret::deserialize(&value).unwrap_or_default());
                 CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(state))
             }
-            SecretName::Account { .. } | SecretName::Other => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
+            SecretName::Account { .. } | SecretName::SharedAccounts | SecretName::Other => {
+                CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])])))
+            }
         },
         Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
         Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
