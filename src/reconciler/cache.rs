@@ -58,6 +58,8 @@ pub struct ClusterCache {
     foreign: BTreeMap<WorkloadKey, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
+    /// Objects that their workloads refused in the last pass, for another reason than their name in the tailnet.
+    refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Users' objects with unknown annotations.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -79,6 +81,7 @@ impl ClusterCache {
             certificates: BTreeMap::new(),
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
+            refusals: BTreeMap::new(),
             annotations: BTreeMap::new(),
         }
     }

@@ -154,6 +154,7 @@ impl Context {
         };
         observed.replacements = self.replacements().besides(key);
         let mut pass = self.pass(key, &observed);
+        self.stores.cache().record_refusals(key, std::mem::take(&mut pass.refused));
         self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
         let again = pass.again;
         let faults = std::mem::take(&mut pass.faults);

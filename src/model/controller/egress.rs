@@ -98,7 +98,7 @@ fn outcomes<'a>(
     let existing = |claim| if is_new(claim) { ServiceOutcome::Later } else { plan(work, claim) };
     let mut outcomes: Vec<_> = claims.iter().map(existing).collect();
     let mut new: Vec<_> = (0..claims.len()).filter(|at| is_new(&claims[*at])).collect();
-    new.sort_by_key(|at| (claims::created(&claims[*at]), claims[*at].key));
+    new.sort_by_key(|at| (claims[*at].age(), claims[*at].key));
     let most = work.plan.apply.len() + MIN_NEW_CHILDREN.max(claims.len() / 4);
     for at in new {
         if work.plan.apply.len() >= most {

@@ -28,7 +28,8 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, contest_proxies, firsts, name_conflict, read};
+use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, read};
+use crate::model::controller::ingress::quota::Limits;
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
@@ -44,6 +45,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::{ServiceList, UserCertificate};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
+use crate::model::controller::workload::provision::POLL_INTERVAL;
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
 use crate::model::ingress::cert_orders::Validity;
 
@@ -121,20 +123,28 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
     plan.advertised = advertised_names(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
-    let is_permitted = |claim: &IngressClaim<'_>| quota::is_permitted(&plan.tenancy, claim, &shape.owner.name);
-    let firsts = firsts(work.observed, &plan.claims, is_permitted);
+    let mut limits = Limits::of(work, &plan);
     let nodes = node_sites(pass);
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
-    for claim in plan.claims.iter().filter(|claim| claim.asks) {
+    let mut order: Vec<_> = plan.claims.iter().filter(|claim| claim.asks).collect();
+    order.sort_by_key(|claim| claim.rank());
+    for claim in order {
         let name = service_name(&claim.label);
-        let valid =
-            claim.fault().map_or(Ok(()), Err).and_then(|()| contest(&firsts, claim)).and_then(|()| contest_proxies(work.observed, claim));
+        let is_free = || match plan.items.get(&name) {
+            Some(item) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&item.claimant, &claim.label))),
+            None => contest(work.observed, claim),
+        };
+        let valid = claim.fault().map_or(Ok(()), Err).and_then(|()| is_free());
         let spec = valid.and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
             supported::fits(work, shape, &wish)?;
             let joins = quota::admit(&plan.tenancy, claim, &shape.owner.name, &wish)?;
+            if !plan.recorded(&name) {
+                let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
+                limits.admit(work, shape, &plan.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;
+            }
             Ok((wish, joins))
         });
-        let service_state = spec.and_then(|(wish, joins)| {
+        let item = spec.and_then(|(wish, joins)| {
             // A new leader assumes the replicas' configs are right until the control plane responds.
             let standing = match &wish.target {
                 PublishTarget::Site(_) if nodes => ServiceState::Unsupported,
@@ -143,18 +153,21 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
                 }
                 _ => standing(work, shape, (listed, &plan.advertised), &name, &wish, joins),
             };
-            Ok((wish, standing))
-        });
-        match service_state {
-            Ok((wish, standing)) => {
-                let dns = format!("{}.{suffix}", wish.label);
-                plan.items.insert(name, Item { claimant: claim.claimant.clone(), wish, dns, standing });
+            let item = Item { claimant: claim.claimant.clone(), dns: format!("{}.{suffix}", wish.label), wish, standing };
+            if !plan.recorded(&name) {
+                limits.count(work, shape, &item);
             }
+            Ok(item)
+        });
+        match item {
+            Ok(item) => drop(plan.items.insert(name, item)),
             Err(refused) => {
-                // The last valid config stays.
-                if refused.reason != reason::NAME_CONFLICT {
-                    plan.unchanged.extend(claim.recorded.iter().cloned());
+                if refused.reason == reason::NAME_CONFLICT {
+                    // The end of the other object's record enqueues nothing of this one.
+                    work.again(POLL_INTERVAL);
                 }
+                // The last valid config stays.
+                plan.unchanged.extend(claim.recorded.iter().cloned());
                 plan.refused.insert(claim.claimant.clone(), refused);
             }
         }
@@ -163,7 +176,6 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     plan.unchanged.retain(|name| !plan.items.contains_key(name));
     let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !planned(name)).collect();
-    quota::limit(work, shape, &mut plan);
     capacity::settle(&mut plan, !shape.stock());
     (plan, part)
 }
@@ -376,6 +388,11 @@ fn expiries(work: &mut PlanPart<'_>) {
 impl Rejection {
     fn new(reason: &'static str, message: String) -> Self {
         Self { reason, message }
+    }
+
+    /// Whether only a change of the object or of its group ends it.
+    fn is_final(&self) -> bool {
+        ![reason::NAME_CONFLICT, reason::PROXY_GROUP_NOT_READY].contains(&self.reason)
     }
 }
 

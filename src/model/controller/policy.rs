@@ -1,5 +1,6 @@
 //! What users' objects request, which group each is assigned to, and what its namespace may have.
 
+pub mod age;
 pub mod annotations;
 pub mod assignment;
 pub mod budget;

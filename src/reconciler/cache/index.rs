@@ -187,7 +187,9 @@ impl ClusterCache {
         } else {
             self.indices.recorded_names.remove(&key);
         }
-        for claimant in IngressConfigMap::origins(config).values().filter_map(publishers::of) {
+        for (name, origin) in IngressConfigMap::origins(config) {
+            let Some(claimant) = publishers::of(&origin) else { continue };
+            put(&mut self.indices.holders, name, (WorkloadKey::of_group(group), claimant.clone()), came);
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
             self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
         }

@@ -1,10 +1,15 @@
-//! Names of the tailnet that objects with proxies of their own request, beside those of groups.
+//! Who else has a name of the tailnet or requests it.
+//!
+//! A record decides: the config of a group, which no Pod and no tenant writes, or the record of a proxy's device. Only without one does a
+//! request count, until its workload refuses it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{CachedObject, ClusterCache, Id};
+use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
 use crate::model::controller::workload::observed::Namesake;
 
@@ -21,38 +26,66 @@ impl ClusterCache {
         Some((label, Publisher { source, namespace: namespace.clone(), name: name.clone() }))
     }
 
-    /// Other objects of the default tailnet that request these labels, where one of both has a proxy of its own.
+    /// Objects of other workloads of the tailnet that have one of these labels, or request it and are not refused.
     pub(super) fn namesakes(&self, of: &WorkloadKey, labels: &BTreeSet<String>) -> BTreeMap<String, Vec<Namesake>> {
         let own = self.standalone_parent(of).map(Parent::label);
         let labels: BTreeSet<&String> = if of.is_standalone() { own.iter().collect() } else { labels.iter().collect() };
-        if !of.is_standalone() && !self.is_in_default_tailnet(of) {
-            return BTreeMap::new();
-        }
-        let of_label = |label: &String| {
-            let proxies = self.indices.standalone_names.get(label).into_iter().flatten();
-            let proxies = proxies.map(|claimant| (WorkloadKey::from(claimant), claimant));
-            let requests = self.indices.wanted.get(label).into_iter().flatten().filter(|_| of.is_standalone());
-            let groups = requests.filter_map(|claimant| Some((self.key_of(claimant)?, claimant)));
-            let others = proxies.chain(groups.filter(|(key, _)| !key.is_standalone() && self.is_in_default_tailnet(key)));
-            let others = others.filter(|(key, _)| key != of);
-            others.filter_map(|(key, claimant)| self.namesake(&key, claimant, label)).collect::<Vec<_>>()
-        };
-        let all = labels.into_iter().map(|label| (label.clone(), of_label(label)));
+        let Some(tailnet) = self.tailnet_of(of) else { return BTreeMap::new() };
+        let all = labels.into_iter().map(|label| {
+            let proxies = self.indices.standalone_names.get(label).into_iter().flatten().map(|claimant| (claimant.into(), claimant));
+            let requests = self.indices.wanted.get(label).into_iter().flatten();
+            let requests = requests.filter_map(|claimant| Some((self.key_of(claimant).filter(|key| !key.is_standalone())?, claimant)));
+            let holders = self.indices.holders.get(&service_name(label)).into_iter().flatten();
+            let all: BTreeSet<_> = proxies.chain(requests).chain(holders.map(|(key, claimant)| (key.clone(), claimant))).collect();
+            let others = all.into_iter().filter(|(key, _)| key != of && self.tailnet_of(key).as_ref() == Some(&tailnet));
+            (label.clone(), others.filter_map(|(key, claimant)| self.namesake(&key, claimant, label)).collect::<Vec<_>>())
+        });
         all.filter(|(_, namesakes)| !namesakes.is_empty()).collect()
     }
 
-    fn is_in_default_tailnet(&self, group: &WorkloadKey) -> bool {
-        group.group().and_then(|name| self.group(name)).is_some_and(|group| group.spec.tailnet.is_none())
+    /// The `Tailnet` of a workload, `None` inside for the default one; `None` for a group that does not exist.
+    fn tailnet_of(&self, key: &WorkloadKey) -> Option<Option<String>> {
+        match key.group() {
+            Some(name) => self.group(name).map(|group| group.spec.tailnet.clone()),
+            None => Some(None),
+        }
     }
 
     fn namesake(&self, key: &WorkloadKey, claimant: &Publisher, label: &str) -> Option<Namesake> {
-        let created = self.created(claimant)?;
-        let holds = if key.is_standalone() {
-            self.has_proxy_of_name(key, label)
+        let (created, uid) = age(self.live(claimant)?);
+        let holds = if key.is_standalone() { self.has_proxy_of_name(key, label) } else { self.is_recorded(key, claimant, label) };
+        let requests = || !self.is_refused(key, claimant) && key.group().is_none_or(|name| self.publishes(name));
+        (holds || requests()).then(|| Namesake { claimant: claimant.clone(), age: (created, uid.to_owned()), holds })
+    }
+
+    /// Whether a group's config has a name for an object. The Tailscale operator's does not say for which.
+    fn is_recorded(&self, key: &WorkloadKey, claimant: &Publisher, label: &str) -> bool {
+        let name = service_name(label);
+        let mut holders = self.indices.holders.get(&name).into_iter().flatten().filter(|(group, _)| group == key).peekable();
+        match holders.peek() {
+            Some(_) => holders.any(|(_, holder)| holder == claimant),
+            None => self.indices.recorded_names.get(key).is_some_and(|names| names.contains(&name)),
+        }
+    }
+
+    /// Whether a group publishes the objects that are assigned to it.
+    fn publishes(&self, group: &str) -> bool {
+        let group = self.group(group).filter(|group| group.metadata.deletion_timestamp.is_none());
+        group.is_some_and(|group| group.spec.type_ == ProxyGroupType::Ingress)
+    }
+
+    /// Whether an object's workload refused it in the last pass, for another reason than its name.
+    pub(super) fn is_refused(&self, key: &WorkloadKey, claimant: &Publisher) -> bool {
+        self.refusals.get(key).is_some_and(|refused| refused.contains(claimant))
+    }
+
+    /// Records the objects that a pass refuses.
+    pub fn record_refusals(&mut self, key: &WorkloadKey, refused: BTreeSet<Publisher>) {
+        if refused.is_empty() {
+            self.refusals.remove(key);
         } else {
-            self.indices.recorded_names.get(key).is_some_and(|names| names.contains(&service_name(label)))
-        };
-        Some(Namesake { claimant: claimant.clone(), created, holds })
+            self.refusals.insert(key.clone(), refused);
+        }
     }
 
     /// Whether an object has a proxy whose device has this name, or has not joined yet.

@@ -18,6 +18,7 @@ use crate::api::tailnet::Tailnet;
 use crate::api::vip::PREFIX;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::proxyclass;
+use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::identity::DeviceId;
@@ -340,7 +341,7 @@ impl ClusterCache {
         let Some(own) = self.standalone_parent(key).map(Parent::publisher) else { return 0 };
         let rank = |key: &WorkloadKey| {
             let publisher = key.publisher()?;
-            Some((self.created(&publisher)?, publisher))
+            Some((age(self.live(&publisher)?), publisher))
         };
         let requests = |key: &WorkloadKey| match self.standalone_parent(key) {
             Some(Parent::Service(service)) => self.assignment.is_standalone(service),

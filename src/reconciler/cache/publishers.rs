@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
@@ -18,7 +19,6 @@ use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
 use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
-use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{NameConflict, PublishInputs};
@@ -115,7 +115,7 @@ impl ClusterCache {
         let requests = requests
             .chain(asking().map(|(id, service)| (service_name(&service_label(service)), publisher(PublishSource::Service, id))))
             .chain(origins.iter().filter_map(|(name, origin)| Some((name.clone(), of(origin)?))));
-        for (name, claimant) in requests.chain(self.certified(key)).collect::<BTreeSet<_>>() {
+        for (name, claimant) in requests.collect::<BTreeSet<_>>() {
             if let Some(conflict) = self.proxy(key, &claimant) {
                 rivals.entry(name).or_default().push(conflict);
             }
@@ -140,25 +140,11 @@ impl ClusterCache {
         let key = WorkloadKey::from(claimant);
         self.indices.workloads.get(&key).filter(|_| key != *of)?;
         let (mut replicas, _) = self.with_waiting(&key, &self.workload(&key));
-        let (parent, created) = (self.standalone_parent(&key)?, self.created(claimant)?);
-        let conflict = proxy_conflict(parent, created, &self.assignment, replicas.remove(&0).as_ref())?;
+        self.live(claimant)?;
+        let conflict = proxy_conflict(self.standalone_parent(&key)?, &self.assignment, replicas.remove(&0).as_ref())?;
         // The proxy's name is in the default tailnet.
         let is_same = of.group().and_then(|name| self.group(name)).is_some_and(|group| group.spec.tailnet.is_none());
         Some(NameConflict { is_device: conflict.is_device && is_same, ..conflict })
-    }
-
-    /// Names of a group's certificates, each with the Ingress that requests the name.
-    fn certified(&self, key: &WorkloadKey) -> impl Iterator<Item = (String, Publisher)> {
-        let from = ObjectRef::new(Kind::Secret, "", "");
-        let owned = self.indices.workloads.get(key).into_iter().flat_map(move |members| members.owned.range(from.clone()..));
-        owned.take_while(|(object, _)| object.kind == Kind::Secret).filter_map(|(_, secret)| {
-            let label = |key: &str| secret["metadata"]["labels"][key].as_str().map(str::to_owned);
-            let (namespace, name) = (label(names::PARENT_NAMESPACE)?, label(names::PARENT)?);
-            let claimant = Publisher { source: PublishSource::Ingress, namespace, name };
-            let (_, CachedObject::Ingress(ingress)) = self.claimant(&claimant)? else { return None };
-            let requested = ingress_label(ingress);
-            (domain_of(secret)?.split('.').next() == Some(&requested)).then(|| (service_name(&requested), claimant))
-        })
     }
 
     /// Groups with an Ingress that names this Secret as a certificate.
@@ -181,22 +167,20 @@ impl ClusterCache {
         let rival = |claimant: &Publisher| {
             let other = self.key_of(claimant).filter(|other| other != of)?;
             let theirs = tailnet(&other)?;
-            let created = self.created(claimant)?;
+            self.live(claimant).filter(|_| !self.is_refused(&other, claimant))?;
             if own.as_ref().is_some_and(|own| *own != theirs) {
                 return None;
             }
             let name = service_name(label);
             let serving = self.replicas(&other, other.name()).values().any(|replica| serves(replica, &name));
-            Some(NameConflict { claimant: claimant.clone(), key: other, created, serving, is_device: false })
+            Some(NameConflict { claimant: claimant.clone(), key: other, serving, is_device: false })
         };
         others.filter_map(rival).collect()
     }
 
-    pub(super) fn created(&self, claimant: &Publisher) -> Option<i64> {
-        let metadata = self.claimant(claimant)?.1.user_metadata()?;
-        // An object in deletion requests nothing.
-        let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second());
-        metadata.deletion_timestamp.is_none().then_some(created)
+    /// Metadata of an object that exists and is not in deletion: then it requests nothing.
+    pub(super) fn live(&self, claimant: &Publisher) -> Option<&ObjectMeta> {
+        self.claimant(claimant)?.1.user_metadata().filter(|metadata| metadata.deletion_timestamp.is_none())
     }
 
     pub(super) fn claimant(&self, claimant: &Publisher) -> Option<(Id, &CachedObject)> {

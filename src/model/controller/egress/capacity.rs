@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::api::egress::EgressService;
-use crate::model::controller::egress::claims::{ServiceClaim, created};
+use crate::model::controller::egress::claims::ServiceClaim;
 use crate::model::controller::egress::memo::Entries;
 use crate::model::controller::egress::services::{ServiceOutcome, ServingChild};
 use crate::model::controller::policy::budget::share_of;
@@ -35,7 +35,7 @@ type Wanted<'a> = (&'a str, Arc<str>, Arc<EgressService>);
 /// Entries that fit; `before` are the existing ones.
 pub(crate) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &Entries, shape: &RenderContext<'_>) -> Entries {
     let mut order: Vec<_> = claims.iter().collect();
-    order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), created(claim), claim.key));
+    order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), claim.age(), claim.key));
     let wanted = order.into_iter().filter_map(|claim| Some((claim.key.0, entries.get_key_value(&claim.name)?)));
     let wanted: Vec<Wanted<'_>> = wanted.map(|(namespace, (name, entry))| (namespace, Arc::clone(name), Arc::clone(entry))).collect();
     let wanted = within_shares(wanted, before, shape.stock());

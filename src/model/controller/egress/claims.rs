@@ -5,6 +5,7 @@
 
 use crate::api::names;
 use crate::model::controller::egress::validate;
+use crate::model::controller::policy::age::{Age, age};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -97,6 +98,11 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
 }
 
 impl<'a> ServiceClaim<'a> {
+    /// Age of the Service; deleted ones sort first.
+    pub(crate) fn age(&self) -> Option<Age<'a>> {
+        self.service.map(|service| age(&service.metadata))
+    }
+
     fn new(key: ServiceKey<'a>, role: ServiceRole, service: Option<&'a Arc<Service>>) -> Self {
         let (wrong, surplus, reserved) = (Vec::new(), Vec::new(), Vec::new());
         Self { key, name: Arc::default(), role, service, wrong, object: None, surplus, served: None, record: None, reserved }
@@ -157,7 +163,7 @@ fn part(claims: &mut [ServiceClaim<'_>], group: &str) {
     let mut order: Vec<&mut ServiceClaim<'_>> = claims.iter_mut().collect();
     order.sort_by(|one, other| one.name.cmp(&other.name));
     for same in order.chunk_by_mut(|one, other| one.name == other.name).filter(|same| same.len() > 1) {
-        same.sort_by_key(|claim| (created(claim), claim.key));
+        same.sort_by_key(|claim| (claim.age(), claim.key));
         for claim in same.iter_mut().skip(1) {
             claim.name = child_name(claim.key.0, claim.key.1, "").into();
             claim.look(group);
@@ -185,12 +191,6 @@ fn role(observed: &Observed, service: &Service) -> Option<ServiceRole> {
 pub(crate) fn recorded(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_.starts_with("TailscaleEgressSvc"))
-}
-
-/// Creation time of a Service; deleted ones sort first.
-pub(crate) fn created(claim: &ServiceClaim<'_>) -> i64 {
-    let created = claim.service.and_then(|service| service.metadata.creation_timestamp.as_ref());
-    created.map_or(i64::MIN, |created| created.0.as_second())
 }
 
 /// Name of a Service's child: the recorded one, else a new one.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, ServiceRole, created};
+use crate::model::controller::egress::claims::{ServiceClaim, ServiceKey, ServiceRole};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 
 /// Freezes Services whose namespace may not use the group: those that are served continue unchanged.
@@ -28,7 +28,7 @@ pub(crate) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, grou
             continue;
         }
         let mut order: Vec<_> = tenant.iter().collect();
-        order.sort_by_key(|claim| (claim.object.is_none(), created(claim), claim.key));
+        order.sort_by_key(|claim| (claim.object.is_none(), claim.age(), claim.key));
         let mut used: usize = order.iter().map(|claim| current_ports(claim)).sum();
         for claim in order {
             let (ports_now, wanted) = (current_ports(claim), wanted(claim));

@@ -3,15 +3,14 @@
 //! Our replica delays names that are not in place yet. The Tailscale operator's advertises its config at once, so its config has only
 //! names that it can serve.
 
-use crate::model::controller::egress::acks::speaks;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::routes::Listener;
+use crate::model::controller::egress::acks::speaks;
 use crate::model::controller::ingress::config::mapping;
 use crate::model::controller::ingress::spec::PublishTarget;
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, lacks_services};
+use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::observed::NameConflict;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
@@ -92,12 +91,4 @@ pub(crate) fn unapproved(replica: &ObservedReplica, name: &str) -> bool {
 /// Whether a replica gets traffic and its state is from the current Pod.
 pub(crate) fn live(replica: &ObservedReplica) -> bool {
     replica.is_current() && replica.pod.as_deref().is_some_and(readiness::is_ready)
-}
-
-/// Whether a name stays served until another group, or the proxy of its object, serves it.
-pub(crate) fn awaited(work: &Pass<'_>, name: &str) -> bool {
-    let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
-    // Without Tailscale Services each group serves it at its own address.
-    let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
-    !rivals.is_empty() && rivals.iter().all(waits)
 }

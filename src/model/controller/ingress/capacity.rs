@@ -10,6 +10,7 @@ use crate::model::controller::ingress::share::share;
 use crate::model::controller::ingress::spec::PublishTarget;
 use crate::model::controller::ingress::{IngressPlan, ServiceState};
 use crate::model::controller::key::Publisher;
+use crate::model::controller::policy::age::Age;
 
 /// Resolves all conflicts. `packs`: the config is compressed if it is too large.
 pub(crate) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {
@@ -21,8 +22,8 @@ pub(crate) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {
 
 /// Advertised names, oldest objects first.
 pub(crate) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
-    let created: BTreeMap<&Publisher, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
-    let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (created.get(&item.claimant), &item.claimant, name)).collect();
+    let ages: BTreeMap<&Publisher, Age<'_>> = plan.claims.iter().map(|claim| (&claim.claimant, claim.age())).collect();
+    let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (ages.get(&item.claimant), &item.claimant, name)).collect();
     order.sort();
     order.into_iter().map(|(_, _, name)| name.clone()).collect()
 }

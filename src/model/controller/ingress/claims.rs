@@ -2,19 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress::spec::{PublishSpec, SpecContext, service_name};
 use crate::model::controller::ingress::{Rejection, spec};
 use crate::model::controller::key::Publisher;
+use crate::model::controller::policy::age::{Age, age};
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
-use crate::model::controller::workload::observed::{Namesake, Observed};
+use crate::model::controller::workload::observed::{Observed, name_winner};
 
 /// Reason of Events about our `IngressClass`.
 pub(crate) const INVALID_CLASS: &str = "InvalidIngressClass";
@@ -38,9 +37,18 @@ pub(crate) struct IngressClaim<'a> {
 }
 
 impl IngressClaim<'_> {
-    /// Creation time in seconds.
-    pub(crate) fn created(&self) -> i64 {
-        created(self.object.metadata())
+    pub(crate) fn age(&self) -> Age<'_> {
+        age(self.object.metadata())
+    }
+
+    /// Whether it has the name that it requests.
+    fn holds(&self) -> bool {
+        self.recorded.contains(&service_name(&self.label))
+    }
+
+    /// Order of decisions: who has the requested name, then the oldest object.
+    pub(crate) fn rank(&self) -> (bool, Age<'_>, &Publisher) {
+        (!self.holds(), self.age(), &self.claimant)
     }
 
     /// Fault of its annotation or class, by which no group is named for it.
@@ -57,11 +65,6 @@ impl IngressClaim<'_> {
 /// Record of an object in the config.
 pub(crate) fn origin(claimant: &Publisher) -> Origin {
     Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
-}
-
-/// Creation time of an object in seconds; unknown sorts last.
-pub(crate) fn created(metadata: &ObjectMeta) -> i64 {
-    metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second())
 }
 
 /// All objects that are assigned to the group or have a record in it.
@@ -108,36 +111,11 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     claims
 }
 
-/// The oldest object for each label, in any group: it gets the name. Of this group only those that may have it.
-pub(crate) fn firsts<'a, 'b>(
-    observed: &'a Observed,
-    claims: &'a [IngressClaim<'b>],
-    is_permitted: impl Fn(&IngressClaim<'b>) -> bool,
-) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
-    let mut firsts: BTreeMap<&str, (i64, &Publisher)> = BTreeMap::new();
-    for claim in claims.iter().filter(|claim| claim.asks && is_permitted(claim)) {
-        let others = observed.publish.rivals.get(&service_name(&claim.label)).into_iter().flatten();
-        let others = others.map(|rival| (rival.created, &rival.claimant));
-        for rank in others.chain([(claim.created(), &claim.claimant)]) {
-            let first = firsts.entry(&claim.label).or_insert(rank);
-            *first = rank.min(*first);
-        }
-    }
-    firsts
-}
-
-pub(crate) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
-    let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
-    Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(first, &claim.label)))
-}
-
-/// Rejects a name that an object with a proxy of its own has, or requested earlier.
-pub(crate) fn contest_proxies(observed: &Observed, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
-    let holds = claim.recorded.contains(&service_name(&claim.label));
-    let own = Namesake { claimant: claim.claimant.clone(), created: claim.created(), holds };
-    let others = observed.publish.namesakes.get(&claim.label).map(Vec::as_slice).unwrap_or_default();
-    match own.winner(others) {
-        Some(winner) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&winner.claimant, &claim.label))),
+/// Rejects a name that an object of another workload has, or requested earlier.
+pub(crate) fn contest(observed: &Observed, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
+    let others = observed.publish.namesakes.get(&claim.label);
+    match name_winner((&claim.claimant, claim.age(), claim.holds()), others) {
+        Some(winner) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(winner, &claim.label))),
         None => Ok(()),
     }
 }

@@ -7,16 +7,13 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::condition::reason;
-use crate::api::names;
-use crate::model::controller::ingress::capacity::by_age;
 use crate::model::controller::ingress::claims::IngressClaim;
-use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
+use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, teardown};
-use crate::model::controller::policy::requests::tags;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};
-use crate::model::controller::workload::objects::ingress::Ordered;
+use crate::model::controller::workload::objects::ingress::{IngressConfigMap, Ordered};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
@@ -27,14 +24,6 @@ const WEEK: Duration = Duration::from_hours(7 * 24);
 const ORDERS_ROOM: usize = 64 << 10;
 /// JSON bytes of an order besides its DNS name, and of a namespace besides its name.
 const ORDER_SIZE: usize = 20;
-
-/// Whether the tenancy permits the name and tags of an object, or the group serves it already.
-pub(crate) fn is_permitted(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str) -> bool {
-    let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(group));
-    let tags = tags(claim.object.metadata());
-    let allowed = tenancy.allowance(namespace, scope).and_then(|allowance| allowance.allows(namespace, scope, &claim.label, &tags));
-    allowed.is_ok() || !claim.recorded.is_empty()
-}
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
 pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
@@ -48,51 +37,72 @@ pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wi
     allowed.map_err(|why| Rejection::new(reason::NOT_ALLOWED, why))
 }
 
-/// Rejects new names beyond the limits of their namespaces; the oldest objects win.
-pub(crate) fn limit(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, plan: &mut IngressPlan<'_>) {
-    if plan.items.keys().all(|name| plan.recorded(name)) {
-        return;
+/// Names and recent orders of each namespace, including the new names of this pass so far.
+pub(crate) struct Limits {
+    names: BTreeMap<String, usize>,
+    orders: BTreeMap<String, Ordered>,
+}
+
+impl Limits {
+    pub(crate) fn of(work: &Pass<'_>, plan: &IngressPlan<'_>) -> Self {
+        let mut names = BTreeMap::new();
+        // Names being withdrawn count.
+        for origin in plan.before.origins.values() {
+            *names.entry(origin.namespace.clone()).or_default() += 1;
+        }
+        let secrets = work.observed.of(Kind::Secret).map(|(_, object)| &**object);
+        Self { names, orders: recent(&plan.before, secrets, work.observed.now) }
     }
-    let now = work.observed.now;
-    let secrets = work.observed.of(Kind::Secret).map(|(_, object)| &**object);
-    let (mut used, mut orders) = (names_used(plan), recent(&plan.before.orders, secrets, now));
-    for name in by_age(plan).iter().filter(|name| !plan.recorded(name)).collect::<Vec<_>>() {
-        let item = &plan.items[name];
-        let namespace = item.claimant.namespace.clone();
-        let group = &shape.owner.name;
-        let Ok(allowance) = plan.tenancy.allowance(&namespace, TenancyScope::Group(group)) else { continue };
-        let (names, ordered) = (used.entry(namespace.clone()).or_default(), orders.entry(namespace.clone()).or_default());
-        let orders_one = issues(item) && work.owned(&certificate_ref(&shape.owner, &item.dns)).is_none();
-        let refused = if *names >= allowance.max_names {
+
+    /// Rejects a new name beyond the limits of its namespace. `certificate`: the DNS name of the certificate that it needs.
+    pub(crate) fn admit(
+        &self,
+        work: &mut PlanPart<'_>,
+        shape: &RenderContext<'_>,
+        tenancy: &Tenancy,
+        (claim, certificate): (&IngressClaim<'_>, Option<&str>),
+    ) -> Result<(), Rejection> {
+        let (namespace, group, now) = (&claim.claimant.namespace, &shape.owner.name, work.observed.now);
+        let Ok(allowance) = tenancy.allowance(namespace, TenancyScope::Group(group)) else { return Ok(()) };
+        let names = self.names.get(namespace).copied().unwrap_or_default();
+        let ordered = self.orders.get(namespace).map(Ordered::len).unwrap_or_default();
+        let orders_one = certificate.is_some_and(|dns| is_new(work, shape, dns));
+        let (what, reason, field) = if names >= allowance.max_names.saturating_add(claim.recorded.len()) {
             let most = allowance.max_names;
-            Some((reason::TOO_MANY_NAMES, format!("has {names} of {most} names in ProxyGroup {group}"), "maxNames"))
-        } else if orders_one && ordered.len() >= allowance.max_certificates {
-            let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, now));
-            work.again(next);
-            let what = format!("ordered {} certificates by ProxyGroup {group} within a week", ordered.len());
-            Some(("TooManyCertificates", what, "maxCertificatesPerWeek"))
+            (format!("has {names} of {most} names in ProxyGroup {group}"), reason::TOO_MANY_NAMES, "maxNames")
+        } else if orders_one && ordered >= allowance.max_certificates {
+            let first = self.orders.get(namespace).and_then(|ordered| ordered.first());
+            work.again(first.map_or(WEEK, |(created, _)| rest(*created, now)));
+            let what = format!("ordered {ordered} certificates by ProxyGroup {group} within a week");
+            (what, "TooManyCertificates", "maxCertificatesPerWeek")
         } else {
-            *names += 1;
-            if orders_one {
-                ordered.insert((now.as_second(), item.dns.clone()));
-            }
-            None
+            return Ok(());
         };
-        if let Some((reason, what, field)) = refused {
-            let message = format!(
-                "Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants."
-            );
-            plan.refused.insert(item.claimant.clone(), Rejection::new(reason, message));
-            plan.items.remove(name);
+        let message =
+            format!("Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants.");
+        Err(Rejection::new(reason, message))
+    }
+
+    /// Counts a new name, and the certificate that the group orders for it, or will once the control plane responds.
+    pub(crate) fn count(&mut self, work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) {
+        let namespace = &item.claimant.namespace;
+        *self.names.entry(namespace.clone()).or_default() += 1;
+        if issues(item) && is_new(work, shape, &item.dns) {
+            self.orders.entry(namespace.clone()).or_default().insert((work.observed.now.as_second(), item.dns.clone()));
         }
     }
+}
+
+/// Whether a certificate has no Secret yet.
+fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str) -> bool {
+    work.owned(&certificate_ref(&shape.owner, dns)).is_none()
 }
 
 impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(crate) fn record_orders(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
         let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
-        let mut orders = recent(&self.before.orders, going, work.observed.now);
+        let mut orders = recent(&self.before, going, work.observed.now);
         for (namespace, orders) in &mut orders {
             // More than the limit change nothing.
             let allowance = self.tenancy.allowance(namespace, TenancyScope::Group(work.observed.key.group_name()));
@@ -128,30 +138,21 @@ fn issues(item: &Item) -> bool {
         && matches!(item.standing, ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Unknown)
 }
 
-/// Number of names of each namespace, including names being withdrawn.
-fn names_used(plan: &IngressPlan<'_>) -> BTreeMap<String, usize> {
-    let mut used = BTreeMap::new();
-    for origin in plan.before.origins.values() {
-        *used.entry(origin.namespace.clone()).or_default() += 1;
-    }
-    used
-}
-
-/// Orders within the period, from the record and these Secrets, by namespace.
-fn recent<'a>(record: &BTreeMap<String, Ordered>, secrets: impl Iterator<Item = &'a Value>, now: Timestamp) -> BTreeMap<String, Ordered> {
-    let recorded = record.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (namespace.clone(), order.clone())));
-    let young = recorded.chain(secrets.filter_map(order)).filter(|(_, (created, _))| rest(*created, now) > Duration::ZERO);
+/// Orders within the period, by namespace: from the record, and of these Secrets. A Pod may change the labels of the Secrets of its group,
+/// so that the config names the namespace of each.
+fn recent<'a>(before: &IngressConfigMap, secrets: impl Iterator<Item = &'a Value>, now: Timestamp) -> BTreeMap<String, Ordered> {
+    let recorded = before.orders.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (namespace.clone(), order.clone())));
+    let existing = secrets.filter_map(|secret| {
+        let dns = domain_of(secret)?;
+        let origin = before.origins.get(&service_name(dns.split_once('.')?.0))?;
+        let created: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
+        Some((origin.namespace.clone(), (created.as_second(), dns.to_owned())))
+    });
+    let young = recorded.chain(existing).filter(|(_, (created, _))| rest(*created, now) > Duration::ZERO);
     young.fold(BTreeMap::new(), |mut orders, (namespace, order)| {
         orders.entry(namespace).or_insert_with(Ordered::new).insert(order);
         orders
     })
-}
-
-/// Namespace, time and DNS name of a Secret's order.
-fn order(secret: &Value) -> Option<(String, (i64, String))> {
-    let namespace = secret["metadata"]["labels"][names::PARENT_NAMESPACE].as_str()?.to_owned();
-    let created: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
-    Some((namespace, (created.as_second(), domain_of(secret)?.to_owned())))
 }
 
 /// Time until an order no longer counts.

@@ -52,6 +52,8 @@ impl IngressPlan<'_> {
             }
         }
         account.give(work);
+        let refused = self.refused.iter().filter(|(_, refused)| refused.is_final());
+        work.plan.refused.extend(refused.map(|(claimant, _)| claimant.clone()));
     }
 
     fn published(

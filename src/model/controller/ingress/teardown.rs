@@ -14,10 +14,9 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::ingress::HANDOVER_POLL;
-use crate::model::controller::ingress::advertise::awaited;
-use crate::model::controller::ingress::claims::claims;
+use crate::model::controller::ingress::claims::{IngressClaim, claims};
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::{IngressPlan, Rejection, recorded, subject};
+use crate::model::controller::ingress::{IngressPlan, Rejection, lacks_services, recorded, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::certificate::domain_of;
@@ -76,11 +75,21 @@ impl IngressPlan<'_> {
         gone
     }
 
-    /// Whether a name stays served until another group, or the proxy of its object, serves it. That object is not deleted, or was lately.
+    /// Whether a name stays served until another workload serves it: that of its object, which moves, or for a time that of any object,
+    /// as its own one is deleted.
     pub(crate) fn awaits_successor(&self, work: &Pass<'_>, name: &String) -> bool {
-        let deleted = self.claims.iter().filter(|claim| claim.recorded.contains(name));
-        let mut deleted = deleted.filter_map(|claim| claim.object.metadata().deletion_timestamp.as_ref());
-        awaited(work, name) && !deleted.any(|deleted| elapsed(deleted.0, work.observed.now) >= SUCCESSOR_DEADLINE)
+        let deleted = |claim: &IngressClaim<'_>| claim.object.metadata().deletion_timestamp.as_ref().map(|deleted| deleted.0);
+        let is_awaited = |rival: &NameConflict| {
+            let mut former = self.claims.iter().filter(|claim| claim.recorded.contains(name));
+            former.any(|claim| match deleted(claim) {
+                Some(deleted) => elapsed(deleted, work.observed.now) < SUCCESSOR_DEADLINE,
+                None => claim.claimant == rival.claimant,
+            })
+        };
+        // Without Tailscale Services each group serves it at its own address.
+        let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
+        let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
+        rivals.iter().any(is_awaited) && rivals.iter().all(waits)
     }
 
     fn withdrawal(&self, work: &Pass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {

@@ -103,12 +103,19 @@ fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderCon
     Some((usable, shape))
 }
 
+/// Another object may have the name of one that is refused for another reason.
+fn refuse(plan: &mut PlanPart<'_>, reason: &str) {
+    let claimant = plan.observed.key.publisher().filter(|_| reason != reason::NAME_CONFLICT);
+    plan.plan.refused.extend(claimant);
+}
+
 fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
     let mut plan = pass.part();
     match admit(&mut plan, Parent::Service(service)) {
         Admission::Granted => {}
         Admission::Undecided => return plan,
         Admission::Refused(reason, why) => {
+            refuse(&mut plan, reason);
             report::refused(&mut plan, service, reason, why);
             return plan;
         }
@@ -116,6 +123,7 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
     let target = match request::read(service, &pass.observed.settings) {
         Ok(target) => target,
         Err(wrong) => {
+            refuse(&mut plan, reason::PROXY_INVALID);
             report::invalid(&mut plan, service, &wrong);
             return plan;
         }
@@ -137,6 +145,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         Admission::Granted => {}
         Admission::Undecided => return plan,
         Admission::Refused(reason, why) => {
+            refuse(&mut plan, reason);
             report::news(&mut plan, ingress, (reason, why));
             return plan;
         }
@@ -149,6 +158,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
             site
         }
         Err(wrong) => {
+            refuse(&mut plan, wrong.0);
             report::news(&mut plan, ingress, wrong);
             return plan;
         }

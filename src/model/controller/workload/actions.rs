@@ -14,7 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
-use crate::model::controller::key::{PublishSource, WorkloadKey};
+use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, ExpectedDevice, KeyId, KeyMint};
 use crate::model::controller::workload::ingress_summary::IngressSummary;
@@ -43,6 +43,8 @@ pub struct GroupPlan {
     /// Lasting faults of objects that have no condition for them. An [`EventSchedule`](crate::model::controller::workload::event_schedule::EventSchedule)
     /// decides when each is an Event.
     pub faults: Vec<Notice>,
+    /// Objects of the workload that request a name and are refused for another reason than that name or a group that is not ready.
+    pub refused: BTreeSet<Publisher>,
     /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.

@@ -19,6 +19,7 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::vip::VipService;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::policy::age::Age;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Labels, Patterns};
@@ -109,9 +110,10 @@ pub struct PublishInputs {
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Requesting Services with a ready endpoint.
     pub backed: BTreeSet<(String, String)>,
-    /// Requests of other groups of the tailnet for names of this group, and proxies of their own that its objects have or get.
+    /// Requests of other groups of the tailnet for names of this group that these do not refuse, and proxies of their own that its
+    /// objects have or get.
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
-    /// Other objects that request a label, where one of both has a proxy of its own.
+    /// Objects of other workloads of the tailnet that have a label, or request it and are not refused.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
@@ -162,23 +164,25 @@ pub struct Approved {
     pub routes: BTreeSet<String>,
 }
 
-/// An object that requests a name of the tailnet beside another one. One of the two has a proxy of its own.
+/// An object that requests a name of the tailnet, or has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namesake {
     pub claimant: Publisher,
-    /// Creation time in seconds.
-    pub created: i64,
+    /// Creation time in seconds, and UID.
+    pub age: (i64, String),
     /// Whether it has the name: in the config of its group, or as the name of its proxy's device.
     pub holds: bool,
 }
 
-impl Namesake {
-    /// The object to which this one leaves the name: one that has it, else an older one.
-    pub(crate) fn winner<'a>(&self, others: &'a [Self]) -> Option<&'a Self> {
-        let age = |one: &'a Self| (one.created, &one.claimant);
-        let wins = |other: &&Self| !self.holds && (other.holds || (other.created, &other.claimant) < (self.created, &self.claimant));
-        others.iter().filter(wins).min_by_key(|other| (!other.holds, age(other)))
-    }
+/// The object to which another one leaves the name: one that has it, else an older one. Who has the name leaves it to none.
+pub(crate) fn name_winner<'a>(
+    (claimant, age, holds): (&Publisher, Age<'_>, bool),
+    others: Option<&'a Vec<Namesake>>,
+) -> Option<&'a Publisher> {
+    let rank = |other: &'a Namesake| (!other.holds, (other.age.0, &*other.age.1));
+    let others = others.into_iter().flatten().filter(|other| !holds && other.claimant != *claimant);
+    let first = others.min_by_key(|other| (rank(other), &other.claimant))?;
+    ((rank(first), &first.claimant) < ((true, age), claimant)).then_some(&first.claimant)
 }
 
 /// A request of another group of the same tailnet for a name.
@@ -187,8 +191,6 @@ pub struct NameConflict {
     pub claimant: Publisher,
     /// The workload that serves the claimant or shall serve it.
     pub key: WorkloadKey,
-    /// Creation time in seconds.
-    pub created: i64,
     /// Whether a replica of that group advertises the name, or whether the claimant moves to a proxy of its own that is ready.
     pub serving: bool,
     /// Whether it is the name of the device of that proxy.

@@ -5,13 +5,14 @@
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::claims::{created, name_conflict};
+use crate::model::controller::ingress::claims::name_conflict;
 use crate::model::controller::key::Publisher;
+use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::Kind;
-use crate::model::controller::workload::observed::{Namesake, Observed};
+use crate::model::controller::workload::observed::{Observed, name_winner};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
 
@@ -35,7 +36,7 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
     if let Some(first) = namesake(observed, parent) {
         // The end of the other object's proxy enqueues nothing of this one.
         work.again(POLL_INTERVAL);
-        return Admission::Refused(reason::NAME_CONFLICT, name_conflict(&first, &parent.label()));
+        return Admission::Refused(reason::NAME_CONFLICT, name_conflict(first, &parent.label()));
     }
     let Some(spec) = work.spec.filter(|spec| !spec.tenants.is_empty()) else {
         return Admission::Granted;
@@ -71,9 +72,7 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
 }
 
 /// The object that has the name which another one without a proxy requests, or requested it earlier.
-fn namesake(observed: &Observed, parent: Parent<'_>) -> Option<Publisher> {
+fn namesake<'a>(observed: &'a Observed, parent: Parent<'_>) -> Option<&'a Publisher> {
     let holds = observed.of(Kind::StatefulSet).next().is_some();
-    let own = Namesake { claimant: parent.publisher(), created: created(parent.metadata()), holds };
-    let others = observed.publish.namesakes.get(&parent.label())?;
-    own.winner(others).map(|winner| winner.claimant.clone())
+    name_winner((&parent.publisher(), age(parent.metadata()), holds), observed.publish.namesakes.get(&parent.label()))
 }

@@ -22,7 +22,7 @@ const SUFFIX: &str = "-standalone";
 const MAX_LABEL: usize = 63;
 
 /// The proxy of ours that an object of a group has or gets, as another claimant of its name; `None` without one.
-pub fn proxy_conflict(parent: Parent<'_>, created: i64, rules: &AssignmentRules, proxy: Option<&ObservedReplica>) -> Option<NameConflict> {
+pub fn proxy_conflict(parent: Parent<'_>, rules: &AssignmentRules, proxy: Option<&ObservedReplica>) -> Option<NameConflict> {
     let claimant = parent.publisher();
     let is_standalone = match parent {
         Parent::Service(service) => rules.is_standalone(service) && directions(service) == (true, false),
@@ -32,7 +32,7 @@ pub fn proxy_conflict(parent: Parent<'_>, created: i64, rules: &AssignmentRules,
     let serving = is_standalone && proxy.is_some_and(|proxy| is_prepared(parent, proxy));
     let key = WorkloadKey::from(&claimant);
     let is_ours = rules.standalone.has(&claimant.namespace);
-    (is_ours && (is_standalone || proxy.is_some())).then_some(NameConflict { claimant, key, created, serving, is_device })
+    (is_ours && (is_standalone || proxy.is_some())).then_some(NameConflict { claimant, key, serving, is_device })
 }
 
 /// Whether a proxy serves its object, or does as soon as its device has the name.

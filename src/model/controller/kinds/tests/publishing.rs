@@ -202,11 +202,8 @@ impl Act {
     }
 }
 
-/// All requests to existing ingress groups: object, group, label, creation time, validity.
-fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
-    let made = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
-        metadata.creation_timestamp.as_ref().expect("it was made").0.as_second()
-    };
+/// All requests to existing ingress groups: object, group, label, validity.
+fn asking(world: &World) -> Vec<(Origin, String, String, bool)> {
     let origin = |source: PublishSource, (namespace, name): &(String, String)| Origin {
         kind: source.kind().to_owned(),
         namespace: namespace.clone(),
@@ -216,7 +213,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let spec = stored.spec.as_ref()?;
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
         let group = world.assignment.ingress(stored).group()?.to_owned();
-        Some((origin(PublishSource::Ingress, key), group, ingress_label(stored), made(&stored.metadata), good))
+        Some((origin(PublishSource::Ingress, key), group, ingress_label(stored), good))
     });
     let services = world.services.iter().filter_map(|(key, stored)| {
         let label = service_label(stored);
@@ -225,29 +222,39 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let routed = world.tailnet.has_services() != Some(true);
         let good = good && (backed || external) && !(external && routed);
         let group = world.assignment.published(stored).group()?.to_owned();
-        Some((origin(PublishSource::Service, key), group, label, made(&stored.metadata), good))
+        Some((origin(PublishSource::Service, key), group, label, good))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
 
-/// Checks that the oldest valid request for each label is served, and that nothing else exists.
+/// Checks that one valid request for each label is served, and that nothing else exists.
 fn right(world: &World) -> Result<(), TestCaseError> {
     let hosted = world.tailnet.has_services() == Some(true);
     let asking = asking(world);
-    for (who, group, label, made, good) in &asking {
-        let rank = |origin: &Origin| (origin.kind != "Ingress", origin.namespace.clone(), origin.name.clone());
-        let mut rivals = asking.iter().filter(|(_, _, other, ..)| other == label);
-        let first = rivals.all(|(other, _, _, then, _)| (*made, rank(who)) <= (*then, rank(other)));
-        let replicas = world.groups[group].spec.desired_replicas();
-        if !first || !good || replicas == 0 || group == "g2" {
+    let is_servable = |(who, group, _, good): &&(Origin, String, String, bool)| {
+        let has_replicas = world.groups[group].spec.desired_replicas() > 0;
+        *good && has_replicas && group != "g2" && (hosted || who.kind != "Ingress")
+    };
+    let records: Vec<(String, String, Origin)> = world
+        .groups
+        .keys()
+        .flat_map(|group| world.config(group).origins.into_iter().map(|(name, origin)| (group.clone(), name, origin)))
+        .collect();
+    for (_, _, label, _) in asking.iter().filter(is_servable) {
+        let name = service_name(label);
+        let holders: Vec<_> = records.iter().filter(|(_, recorded, _)| *recorded == name).collect();
+        prop_assert_eq!(holders.len(), 1, "{}: {:?}", name, holders);
+        let (group, _, who) = holders[0];
+        let is_served = |request: &&(Origin, String, String, bool)| (&request.0, &request.1, &request.2) == (who, group, label);
+        let Some(served) = asking.iter().find(is_served) else {
+            // It stays served for an object whose new request is invalid.
+            let is_invalid = |request: &&(Origin, String, String, bool)| (&request.0, &request.1) == (who, group) && !is_servable(request);
+            prop_assert!(asking.iter().any(|request| is_invalid(&request)), "{} in {} is of {:?}", name, group, who);
+            continue;
+        };
+        if !is_servable(&served) {
             continue;
         }
-        let (name, config) = (service_name(label), world.config(group));
-        let node = !hosted && who.kind == "Ingress";
-        if node {
-            continue;
-        }
-        prop_assert_eq!(config.origins.get(&name), Some(who), "{} in {}", name, group);
         for (ordinal, replica) in world.observed_replicas(group) {
             let advertised_config = replica.config.expect("it has a config");
             let is_advertised = if hosted {

@@ -4,6 +4,7 @@ use super::*;
 
 impl Cluster {
     pub(super) fn act(&mut self, key: &str, plan: &GroupPlan) {
+        self.cache.record_refusals(&key.into(), plan.refused.clone());
         let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
         self.events
             .extend(plan.events.iter().chain(&lasting).map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
@@ -136,7 +137,7 @@ impl Cluster {
             patch["status"]["conditions"] = json!(conditions);
         }
         if let Some(balancer) = &update.load_balancer {
-            patch["status"]["loadBalancer"] = balancer.clone();
+            patch["status"]["loadBalancer"] = json!({"ingress": balancer.get("ingress")});
         }
         let kind = update.source.kind();
         self.patch(kind, &update.namespace, &update.name, &patch);

@@ -2,8 +2,9 @@
 
 use super::*;
 
+use crate::api::proxygroup::ProxyGroupType;
 use crate::api::routes::Origin;
-use crate::api::vip::VipService;
+use crate::api::vip::{PREFIX, VipService};
 use crate::model::controller::ingress::advertise::serves;
 use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, namespace_of, orders_ref};
 use crate::model::controller::ingress::spec::backend::backends;
@@ -11,12 +12,13 @@ use crate::model::controller::ingress::spec::ingress::certificates;
 use crate::model::controller::ingress::spec::{has_conditions, service_name};
 use crate::model::controller::ingress::standalone_certificate::grants;
 use crate::model::controller::kinds::standalone::handover::proxy_conflict;
+use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests::{ingress_label, is_recorded, service_label};
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::certificate::{CertificateRecord, accounts_ref, domain_of};
 use crate::model::controller::workload::observed::RecordedCertificate;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
-use crate::model::controller::workload::observed::{Approved, NameConflict, PublishInputs, ServiceList};
+use crate::model::controller::workload::observed::{Approved, NameConflict, Namesake, PublishInputs, ServiceList};
 use crate::model::controller::workload::vip_service::{DesiredVipService, OwnershipVerdict, Release, release, verify_owner};
 
 /// Tailscale Services and routes of the control plane.
@@ -37,6 +39,8 @@ pub(in super::super) struct Hosted {
     pub(in super::super) certificate_end: Option<Timestamp>,
     /// The tailnet issues no certificates.
     pub(in super::super) no_https: bool,
+    /// Objects that a pass refused for another reason than their name, by workload.
+    pub(in super::super) refused: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Advertised names without approval.
     pub(in super::super) unapproved: BTreeSet<String>,
 }
@@ -148,8 +152,8 @@ impl World {
         Rc::clone(&read.or_insert_with(|| (Rc::new(IngressConfigMap::read(stored)), Arc::clone(stored))).0)
     }
 
-    /// Group, label and creation time of a request; `None` if the object is missing or being deleted.
-    fn asks(&self, claimant: &Publisher) -> Option<(WorkloadKey, String, i64)> {
+    /// Group and label of a request, and whether the object is not being deleted; `None` if it is missing.
+    fn asks(&self, claimant: &Publisher) -> Option<(WorkloadKey, String, bool)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (assignment, label, metadata) = match claimant.source {
             PublishSource::Ingress => {
@@ -164,8 +168,7 @@ impl World {
         let recorded = || self.recorded(claimant).into_iter().next();
         let group = if assignment.is_undecided() { recorded() } else { assignment.group().map(WorkloadKey::of_group) };
         let group = if self.is_standalone(claimant) { Some(WorkloadKey::from(claimant)) } else { group };
-        let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
-        Some((group?, label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
+        Some((group?, label, metadata.deletion_timestamp.is_none()))
     }
 
     /// Whether it is an Ingress with a proxy of its own.
@@ -231,6 +234,7 @@ impl World {
             backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
             recorded_certificates: self.recorded_certificates(),
             rivals,
+            namesakes: self.namesakes(group),
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
@@ -277,13 +281,13 @@ impl World {
             let Some(parent) = self.parent(&key).filter(|parent| key != *group && parent.metadata().deletion_timestamp.is_none()) else {
                 continue;
             };
-            let created = parent.metadata().creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
             let proxy = self.with_waiting(&self.workload(&key, &self.owned(&key))).0.remove(&0);
-            let Some(conflict) = proxy_conflict(parent, created, &self.assignment, proxy.as_ref()) else { continue };
+            let Some(conflict) = proxy_conflict(parent, &self.assignment, proxy.as_ref()) else { continue };
             let requested = self.asks(&claimant).filter(|(of, ..)| *of == *group).map(|(_, label, _)| service_name(&label));
             let recorded = config.origins.iter().filter(|(_, origin)| {
                 (&*origin.kind, &*origin.namespace, &*origin.name) == (claimant.source.kind(), &*claimant.namespace, &*claimant.name)
             });
+            // This simulation shows a group all certificates with its label, also those of names that it does not have any more.
             let certified = self.objects.values().filter(|stored| {
                 let labels = &stored["metadata"]["labels"];
                 let is_current = domain_of(stored).is_some_and(|dns| dns.split('.').next() == Some(&parent.label()));
@@ -299,15 +303,48 @@ impl World {
     /// Requests from other groups, by name.
     fn rivals(&self, group: &WorkloadKey) -> Vec<(String, NameConflict)> {
         let rival = |claimant: Publisher| {
-            let (other, label, created) = self.asks(&claimant)?;
-            if other == *group || created == i64::MIN || !self.groups.contains_key(other.group()?) {
+            let (other, label, is_live) = self.asks(&claimant)?;
+            let is_refused = self.hosted.refused.get(&other).is_some_and(|refused| refused.contains(&claimant));
+            if other == *group || !is_live || is_refused || !self.groups.contains_key(other.group()?) {
                 return None;
             }
             let name = service_name(&label);
             let serving = self.observed_replicas(other.name()).values().any(|replica| serves(replica, &name));
-            Some((name, NameConflict { claimant, key: other, created, serving, is_device: false }))
+            Some((name, NameConflict { claimant, key: other, serving, is_device: false }))
         };
         self.claimants().into_iter().filter_map(rival).collect()
+    }
+
+    /// Objects of other groups that have a label, or request it and are not refused.
+    fn namesakes(&self, group: &WorkloadKey) -> BTreeMap<String, Vec<Namesake>> {
+        let mut all = BTreeMap::<_, Vec<_>>::new();
+        let others = self.groups.iter().filter(|(name, _)| Some(name.as_str()) != group.group());
+        for (name, other) in others {
+            let config = self.parsed_config(name);
+            let publishes = other.spec.type_ == ProxyGroupType::Ingress && other.metadata.deletion_timestamp.is_none();
+            for claimant in self.claimants() {
+                let key = WorkloadKey::of_group(name);
+                let id = (claimant.namespace.clone(), claimant.name.clone());
+                let metadata = match claimant.source {
+                    PublishSource::Ingress => &self.ingresses[&id].metadata,
+                    PublishSource::Service => &self.services[&id].metadata,
+                };
+                let requested = self.asks(&claimant).filter(|(of, ..)| *of == key).map(|(_, label, _)| label);
+                let origin =
+                    Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
+                let is_refused = self.hosted.refused.get(&key).is_some_and(|refused| refused.contains(&claimant));
+                let had =
+                    config.origins.iter().filter(|(_, of)| **of == origin).map(|(name, _)| name.trim_start_matches(PREFIX).to_owned());
+                let held: BTreeSet<String> = had.collect();
+                let wanted = requested.filter(|_| publishes && !is_refused).into_iter().chain(held.clone());
+                for label in wanted.collect::<BTreeSet<_>>().into_iter().filter(|_| metadata.deletion_timestamp.is_none()) {
+                    let (created, uid) = age(metadata);
+                    let holds = held.contains(&label);
+                    all.entry(label).or_default().push(Namesake { claimant: claimant.clone(), age: (created, uid.to_owned()), holds });
+                }
+            }
+        }
+        all
     }
 
     /// Objects of a group and shared objects.

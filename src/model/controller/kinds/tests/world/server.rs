@@ -18,6 +18,7 @@ impl World {
 
     pub(in super::super) fn act(&mut self, name: &WorkloadKey, made: &GroupPlan) {
         self.check_addresses(name, made);
+        self.hosted.refused.insert(name.clone(), made.refused.clone());
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name.group_name())
         {
