@@ -246,29 +246,24 @@ impl Applier {
     async fn apply_one(&self, key: &WorkloadKey, manifest: Manifest) -> Result<ApplyResult, KubeError> {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
-        let stored = {
+        {
             let mut cache = self.stores.cache();
-            if let Some(existing) = cache.foreign_object(key, object) {
-                // The next pass sees it and reports the conflict.
-                cache.found(key, object.clone(), existing, Instant::now());
-                return Ok(ApplyResult::Incomplete);
-            }
             if cache.is_settled(object, &hash) {
                 return Ok(ApplyResult::Done);
             }
-            cache.version(object)
-        };
-        let written = match stored {
-            None if !manifest.replaces() => self.writes.create(&manifest).await,
-            _ => self.writes.apply(&manifest).await,
-        };
+            if !manifest.replaces() && cache.find(key, object, Instant::now()) {
+                return Ok(ApplyResult::Incomplete);
+            }
+        }
+        let replaces = manifest.replaces();
+        let written = if replaces { self.writes.apply(&manifest).await } else { self.writes.create(&manifest).await };
         let object = object.clone();
         let value = match written {
             Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
                 return Ok(ApplyResult::Incomplete);
             }
             // An existing object without our labels is in no watch.
-            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && stored.is_none() => {
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) && !replaces => {
                 let Some(found) = self.writes.look(&object).await? else { return Err(error) };
                 self.stores.cache().found(key, object, found, Instant::now());
                 return Ok(ApplyResult::Incomplete);

@@ -17,10 +17,9 @@ use tokio::time::Instant;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
+use crate::model::controller::workload::objects::ObjectRef;
 use crate::model::controller::workload::objects::slice::ChildSlice;
-use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::UserCertificate;
-use crate::model::controller::workload::secret_name::SecretName;
 
 pub use index::parent;
 pub use kinds::{Delivered, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
@@ -171,17 +170,6 @@ impl ClusterCache {
     /// User's Service of a stored egress child.
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
         parent(object.kind, self.owned_object(object)?)
-    }
-
-    /// A stored object of this name, if another workload owns it.
-    pub fn foreign_object(&self, key: &WorkloadKey, object: &ObjectRef) -> Option<Value> {
-        let existing = self.owned_object(object)?;
-        let owner = match SecretName::parse(&object.name) {
-            SecretName::Certificate if object.kind == Kind::Secret => None,
-            name if object.kind == Kind::Secret && name.workload().is_some() => self.named_workload(name.workload()?),
-            _ => WorkloadKey::of_labels(|label| existing["metadata"]["labels"].get(label).and_then(Value::as_str)),
-        };
-        owner.filter(|owner| owner != key).map(|_| Value::clone(existing))
     }
 
     /// Stores the result of applying the manifest with this hash.

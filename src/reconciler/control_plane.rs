@@ -24,19 +24,27 @@ mod services;
 
 /// Interval of replacement auth keys of a group, after a burst of one per replica.
 const REISSUE: Duration = Duration::from_secs(30);
+/// Interval of a workload's first auth keys, and of its claims of devices that are not recorded, after a burst of each.
+const FIRST: Duration = Duration::from_secs(5);
+/// Minimum burst of these, so that a group scales at once.
+const MIN_BURST: u32 = 20;
 
-/// Interval of first auth keys of a workload's replicas, after a burst.
-const FIRST_MINT: Duration = Duration::from_secs(5);
-/// Minimum burst of first auth keys, so that a group scales at once.
-const MIN_FIRST_MINTS: u32 = 20;
+/// Requests that a workload's Pods cause, each with a rate of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LimitedRequest {
+    /// An auth key for a new replica.
+    FirstKey,
+    /// Another auth key, which a replica requested.
+    ReplacementKey,
+    /// The first check of a device that a replica claims.
+    DeviceCheck,
+}
 
-/// Rate to which a new auth key counts.
-#[derive(Debug)]
-pub struct MintLimit<'a> {
+/// The workload that a limited request counts for.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestLimit<'a> {
     pub key: &'a WorkloadKey,
     pub replicas: u32,
-    /// Whether the replica requested another key.
-    pub reissue: bool,
 }
 
 /// A request that was not sent, or was rejected by the control plane.
@@ -57,9 +65,18 @@ pub enum Denied {
     /// Another replica's request for the same device or host name has just been sent.
     #[error("{what}: another replica's request for {subject} is in progress")]
     Concurrent { what: &'static str, subject: String },
-    /// The group's replicas request new keys faster than they can have failed; the next request is permitted after `wait`.
-    #[error("{group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)")]
-    TooOften { group: String, wait: Duration },
+    /// The workload's replicas cause requests faster than they can have failed; the next request is permitted after `wait`.
+    #[error("{workload} asks for too {}; the next request is sent in {wait:?} (see the replicas' logs)", request.excess())]
+    TooOften { workload: String, request: LimitedRequest, wait: Duration },
+}
+
+impl LimitedRequest {
+    fn excess(self) -> &'static str {
+        match self {
+            Self::FirstKey | Self::ReplacementKey => "many auth keys",
+            Self::DeviceCheck => "many checks of devices",
+        }
+    }
 }
 
 impl Denied {
@@ -79,8 +96,8 @@ impl Denied {
     pub fn lasting(&self) -> String {
         match self {
             Self::Refused(error) => format!("{}.", error.lasting()),
-            Self::TooOften { group, .. } => {
-                format!("The replicas of {group} ask for one auth key after the other: see their logs for why their login fails.")
+            Self::TooOften { workload, request, .. } => {
+                format!("{workload} asks for too {}: see the replicas' logs, and inspect the Pods.", request.excess())
             }
             Self::Unavailable(why) => why.clone(),
             Self::Claim { .. } | Self::UnknownDevice(_) | Self::Concurrent { .. } => format!("{self}."),
@@ -112,8 +129,7 @@ struct GroupControlPlane {
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
-    reissues: Mutex<HashMap<WorkloadKey, TokenBucket>>,
-    first_mints: Mutex<HashMap<WorkloadKey, TokenBucket>>,
+    limits: Mutex<HashMap<(WorkloadKey, LimitedRequest), TokenBucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
@@ -225,11 +241,11 @@ impl ControlPlanes {
         tailnet: Option<&str>,
         tags: &[String],
         note: &str,
-        limit: &MintLimit<'_>,
+        (limit, reissue): (RequestLimit<'_>, bool),
         replaces: Option<&ClaimedDevice>,
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
-        self.count_mint(limit)?;
+        self.count(limit, if reissue { LimitedRequest::ReplacementKey } else { LimitedRequest::FirstKey })?;
         if let Some(device) = replaces
             && let Err(error) = self.delete_device(tailnet, device).await
         {
@@ -258,18 +274,22 @@ impl ControlPlanes {
         }
     }
 
-    fn count_mint(&self, MintLimit { key, replicas, reissue }: &MintLimit<'_>) -> Result<(), Denied> {
+    fn count(&self, RequestLimit { key, replicas }: RequestLimit<'_>, request: LimitedRequest) -> Result<(), Denied> {
         let now = Instant::now() - *self.begin.get_or_init(Instant::now);
-        let (buckets, burst, interval) =
-            if *reissue { (&self.reissues, *replicas, REISSUE) } else { (&self.first_mints, (*replicas).max(MIN_FIRST_MINTS), FIRST_MINT) };
-        let mut buckets = buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = buckets.entry((*key).clone()).or_insert_with(|| TokenBucket::new(burst.max(1), 1.0 / interval.as_secs_f64()));
+        let (burst, interval) = match request {
+            LimitedRequest::ReplacementKey => (replicas.max(1), REISSUE),
+            LimitedRequest::FirstKey | LimitedRequest::DeviceCheck => (replicas.max(MIN_BURST), FIRST),
+        };
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        // A full bucket limits as much as none.
+        limits.retain(|_, bucket| !bucket.is_full(now));
+        let bucket = limits.entry((key.clone(), request)).or_insert_with(|| TokenBucket::new(burst, 1.0 / interval.as_secs_f64()));
         let wait = bucket.take(now);
         if wait.is_zero() {
             return Ok(());
         }
         bucket.give_back();
-        Err(Denied::TooOften { group: key.to_string(), wait })
+        Err(Denied::TooOften { workload: key.to_string(), request, wait })
     }
 
     fn set(&self, tailnet: Option<&str>, plane: GroupControlPlane) -> bool {
@@ -327,7 +347,8 @@ mod tests {
 
     #[test]
     fn lasting_messages_have_no_changing_numbers() {
-        let too_often = |wait| Denied::TooOften { group: "g".into(), wait: Duration::from_secs(wait) };
+        let too_often =
+            |wait| Denied::TooOften { workload: "g".into(), request: LimitedRequest::ReplacementKey, wait: Duration::from_secs(wait) };
         assert_eq!(too_often(1).lasting(), too_often(2).lasting());
         let paused = |after| Denied::from(ControlError::Paused { call: "x", after: Duration::from_secs(after) });
         assert_eq!(paused(1).lasting(), paused(2).lasting());

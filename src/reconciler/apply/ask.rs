@@ -17,7 +17,7 @@ use crate::model::controller::workload::actions::{ControlAction, Delete, Notice}
 use crate::model::controller::workload::device_claim::DeviceClaim;
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::Observed;
-use crate::reconciler::control_plane::{Denied, MintLimit};
+use crate::reconciler::control_plane::{Denied, RequestLimit};
 
 /// Maximum requests for Tailscale Services in one pass.
 const SERVICES: usize = 16;
@@ -72,6 +72,7 @@ impl Applier {
     async fn ask(&self, observed: &Observed, action: ControlAction) -> Result<Result<bool, Denied>, KubeError> {
         let spec = kinds::spec(observed);
         let (tailnet, replicas) = spec.as_ref().map_or((None, 1), |spec| (spec.tailnet, spec.replicas));
+        let limit = RequestLimit { key: &observed.key, replicas };
         match action {
             ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await.map(|()| true)),
             ControlAction::PublishService { desired, recorded } => {
@@ -84,7 +85,7 @@ impl Applier {
             ControlAction::RecordDevice { ordinal, device, domain, report, recorded, draft } => {
                 let replica = names::replica(&observed.workload, ordinal);
                 let claim = DeviceClaim { device: &device, domain: domain.as_deref(), report: &report, recorded: recorded.as_ref() };
-                match self.controls.check_device(tailnet, &replica, &claim).await {
+                match self.controls.check_device(tailnet, (&replica, limit), &claim).await {
                     // The next pass has a later time for its next read.
                     Ok(record) if Some(&record) == recorded.as_ref() => Ok(Ok(true)),
                     Ok(record) => self.apply_one(&observed.key, draft.with_device(record)).await.map(|_acted| Ok(false)),
@@ -102,8 +103,7 @@ impl Applier {
                     return Ok(Err(error));
                 }
                 let note = format!("tailyard {replica}");
-                let limit = MintLimit { key: &observed.key, replicas, reissue };
-                match self.controls.mint_key(tailnet, &tags, &note, &limit, replaces.as_ref()).await {
+                match self.controls.mint_key(tailnet, &tags, &note, (limit, reissue), replaces.as_ref()).await {
                     Ok(key) => {
                         let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();
                         let secret = draft.with_key(&key.id, key.key.reveal(), created);

@@ -1,4 +1,4 @@
-//! Conflicts with foreign objects that no watch delivers, and with allocated node ports.
+//! Conflicts with objects that a pass does not see, and with allocated node ports.
 //!
 //! Learnt from failed writes and forgotten after a while: the conflicting object may be deleted without notice.
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::ClusterCache;
 use crate::model::controller::workload::objects::ObjectRef;
 
-/// Time for which a foreign object that no watch delivers is assumed to exist.
+/// Time for which a foreign object is assumed to exist.
 pub(super) const FOREIGN: Duration = Duration::from_secs(30);
 /// Time for which a rejected node port is not requested again.
 const REFUSED: Duration = Duration::from_mins(10);
@@ -20,9 +20,17 @@ const REFUSED: Duration = Duration::from_mins(10);
 const TRIES: usize = 32;
 
 impl ClusterCache {
-    /// Records an existing object, in no watch, that has the name of an object of a group.
+    /// Records an existing object that has the name of an object of a group.
     pub fn found(&mut self, key: &WorkloadKey, object: ObjectRef, value: Value, now: Instant) {
         self.foreign.entry(key.clone()).or_default().insert(object, (Arc::new(value), now));
+    }
+
+    /// Records a stored object that a workload was about to create, whatever its labels say: the next pass sees whose it is. Returns whether
+    /// there is one.
+    pub fn find(&mut self, key: &WorkloadKey, object: &ObjectRef, now: Instant) -> bool {
+        let Some(existing) = self.owned_object(object).map(|existing| Value::clone(existing)) else { return false };
+        self.found(key, object.clone(), existing, now);
+        true
     }
 
     /// Forgets expired conflicts of a group; returns whether any remain.

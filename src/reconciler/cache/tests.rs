@@ -6,6 +6,7 @@ use super::foreign::FOREIGN;
 use super::*;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::simulation::Simulation;
 
 mod assignment;

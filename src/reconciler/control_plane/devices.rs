@@ -11,7 +11,7 @@ use imbl::OrdMap;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{ControlPlanes, Denied};
+use super::{ControlPlanes, Denied, LimitedRequest, RequestLimit};
 use crate::model::controller::workload::actions::ClaimedDevice;
 use crate::model::controller::workload::device_claim::DeviceClaim;
 use crate::model::controller::workload::identity::{Binding, Device, DeviceId, DeviceRecord, ExpectedDevice};
@@ -46,7 +46,10 @@ impl DeviceRequests {
         let (mut all, id) = (self.reads(), &claim.device.id);
         let reads = all.entry(tailnet.map(str::to_owned)).or_default();
         let (record, read) = claim.read(found, reads.get(id), Timestamp::now());
-        reads.insert(id.clone(), read);
+        // An unknown device is never recorded: what replicas claim does not grow this map.
+        if record.is_some() || claim.is_recorded() {
+            reads.insert(id.clone(), read);
+        }
         record
     }
 
@@ -89,7 +92,15 @@ impl ControlPlanes {
 
     /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
     /// longer exists.
-    pub async fn check_device(&self, tailnet: Option<&str>, replica: &str, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
+    pub async fn check_device(
+        &self,
+        tailnet: Option<&str>,
+        (replica, limit): (&str, RequestLimit<'_>),
+        claim: &DeviceClaim<'_>,
+    ) -> Result<DeviceRecord, Denied> {
+        if !claim.is_recorded() {
+            self.count(limit, LimitedRequest::DeviceCheck)?;
+        }
         let subject = format!("device {}", claim.device.id);
         self.devices.reserve(tailnet, "check a device", &subject, replica)?;
         let checked = self.check_reserved(tailnet, claim).await;
@@ -119,6 +130,9 @@ impl ControlPlanes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::controller::key::WorkloadKey;
+    use crate::model::controller::workload::actions::DeviceReport;
+    use crate::model::controller::workload::identity::DeviceAddresses;
 
     #[tokio::test(start_paused = true)]
     async fn reservation_is_of_one_replica_until_it_ends() {
@@ -128,5 +142,33 @@ mod tests {
         assert!(reserve(Some("t"), "shop", "b-0") && reserve(None, "other", "b-0"), "another tailnet, another name");
         tokio::time::advance(RESERVATION).await;
         assert!(reserve(None, "shop", "b-0"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_of_devices_that_are_not_recorded_have_a_rate_and_leave_no_record() {
+        let controls = ControlPlanes::new(true);
+        let report = DeviceReport { name: None, addresses: DeviceAddresses::default() };
+        let (key, other) = (WorkloadKey::of_group("eg"), WorkloadKey::of_group("other"));
+        let claim = async |key: &WorkloadKey, id: &str, recorded: Option<&DeviceRecord>| {
+            let device = ClaimedDevice { id: DeviceId::parse(id).expect("an ID"), expected: ExpectedDevice::default() };
+            let claim = DeviceClaim { device: &device, domain: None, report: &report, recorded };
+            controls.check_device(None, ("eg-0", RequestLimit { key, replicas: 1 }), &claim).await.expect_err("no control plane")
+        };
+        let mut denied = 0;
+        for number in 0..100 {
+            denied += usize::from(matches!(claim(&key, &format!("n{number}"), None).await, Denied::TooOften { .. }));
+        }
+        assert_eq!(denied, 80);
+        assert!(!matches!(claim(&other, "n1", None).await, Denied::TooOften { .. }), "another workload has a rate of its own");
+        let recorded = DeviceRecord::new(DeviceId::parse("n1").expect("an ID"), Device::default(), None);
+        assert!(!matches!(claim(&key, "n1", Some(&recorded)).await, Denied::TooOften { .. }), "a recorded device is no claim");
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(!matches!(claim(&key, "n101", None).await, Denied::TooOften { .. }));
+        let claimed = |id: &str, recorded| {
+            let device = ClaimedDevice { id: DeviceId::parse(id).expect("an ID"), expected: ExpectedDevice::default() };
+            controls.devices.record(None, &DeviceClaim { device: &device, domain: None, report: &report, recorded }, None);
+            controls.device_reads(None).len()
+        };
+        assert_eq!((claimed("n7", None), claimed("n1", Some(&recorded))), (0, 1));
     }
 }

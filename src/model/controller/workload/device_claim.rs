@@ -17,6 +17,11 @@ pub struct DeviceClaim<'a> {
 }
 
 impl DeviceClaim<'_> {
+    /// Whether the device is the recorded one.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded.is_some_and(|recorded| recorded.id == self.device.id)
+    }
+
     /// The recorded device, if it is another one: the claim holds only if the control plane no longer has it.
     pub fn former(&self) -> Option<&DeviceId> {
         self.recorded.map(|recorded| &recorded.id).filter(|id| **id != self.device.id)

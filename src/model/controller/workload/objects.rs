@@ -185,9 +185,10 @@ impl Manifest {
         self
     }
 
-    /// Whether it is planned for an existing object.
+    /// Whether it is planned for an existing object, by UID or version. Another one only creates.
     pub fn replaces(&self) -> bool {
-        self.value["metadata"]["uid"].is_string()
+        let metadata = &self.value["metadata"];
+        metadata["uid"].is_string() || metadata["resourceVersion"].is_string()
     }
 
     /// Whether the object already has the desired content.

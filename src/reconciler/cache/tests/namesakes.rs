@@ -44,8 +44,10 @@ impl Request {
         }
         let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
         let spec = match self {
-            Self::GroupIngress | Self::SecondGroupIngress | Self::Ingress => json!({"ingressClassName": "tailscale", "tls": [{"hosts": [LABEL]}],
-                "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}),
+            Self::GroupIngress | Self::SecondGroupIngress | Self::Ingress => {
+                json!({"ingressClassName": "tailscale", "tls": [{"hosts": [LABEL]}],
+                "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}})
+            }
             Self::Exposed | Self::GroupService => {
                 annotations[names::HOSTNAME] = json!(LABEL);
                 json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports})

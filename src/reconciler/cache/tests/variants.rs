@@ -211,3 +211,72 @@ fn name_of_a_faulty_edit_is_not_taken_by_another_tenant() {
     cluster.rounds(20);
     assert_eq!(origin_of(&cluster, "in", "svc:app").as_deref(), Some("victim/app"));
 }
+
+/// The labels of a group's certificates are its Pods': they may name another namespace.
+#[test]
+fn labels_of_certificates_use_no_quota_of_another_namespace() {
+    let mut cluster = cluster(false);
+    let selector = |name: &str| json!({"matchLabels": {"kubernetes.io/metadata.name": name}});
+    let own =
+        json!({"tenants": [{"namespaceSelector": selector("victim"), "maxCertificatesPerWeek": 2}, {"namespaceSelector": selector("t")}]});
+    cluster.put("ProxyGroup", json!({"metadata": {"name": "in3"}, "spec": {"type": "ingress", "replicas": 1, "tailyard": own}}));
+    for name in ["one", "two"] {
+        ingress(&mut cluster, "t", name, name, Some("in3"));
+    }
+    cluster.rounds(20);
+    let relabel = |cluster: &mut Cluster| {
+        for name in ["one", "two"] {
+            let labels = json!({names::PARENT_NAMESPACE: "victim"});
+            cluster.patch("Secret", NS, &format!("{name}.tail1234.ts.net"), &json!({"metadata": {"labels": labels}}));
+        }
+    };
+    relabel(&mut cluster);
+    ingress(&mut cluster, "victim", "third", "third", Some("in3"));
+    for _ in 0..10 {
+        cluster.round();
+        relabel(&mut cluster);
+    }
+    assert!(names_of(&cluster, "in3").contains("svc:third"), "{:#?}", cluster.events);
+    // Nor do other labels spare the quota of the namespace that has them.
+    for name in ["four", "five"] {
+        ingress(&mut cluster, "victim", name, name, Some("in3"));
+    }
+    for _ in 0..10 {
+        cluster.round();
+        for name in ["third", "four", "five"] {
+            if cluster.object("Secret", NS, &format!("{name}.tail1234.ts.net")).is_some() {
+                let labels = json!({names::PARENT_NAMESPACE: "t"});
+                cluster.patch("Secret", NS, &format!("{name}.tail1234.ts.net"), &json!({"metadata": {"labels": labels}}));
+            }
+        }
+    }
+    let served = ["svc:third", "svc:four", "svc:five"].into_iter().filter(|name| names_of(&cluster, "in3").contains(*name));
+    assert_eq!(served.count(), 2, "{:#?}", cluster.events);
+}
+
+/// Whatever the labels of an existing object say: one that a pass does not know as its own is not overwritten.
+#[test]
+fn object_with_the_labels_of_an_unknown_kind_is_not_overwritten() {
+    for labels in [
+        json!({names::PARENT_TYPE: "recorder", names::PARENT: "rec", names::PARENT_NAMESPACE: NS}),
+        json!({names::PARENT_TYPE: "connector", names::PARENT: "rec"}),
+        json!({}),
+    ] {
+        let mut cluster = Cluster::new();
+        let mut labels = labels;
+        labels[names::MANAGED] = json!("true");
+        let metadata = json!({"name": "rec", "namespace": NS, "labels": labels});
+        let kinds = ["ServiceAccount", "Role", "RoleBinding", "StatefulSet"];
+        for kind in kinds {
+            cluster.put(kind, json!({"metadata": metadata}));
+        }
+        cluster.put("ProxyGroup", json!({"metadata": {"name": "rec"}, "spec": {"type": "egress", "replicas": 1}}));
+        assert!(cluster.settles());
+        assert_eq!(cluster.takeovers, [""; 0]);
+        for kind in kinds {
+            assert_eq!(cluster.object(kind, NS, "rec").expect(kind)["metadata"]["labels"], labels);
+        }
+        let status = &cluster.object("ProxyGroup", "", "rec").expect("a group")["status"];
+        assert!(status.to_string().contains("is in the way"), "{status}");
+    }
+}

@@ -38,8 +38,7 @@ impl Cluster {
         let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
         let mut value = manifest.value.clone();
         if let Some(existing) = self.objects.get(&id).cloned() {
-            let is_unknown = self.cache.version(object).is_none() && !manifest.replaces();
-            if is_unknown || self.cache.foreign_object(&key.into(), object).is_some() {
+            if !manifest.replaces() {
                 self.cache.found(&key.into(), object.clone(), existing, Instant::now());
                 return false;
             }
