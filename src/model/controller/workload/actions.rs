@@ -228,10 +228,16 @@ impl ControlAction {
             Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
             Self::RecordDevice { ordinal, .. } => device_of_replica(*ordinal),
             Self::ApproveRoutes { device, .. } => format!("the routes of device {}", device.id),
-            Self::DeleteDevice { device, .. } => format!("device {}", device.id),
+            Self::DeleteDevice { ordinal, .. } => end_of_device(*ordinal),
             Self::RevokeKey { id, .. } => format!("auth key {id}"),
         }
     }
+}
+
+/// [`ControlAction::what`] of the end of a removed replica's device. It does not name that, or a Pod that claims one device after the other
+/// would begin the time of a denial again.
+pub(crate) fn end_of_device(ordinal: u32) -> String {
+    format!("the end of the device of replica {ordinal}")
 }
 
 /// [`ControlAction::what`] of a replica's device record.

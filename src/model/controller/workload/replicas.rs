@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete};
+use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete, end_of_device};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::device_records;
 use crate::model::controller::workload::device_records::{claimed_device, draft, record};
@@ -229,7 +229,8 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
             return true;
         }
     };
-    let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
+    let request = device.as_ref().map_or_else(|| what.clone(), |_| end_of_device(ordinal));
+    let denial = work.observed.denied.get(&request).filter(|denial| work.given_up(denial));
     let why = match (&work.observed.tailnet, denial) {
         (TailnetState::Ready { .. }, None) => {
             let revoked = if device.is_some() { Vec::new() } else { then.clone() };

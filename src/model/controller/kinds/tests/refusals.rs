@@ -1,6 +1,9 @@
 //! Denials of the control plane, and groups of other controllers.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
 
 use super::*;
 
@@ -28,7 +31,7 @@ fn control_plane_denial_is_reported_by_the_group_and_blocks_nothing_else() {
 #[test]
 fn undeletable_device_delays_group_deletion_for_five_minutes() {
     let mut world = serving();
-    deny(&mut world, "device npg1");
+    deny(&mut world, "the end of the device of replica 1");
     world.delete_group("pg");
     world.settle_denied("pg");
     let ready = world.ready("pg");
@@ -52,7 +55,7 @@ fn late_denial_delays_group_deletion_for_five_minutes() {
     world.now += 3_600;
     world.objects.remove(&set);
     world.live();
-    deny(&mut world, "device npg1");
+    deny(&mut world, "the end of the device of replica 1");
     world.settle_denied("pg");
     assert!(world.groups.contains_key("pg"), "it was denied just now");
     world.now += 300;
@@ -61,9 +64,32 @@ fn late_denial_delays_group_deletion_for_five_minutes() {
 }
 
 #[test]
+fn claims_of_other_devices_do_not_prolong_group_deletion() {
+    let mut world = serving();
+    deny(&mut world, "the end of the device of replica 1");
+    world.delete_group("pg");
+    let state = object(Kind::Secret, "pg-1");
+    let config = object(Kind::Secret, "pg-1-config");
+    let mut stored = Value::clone(&world.objects[&config]);
+    stored["metadata"]["annotations"].as_object_mut().expect("annotations").remove(names::DEVICE);
+    world.objects.insert(config, Arc::new(stored));
+    for number in 0..31 {
+        let Some(stored) = world.objects.get(&state) else { break };
+        let mut stored = Value::clone(stored);
+        stored["data"]["device_id"] = json!(k8s_openapi::ByteString(format!("nOther{number}").into_bytes()));
+        world.objects.insert(state.clone(), Arc::new(stored));
+        world.settle_denied("pg");
+        world.now += 10;
+    }
+    world.settle();
+    assert!(world.groups.is_empty());
+    assert_eq!(world.event_count("DeviceOrphaned"), 1);
+}
+
+#[test]
 fn state_secret_of_a_removed_replica_stays_until_its_device_is_deleted() {
     let mut world = serving();
-    deny(&mut world, "device npg1");
+    deny(&mut world, "the end of the device of replica 1");
     world.group("pg", json!({"type": "egress", "replicas": 1}));
     world.settle_denied("pg");
     world.now += 3_600;
