@@ -66,7 +66,7 @@ pub enum Denied {
     #[error("{what}: another replica's request for {subject} is in progress")]
     Concurrent { what: &'static str, subject: String },
     /// The workload's replicas cause requests faster than they can have failed; the next request is permitted after `wait`.
-    #[error("{workload} asks for too {}; the next request is sent in {wait:?} (see the replicas' logs)", request.excess())]
+    #[error("{workload} requests too {}; the next request is sent in {wait:?} (see the replicas' logs)", request.excess())]
     TooOften { workload: String, request: LimitedRequest, wait: Duration },
 }
 
@@ -97,7 +97,7 @@ impl Denied {
         match self {
             Self::Refused(error) => format!("{}.", error.lasting()),
             Self::TooOften { workload, request, .. } => {
-                format!("{workload} asks for too {}: see the replicas' logs, and inspect the Pods.", request.excess())
+                format!("{workload} requests too {}: see the replicas' logs, and inspect the Pods.", request.excess())
             }
             Self::Unavailable(why) => why.clone(),
             Self::Claim { .. } | Self::UnknownDevice(_) | Self::Concurrent { .. } => format!("{self}."),

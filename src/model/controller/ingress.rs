@@ -7,6 +7,7 @@
 pub mod advertise;
 pub mod capacity;
 pub mod certificate_orders;
+pub mod certificates;
 pub mod claims;
 pub mod config;
 pub mod device_site;
@@ -27,34 +28,25 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::api::condition::reason;
-use crate::api::names;
+use crate::model::controller::ingress::certificates::expiries;
 use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, read};
 use crate::model::controller::ingress::quota::Limits;
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
-use crate::model::controller::ingress::standalone_certificate::{RecordedOwner, recorded_owner};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
-use crate::model::controller::workload::objects::certificate::{
-    account, accounts, accounts_ref, certificate, certificate_ref, is_certificate_of,
-};
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
-use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::observed::{ServiceList, UserCertificate};
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::observed::ServiceList;
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
-use crate::model::ingress::cert_orders::Validity;
 
 /// Interval of checks whether the other side of a move serves.
 pub(crate) const HANDOVER_POLL: Duration = Duration::from_secs(5);
-/// Requeue delay after the Secret of a former owner was deleted.
-pub(crate) const DELETED_REQUEUE: Duration = Duration::from_secs(1);
-/// Requeue delay while another owner uses the Secret.
-const IN_USE_REQUEUE: Duration = Duration::from_secs(30);
 
 /// Everything that a group advertises or has advertised.
 #[derive(Debug)]
@@ -130,21 +122,7 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     order.sort_by_key(|claim| claim.rank());
     for claim in order {
         let name = service_name(&claim.label);
-        let is_free = || match plan.items.get(&name) {
-            Some(item) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&item.claimant, &claim.label))),
-            None => contest(work.observed, claim),
-        };
-        let valid = claim.fault().map_or(Ok(()), Err).and_then(|()| is_free());
-        let spec = valid.and_then(|()| read(work.observed, claim, &suffix, None)).and_then(|wish| {
-            supported::fits(work, shape, &wish)?;
-            let joins = quota::admit(&plan.tenancy, claim, &shape.owner.name, &wish)?;
-            if !plan.recorded(&name) {
-                let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
-                limits.admit(work, shape, &plan.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;
-            }
-            Ok((wish, joins))
-        });
-        let item = spec.and_then(|(wish, joins)| {
+        let item = plan.admit(work, shape, claim, (&suffix, nodes, &limits)).and_then(|(wish, joins)| {
             // A new leader assumes the replicas' configs are right until the control plane responds.
             let standing = match &wish.target {
                 PublishTarget::Site(_) if nodes => ServiceState::Unsupported,
@@ -242,6 +220,30 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
+    /// The request of an object, and whether its name may be shared with other clusters. Rejects a name that another object has.
+    fn admit(
+        &self,
+        work: &mut PlanPart<'_>,
+        shape: &RenderContext<'_>,
+        claim: &IngressClaim<'_>,
+        (suffix, nodes, limits): (&str, bool, &Limits),
+    ) -> Result<(PublishSpec, bool), Rejection> {
+        claim.fault().map_or(Ok(()), Err)?;
+        let name = service_name(&claim.label);
+        match self.items.get(&name) {
+            Some(item) => return Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&item.claimant, &claim.label))),
+            None => contest(work.observed, claim)?,
+        }
+        let wish = read(work.observed, claim, suffix, None)?;
+        supported::fits(work, shape, &wish)?;
+        let joins = quota::admit(&self.tenancy, claim, &shape.owner.name, &wish)?;
+        if !self.recorded(&name) {
+            let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
+            limits.admit(work, shape, &self.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;
+        }
+        Ok((wish, joins))
+    }
+
     /// Leaves everything unchanged while the tailnet's domain is unknown.
     fn wait(&mut self, work: &Pass<'_>) {
         self.unchanged = recorded(work, &self.before);
@@ -265,45 +267,6 @@ impl<'a> IngressPlan<'a> {
         }
     }
 
-    /// Certificate Secrets that the replicas read and write: those of names that the group has or gets. Never a Secret of another
-    /// owner, whatever its name.
-    pub(crate) fn certificates(&self, work: &Pass<'_>) -> BTreeSet<String> {
-        let owner = work.owner;
-        let parent = owner.key.publisher();
-        let issued: BTreeMap<&str, &Publisher> = self.issued().collect();
-        let hosts = self.before.routes.values().flat_map(|site| &site.hosts).filter(|(_, host)| host.issue).map(|(dns, _)| dns.as_str());
-        let permitted = |dns: &&str| {
-            let object = certificate_ref(owner, dns);
-            let Some(existing) = work.owned(&object) else { return true };
-            let uid = || existing["metadata"]["uid"].as_str().unwrap_or_default();
-            let recorded = match issued.get(dns).copied().or(parent.as_ref()) {
-                Some(claimant) => matches!(recorded_owner(work, existing, claimant), RecordedOwner::Unrecorded | RecordedOwner::Same),
-                None => !work.observed.publish.recorded_certificates.contains_key(uid()),
-            };
-            let is_moving = || issued.get(dns).is_some_and(|claimant| is_certificate_of(existing, claimant));
-            recorded && (!work.foreign(&object) || is_moving())
-        };
-        issued.keys().copied().chain(hosts).filter(permitted).map(str::to_owned).collect()
-    }
-
-    /// Secrets of user-provided certificates in use.
-    pub(crate) fn own_certificates(&self) -> BTreeSet<String> {
-        let new = self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
-        let hosts = new.chain(self.before.routes.values()).flat_map(|site| site.hosts.values());
-        hosts.filter(|host| !host.issue).map(|host| host.secret.clone()).collect()
-    }
-
-    /// Names whose certificates the group orders.
-    fn issued(&self) -> impl Iterator<Item = (&str, &Publisher)> {
-        let ours = |(name, item): &(&String, &Item)| match item.standing {
-            ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
-            ServiceState::Unknown => self.recorded(name),
-            ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Device => true,
-        };
-        let sites = self.items.iter().filter(|(_, item)| matches!(item.wish.target, PublishTarget::Site(_)));
-        sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
-    }
-
     /// Whether the config has an entry for a name.
     fn recorded(&self, name: &str) -> bool {
         let before = &self.before;
@@ -324,64 +287,6 @@ impl<'a> IngressPlan<'a> {
         expiries(work);
         work.want(config.manifest(owner, !shape.stock()));
         part
-    }
-
-    /// Plans the Secrets of certificates and of the ACME account.
-    fn secrets(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>) {
-        let owner = &shape.owner;
-        match shape.account() {
-            Some(account) if account.shared => self.shared_account(work, owner),
-            Some(_) => drop(work.want(account(owner))),
-            None => {}
-        }
-        for (dns, claimant) in self.issued() {
-            let object = certificate_ref(owner, dns);
-            let existing = work.owned(&object).map(|object| &**object);
-            let recorded = existing.map(|existing| (existing, recorded_owner(work, existing, claimant)));
-            match recorded {
-                Some((existing, RecordedOwner::Former)) => {
-                    work.plan.delete.push(deletion(&object, existing));
-                    work.again(DELETED_REQUEUE);
-                    continue;
-                }
-                Some((_, RecordedOwner::Other)) => {
-                    work.again(IN_USE_REQUEUE);
-                    continue;
-                }
-                _ => {}
-            }
-            let is_same = matches!(recorded, Some((_, RecordedOwner::Same)));
-            let secret = certificate(owner, dns, claimant, existing.zip(work.observed.certificates.get(dns).copied()));
-            // It stays with its object when that moves between a group and a proxy of its own.
-            match existing.map(|existing| (work.ownership(&object, existing), is_same || is_certificate_of(existing, claimant))) {
-                Some((Ownership::Foreign, true)) => work.plan.apply.push(secret),
-                _ => drop(work.want(secret)),
-            }
-        }
-    }
-
-    fn shared_account(&self, work: &mut PlanPart<'_>, owner: &Owner) {
-        match work.owned(&accounts_ref(&owner.namespace)) {
-            None => work.plan.apply.push(accounts(&owner.namespace)),
-            Some(object) if going(object) && !self.items.is_empty() => {
-                let message = format!(
-                    "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Recreate it from a copy.",
-                    names::ACCOUNTS
-                );
-                work.fault(reason::PROXY_GROUP_CREATION_FAILED, message);
-            }
-            Some(_) => {}
-        }
-    }
-}
-
-/// Requeues for the next certificate expiry or expiry warning.
-fn expiries(work: &mut PlanPart<'_>) {
-    let now = work.observed.now;
-    let next = |own: &UserCertificate| if let UserCertificate::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
-    let ends = work.observed.certificates.values().filter_map(|content| content.valid_until).filter(|until| *until > now);
-    if let Some(next) = work.observed.publish.certificates.values().filter_map(next).chain(ends).min() {
-        work.again(next.duration_since(now).unsigned_abs());
     }
 }
 

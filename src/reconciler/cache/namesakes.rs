@@ -30,24 +30,28 @@ impl ClusterCache {
     pub(super) fn namesakes(&self, of: &WorkloadKey, labels: &BTreeSet<String>) -> BTreeMap<String, Vec<Namesake>> {
         let own = self.standalone_parent(of).map(Parent::label);
         let labels: BTreeSet<&String> = if of.is_standalone() { own.iter().collect() } else { labels.iter().collect() };
-        let Some(tailnet) = self.tailnet_of(of) else { return BTreeMap::new() };
+        let group = of.group().and_then(|name| self.group(name));
+        let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_ref());
+        if group.is_none() && !of.is_standalone() {
+            return BTreeMap::new();
+        }
         let all = labels.into_iter().map(|label| {
             let proxies = self.indices.standalone_names.get(label).into_iter().flatten().map(|claimant| (claimant.into(), claimant));
             let requests = self.indices.wanted.get(label).into_iter().flatten();
             let requests = requests.filter_map(|claimant| Some((self.key_of(claimant).filter(|key| !key.is_standalone())?, claimant)));
             let holders = self.indices.holders.get(&service_name(label)).into_iter().flatten();
             let all: BTreeSet<_> = proxies.chain(requests).chain(holders.map(|(key, claimant)| (key.clone(), claimant))).collect();
-            let others = all.into_iter().filter(|(key, _)| key != of && self.tailnet_of(key).as_ref() == Some(&tailnet));
+            let others = all.into_iter().filter(|(key, _)| key != of && self.is_in(key, tailnet));
             (label.clone(), others.filter_map(|(key, claimant)| self.namesake(&key, claimant, label)).collect::<Vec<_>>())
         });
         all.filter(|(_, namesakes)| !namesakes.is_empty()).collect()
     }
 
-    /// The `Tailnet` of a workload, `None` inside for the default one; `None` for a group that does not exist.
-    fn tailnet_of(&self, key: &WorkloadKey) -> Option<Option<String>> {
+    /// Whether a workload is in this tailnet; the default one has no name.
+    fn is_in(&self, key: &WorkloadKey, tailnet: Option<&String>) -> bool {
         match key.group() {
-            Some(name) => self.group(name).map(|group| group.spec.tailnet.clone()),
-            None => Some(None),
+            Some(name) => self.group(name).is_some_and(|group| group.spec.tailnet.as_ref() == tailnet),
+            None => tailnet.is_none(),
         }
     }
 

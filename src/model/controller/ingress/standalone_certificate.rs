@@ -4,18 +4,22 @@
 //! Ingress only; another owner of the DNS name deletes it and orders its own.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::model::controller::ingress::Rejection;
 use crate::model::controller::ingress::certificate_orders::{CertificateOrder, OrderRecord, orders_ref};
-use crate::model::controller::ingress::{DELETED_REQUEUE, Rejection};
 use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::certificate::{certificate_ref, is_certificate_of};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
+
+/// Requeue delay after the Secret of a former owner was deleted.
+pub(crate) const DELETED_REQUEUE: Duration = Duration::from_secs(1);
 
 /// Whose a Secret is by the record, and what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

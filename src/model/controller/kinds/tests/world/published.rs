@@ -335,11 +335,11 @@ impl World {
                 let is_refused = self.hosted.refused.get(&key).is_some_and(|refused| refused.contains(&claimant));
                 let had =
                     config.origins.iter().filter(|(_, of)| **of == origin).map(|(name, _)| name.trim_start_matches(PREFIX).to_owned());
-                let held: BTreeSet<String> = had.collect();
-                let wanted = requested.filter(|_| publishes && !is_refused).into_iter().chain(held.clone());
+                let recorded_labels: BTreeSet<String> = had.collect();
+                let wanted = requested.filter(|_| publishes && !is_refused).into_iter().chain(recorded_labels.clone());
                 for label in wanted.collect::<BTreeSet<_>>().into_iter().filter(|_| metadata.deletion_timestamp.is_none()) {
                     let (created, uid) = age(metadata);
-                    let holds = held.contains(&label);
+                    let holds = recorded_labels.contains(&label);
                     all.entry(label).or_default().push(Namesake { claimant: claimant.clone(), age: (created, uid.to_owned()), holds });
                 }
             }

@@ -10,6 +10,7 @@ impl World {
         let observed = self.observe(name);
         let made = plan_with_memo(&observed, self.memory.passes.entry(name.clone()).or_default());
         self.memory.replacements.record(name, made.replaces);
+        self.hosted.refused.insert(name.clone(), made.refused.clone());
         let fresh = pass(&observed);
         assert_eq!(made, fresh, "a memory saves time and changes nothing");
         self.act(name, &made);
@@ -18,7 +19,6 @@ impl World {
 
     pub(in super::super) fn act(&mut self, name: &WorkloadKey, made: &GroupPlan) {
         self.check_addresses(name, made);
-        self.hosted.refused.insert(name.clone(), made.refused.clone());
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name.group_name())
         {
