@@ -283,8 +283,8 @@ fn invalid_ingress_keeps_its_config_and_affects_no_other() {
         stage.publisher("g", 2).await;
         stage.ingress("good", "g", "good").await;
         stage.ingress("turns", "g", "turns").await;
-        stage.ingress("other", "g", "good").await;
         stage.wait_advertised("g", &["svc:good", "svc:turns"]).await;
+        stage.ingress("other", "g", "good").await;
         let taken = async || stage.events("other").await;
         eventually_async("whose the name is", DEADLINE, taken, |reported| {
             reported.iter().any(|event| event.starts_with("NameConflict Ingress default/good has the name good already"))
