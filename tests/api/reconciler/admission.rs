@@ -117,10 +117,13 @@ fn proxy_changes_only_data_and_the_order_annotation_of_its_secrets() {
             }
         }
         // And tailscaled with the Tailscale operator's image, and an update of the whole object.
-        let url = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{}", secrets[0]);
-        let add = json!([{"op": "add", "path": "/data/_machinekey", "value": "bQ=="}]).to_string().into_bytes();
-        let request = http::Request::patch(url).header("Content-Type", "application/json-patch+json").body(add).expect("a request");
-        proxy.request_text(request).await.expect("data");
+        for (secret, fields) in [(&secrets[0], &["_machinekey", "profile-1"]), (&secrets[1], &["tls.crt", "tls.key"])] {
+            let url = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{secret}");
+            let add = fields.map(|field| json!({"op": "add", "path": format!("/data/{field}"), "value": "bQ=="}));
+            let add = json!(add).to_string().into_bytes();
+            let request = http::Request::patch(url).header("Content-Type", "application/json-patch+json").body(add).expect("a request");
+            proxy.request_text(request).await.expect("data");
+        }
         let own: Api<Secret> = Api::namespaced(proxy.clone(), NAMESPACE);
         let mut whole = own.get(&secrets[0]).await.expect("a Secret");
         whole.data.get_or_insert_default().insert("more".to_owned(), k8s_openapi::ByteString(b"v".to_vec()));

@@ -22,7 +22,7 @@ use super::proxies::{INGRESS, SERVICE};
 use super::{services, standalone, standalone_ingress};
 
 /// Duration of hostile writes: passes follow each of them within a tenth of a second.
-const ATTACK: Duration = Duration::from_secs(10);
+const ATTACK: Duration = Duration::from_secs(20);
 /// Interval of hostile writes.
 const PACE: Duration = Duration::from_millis(100);
 
