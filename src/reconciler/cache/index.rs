@@ -96,7 +96,7 @@ impl ClusterCache {
         if let Some(PublishRequest { claimant, wants: true, label, .. }) = self.publish_request(id, object) {
             put(&mut self.indices.wanted, label, claimant, came);
         }
-        if let Some((label, claimant)) = self.standalone_name(id, object) {
+        if let Some((label, claimant)) = self.standalone_name(object) {
             put(&mut self.indices.standalone_names, label, claimant, came);
         }
         match object {

@@ -59,7 +59,7 @@ impl ClusterCache {
     fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkloadKey> {
         let mut groups = self.publishers(id, object);
         let requested = self.publish_request(id, object).filter(|request| request.wants).map(|request| request.label);
-        if let Some(label) = requested.or_else(|| Some(self.standalone_name(id, object)?.0)) {
+        if let Some(label) = requested.or_else(|| Some(self.standalone_name(object)?.0)) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.key_of(other)));
             groups.extend(self.indices.standalone_names.get(&label).into_iter().flatten().map(WorkloadKey::from));
         }

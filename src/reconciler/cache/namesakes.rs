@@ -5,25 +5,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CachedObject, ClusterCache, Id};
+use super::{CachedObject, ClusterCache};
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::age::age;
-use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::observed::Namesake;
 
 impl ClusterCache {
     /// The label that an object with a proxy of its own requests.
-    pub(super) fn standalone_name(&self, (namespace, name): &Id, object: &CachedObject) -> Option<(String, Publisher)> {
-        let (source, label) = match object {
-            CachedObject::Ingress(ingress) if self.assignment.is_standalone_ingress(ingress) => {
-                (PublishSource::Ingress, ingress_label(ingress))
-            }
-            CachedObject::Service(service) if self.assignment.is_standalone(service) => (PublishSource::Service, service_label(service)),
+    pub(super) fn standalone_name(&self, object: &CachedObject) -> Option<(String, Publisher)> {
+        let parent = match object {
+            CachedObject::Ingress(ingress) => Parent::Ingress(ingress),
+            CachedObject::Service(service) => Parent::Service(service),
             _ => return None,
         };
-        Some((label, Publisher { source, namespace: namespace.clone(), name: name.clone() }))
+        self.assignment.has_own_proxy(parent).then(|| (parent.label(), parent.publisher()))
     }
 
     /// Objects of other workloads of the tailnet that have one of these labels, or request it and are not refused.

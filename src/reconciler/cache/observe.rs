@@ -147,13 +147,7 @@ impl ClusterCache {
     /// Groups and standalone Services and Ingresses that use a class.
     pub fn users_of_class(&self, name: &str) -> Vec<WorkloadKey> {
         let default = self.default_class.as_deref();
-        let uses = |parent: Parent<'_>| {
-            let is_standalone = match parent {
-                Parent::Service(service) => self.assignment.is_standalone(service),
-                Parent::Ingress(ingress) => self.assignment.is_standalone_ingress(ingress),
-            };
-            is_standalone && requests::class(parent.metadata(), default) == Some(name)
-        };
+        let uses = |parent| self.assignment.has_own_proxy(parent) && requests::class(parent.metadata(), default) == Some(name);
         let standalone = self.standalone_keys().filter(|key| self.standalone_parent(key).is_some_and(uses)).cloned();
         self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().chain(standalone).collect()
     }
@@ -343,11 +337,7 @@ impl ClusterCache {
             let publisher = key.publisher()?;
             Some((age(self.live(&publisher)?), publisher))
         };
-        let requests = |key: &WorkloadKey| match self.standalone_parent(key) {
-            Some(Parent::Service(service)) => self.assignment.is_standalone(service),
-            Some(Parent::Ingress(ingress)) => self.assignment.is_standalone_ingress(ingress),
-            None => false,
-        };
+        let requests = |key: &WorkloadKey| self.standalone_parent(key).is_some_and(|parent| self.assignment.has_own_proxy(parent));
         let before = |other: &&WorkloadKey| *other != key && (self.has_proxy(other) || (requests(other) && rank(other) < rank(key)));
         self.standalone_keys_in(&own.namespace).filter(before).count()
     }

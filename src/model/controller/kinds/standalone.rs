@@ -134,7 +134,7 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
     let Some((is_usable, shape)) = shape(&mut plan, target) else { return plan };
     let served = Served { is_usable, rights: pass.part(), advertised: None, config: pass.part() };
     plan.add(provision::provision(pass, &shape, served));
-    provision::report_denials(&mut plan);
+    provision::report_denials(&mut plan, "");
     report::served(&mut plan, service, &shape);
     plan
 }
@@ -174,7 +174,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     let rights = site.endpoints(pass, &shape);
     let served = Served { is_usable, rights, advertised: None, config: site.carry(pass, &shape) };
     plan.add(provision::provision(pass, &shape, served));
-    provision::report_denials(&mut plan);
+    provision::report_denials(&mut plan, "");
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
         plan.fault(reason::PROXY_FAILED, why.clone());
     }

@@ -189,6 +189,14 @@ impl AssignmentRules {
         class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
     }
 
+    /// Whether an object has a proxy of its own.
+    pub fn has_own_proxy(&self, parent: Parent<'_>) -> bool {
+        match parent {
+            Parent::Service(service) => self.is_standalone(service),
+            Parent::Ingress(ingress) => self.is_standalone_ingress(ingress),
+        }
+    }
+
     /// Assignment of an object that may have a proxy of its own, which also serves Services that groups ignore.
     pub fn of<'a>(&'a self, parent: Parent<'a>) -> GroupAssignment<'a> {
         match parent {

@@ -85,7 +85,7 @@ fn report_wait(plan: &mut PlanPart<'_>) {
     if let TailnetState::Unavailable(why) = &plan.observed.tailnet {
         plan.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{more}"));
     }
-    denials(plan, more);
+    report_denials(plan, more);
     if !plan.faults.is_empty() {
         plan.again(POLL_INTERVAL);
     }
@@ -152,11 +152,8 @@ fn class_field(pass: &Pass<'_>) -> &'static str {
 }
 
 /// Reports requests of a plan that the control plane has denied and that are repeated.
-pub(crate) fn report_denials(plan: &mut PlanPart<'_>) {
-    denials(plan, "");
-}
-
-fn denials(plan: &mut PlanPart<'_>, more: &str) {
+/// `more` follows each message.
+pub(crate) fn report_denials(plan: &mut PlanPart<'_>, more: &str) {
     let denied = plan.plan.control.iter().filter_map(|action| plan.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
     for why in why {

@@ -54,7 +54,7 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
         Served { is_usable, rights: pass.part(), advertised: None, config }
     };
     plan.add(workload(pass, &shape, served));
-    report_denials(&mut plan);
+    report_denials(&mut plan, "");
     status::status(&mut plan, group, wanted);
     plan
 }

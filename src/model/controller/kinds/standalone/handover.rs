@@ -24,10 +24,8 @@ const MAX_LABEL: usize = 63;
 /// The proxy of ours that an object of a group has or gets, as another claimant of its name; `None` without one.
 pub fn proxy_conflict(parent: Parent<'_>, rules: &AssignmentRules, proxy: Option<&ObservedReplica>) -> Option<NameConflict> {
     let claimant = parent.publisher();
-    let is_standalone = match parent {
-        Parent::Service(service) => rules.is_standalone(service) && directions(service) == (true, false),
-        Parent::Ingress(ingress) => rules.is_standalone_ingress(ingress),
-    };
+    let is_egress = matches!(parent, Parent::Service(service) if directions(service) != (true, false));
+    let is_standalone = rules.has_own_proxy(parent) && !is_egress;
     let is_device = proxy.is_some_and(|proxy| has_host(proxy, |host| host == parent.label()));
     let serving = is_standalone && proxy.is_some_and(|proxy| is_prepared(parent, proxy));
     let key = WorkloadKey::from(&claimant);
