@@ -236,7 +236,7 @@ impl<'a> IngressPlan<'a> {
         }
         let wish = read(work.observed, claim, suffix, None)?;
         supported::fits(work, shape, &wish)?;
-        let joins = quota::admit(&self.tenancy, claim, &shape.owner.name, &wish)?;
+        let joins = quota::admit(&self.tenancy, claim, shape, &wish)?;
         if !self.recorded(&name) {
             let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
             limits.admit(work, shape, &self.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;

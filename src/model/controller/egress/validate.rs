@@ -40,7 +40,7 @@ pub(crate) fn service(service: &Service) -> Vec<String> {
             ));
         }
     }
-    if let Some(hostname) = annotation(service, names::HOSTNAME).filter(|hostname| !dns_label(hostname)) {
+    if let Some(hostname) = annotation(service, names::HOSTNAME).filter(|hostname| !dns_label(&hostname.to_ascii_lowercase())) {
         wrong.push(format!("{}: {hostname:?} is not a DNS label of at most 63 characters.", names::HOSTNAME));
     }
     for tag in annotation(service, names::TAGS).into_iter().flat_map(|tags| tags.split(',')).map(str::trim) {

@@ -25,12 +25,15 @@ const ORDERS_ROOM: usize = 64 << 10;
 /// JSON bytes of an order besides its DNS name, and of a namespace besides its name.
 const ORDER_SIZE: usize = 20;
 
-/// Checks a request against the tenancy; returns whether the name may be shared with other clusters.
-pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
-    let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(group));
+/// Checks a request against the tenancy; returns whether the name may be shared with other clusters. Every object may have the group's own
+/// tags and the default ones.
+pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<bool, Rejection> {
+    let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(&shape.owner.name));
+    let is_foreign = |tag: &&String| !shape.spec.tags.contains(tag) && !shape.settings.tags.contains(tag);
+    let tags: Vec<String> = wish.tags.iter().filter(is_foreign).cloned().collect();
     let funnel = matches!(&wish.target, PublishTarget::Site(site) if site.funnel);
     let allowed = tenancy.allowance(namespace, scope).and_then(|allowance| {
-        allowance.allows(namespace, scope, &wish.label, &wish.tags)?;
+        allowance.allows(namespace, scope, &wish.label, &tags)?;
         allowance.allows_funnel(namespace, scope, funnel)?;
         Ok(allowance.shares(&wish.label))
     });

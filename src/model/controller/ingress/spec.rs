@@ -72,7 +72,7 @@ pub struct L4Service {
 /// What an object is parsed against.
 #[derive(Clone, Copy)]
 pub struct SpecContext<'a> {
-    /// Domain of the tailnet.
+    /// Domain of the tailnet; empty while it is unknown, before the device of a proxy of its own has joined.
     pub suffix: &'a str,
     /// Whole name of the device whose name it gets, which may differ from label and domain; else it gets that of a Tailscale Service.
     pub device: Option<&'a str>,
@@ -83,6 +83,13 @@ pub struct SpecContext<'a> {
     /// Namespaces that may use a certificate, for those that are restricted.
     pub reserved: &'a BTreeMap<String, Patterns>,
     pub now: Timestamp,
+}
+
+impl SpecContext<'_> {
+    /// Whether a host may be the whole name of this label: the domain is unknown.
+    pub fn may_be_name_of(&self, label: &str, host: &str) -> bool {
+        self.suffix.is_empty() && host.split_once('.').is_some_and(|(first, _)| first == label)
+    }
 }
 
 impl std::fmt::Debug for SpecContext<'_> {

@@ -90,10 +90,10 @@ pub fn ingress_label(ingress: &Ingress) -> String {
     }
 }
 
-/// The label that a Service requests.
+/// The label that a Service requests, in lower case, as the Tailscale operator accepts it.
 pub fn service_label(service: &Service) -> String {
     let metadata = &service.metadata;
-    let named = annotation(metadata.annotations.as_ref(), names::HOSTNAME).map(str::to_owned);
+    let named = annotation(metadata.annotations.as_ref(), names::HOSTNAME).map(str::to_ascii_lowercase);
     named.unwrap_or_else(|| format!("{}-{}", text(metadata.namespace.as_ref()), text(metadata.name.as_ref())))
 }
 
@@ -134,5 +134,11 @@ mod tests {
         assert_eq!(class(&json!({"annotations": named("a")})).as_deref(), Some("a"));
         assert_eq!(class(&json!({"labels": named("l"), "annotations": named("a")})).as_deref(), Some("l"));
         assert_eq!(class(&json!({"annotations": named("")})), None, "opts out of the default");
+    }
+
+    #[test]
+    fn host_name_of_a_service_is_in_lower_case() {
+        let metadata = json!({"name": "web", "namespace": "u", "annotations": {"tailscale.com/hostname": "Grafana"}});
+        assert_eq!(service_label(&service(&metadata, &json!({}))), "grafana");
     }
 }

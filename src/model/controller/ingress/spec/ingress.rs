@@ -29,15 +29,16 @@ pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSp
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
     let tags = common(annotations, &label, &mut wrong);
-    let requested = format!("{label}.{}", context.suffix);
+    let requested = if context.suffix.is_empty() { label.clone() } else { format!("{label}.{}", context.suffix) };
     let dns = context.device.unwrap_or(&requested).to_owned();
-    let SiteNames { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
+    let is_own = |host: &str| host == dns || host == label || host == requested || context.may_be_name_of(&label, host);
+    let SiteNames { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, is_own), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
         notes.push(format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
     }
     let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
     let mut routing = Routing { namespace, context, routes: BTreeMap::new(), notes };
-    routing.read(ingress, &hosts, &dns, [&label, &requested]);
+    routing.read(ingress, &hosts, &dns, is_own);
     let Routing { routes, notes, .. } = routing;
     if routes.is_empty() {
         let why = if notes.is_empty() { "give it a rule or a default backend.".to_owned() } else { notes.join(" ") };
@@ -65,16 +66,15 @@ pub fn certificates(ingress: &Ingress) -> impl Iterator<Item = &str> {
 }
 
 /// Host names: that of the Tailscale Service, and those with a user-provided certificate, with the faults of the latter.
-fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &SpecContext<'_>) -> SiteNames {
+fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), context: &SpecContext<'_>) -> SiteNames {
     let mut hosts = SiteNames::default();
     hosts.served.insert(dns.to_owned(), Host { secret: dns.to_owned(), issue: true });
     let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
     for (at, entry) in tls.iter().enumerate() {
         let secret = entry.secret_name.as_deref().filter(|secret| !secret.is_empty());
         for (nth, host) in entry.hosts.iter().flatten().enumerate() {
-            let own = host == dns || host == label || !host.contains('.');
             match secret {
-                _ if own => {}
+                _ if is_own(host) || !host.contains('.') => {}
                 Some(secret)
                     if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
                 {
@@ -152,16 +152,22 @@ impl SiteNames {
 }
 
 impl Routing<'_, '_> {
-    fn read(&mut self, ingress: &Ingress, hosts: &BTreeMap<String, Host>, dns: &str, requested: [&str; 2]) {
+    fn read(&mut self, ingress: &Ingress, hosts: &BTreeMap<String, Host>, dns: &str, is_own: impl Fn(&str) -> bool) {
         let Some(spec) = ingress.spec.as_ref() else { return };
         for rule in spec.rules.iter().flatten() {
             let host = match rule.host.as_deref().unwrap_or_default() {
                 "" => "",
-                host if host == dns || requested.contains(&host) => dns,
+                host if is_own(host) => dns,
                 host if hosts.contains_key(host) => host,
-                host => {
+                host if host.contains('.') => {
                     self.notes.push(format!(
                         "the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}."
+                    ));
+                    continue;
+                }
+                host => {
+                    self.notes.push(format!(
+                        "the rule for host {host} is not served: its name here is {dns}. Set spec.tls[0].hosts to [{host}] to name it so."
                     ));
                     continue;
                 }

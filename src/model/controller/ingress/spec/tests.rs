@@ -21,6 +21,11 @@ fn object(name: &str, spec: Value) -> Service {
 
 /// Parses an Ingress with three backends.
 fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
+    read_in(SUFFIX, annotations, spec)
+}
+
+/// Parses it in a tailnet of this domain.
+fn read_in(suffix: &str, annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
     let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
     let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
@@ -49,7 +54,7 @@ fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let certificates = &own.map(|(name, own)| (name.to_owned(), own)).into();
     let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those)));
     let reserved = &reserved.into();
-    ingress(&parsed, &SpecContext { suffix: SUFFIX, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
+    ingress(&parsed, &SpecContext { suffix, device: None, services: &found, namespace: "ts", certificates, reserved, now: day(3) })
 }
 
 fn to(service: &str, port: Value) -> Value {
@@ -157,5 +162,39 @@ fn user_certificate_is_validated_for_its_host_alone() {
         let (expected, other) = if secret == "ending" { (wish.warnings, wish.notes) } else { (wish.notes, wish.warnings) };
         assert_eq!((expected.len(), other.len()), (wish.flaws.len(), 0), "{secret} {host}");
         assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
+    }
+}
+
+#[test]
+fn whole_name_in_a_rule_is_the_own_name_also_before_the_domain_is_known() {
+    let rule = |host: &str| json!([{"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": to("web", json!({"number": 80}))}]}}]);
+    let garden = json!([{"hosts": ["garden"]}]);
+    let whole = format!("garden.{SUFFIX}");
+    // domain, spec.tls, host of the rule → host of the route
+    let served = [
+        ("", garden.clone(), whole.as_str(), "garden"),
+        ("", garden.clone(), "garden", "garden"),
+        ("", Value::Null, "u-app-ingress.tail1234.ts.net", "u-app-ingress"),
+        (SUFFIX, garden.clone(), whole.as_str(), whole.as_str()),
+        (SUFFIX, json!([{"hosts": [whole]}]), whole.as_str(), whole.as_str()),
+    ];
+    for (suffix, tls, host, routed) in served {
+        let wish = read_in(suffix, json!({}), json!({"tls": tls, "rules": rule(host)})).expect(host);
+        assert_eq!((site(&wish).routes[0].host.as_str(), wish.notes.len()), (routed, 0), "{suffix} {host}");
+    }
+    let refused = [
+        (
+            "",
+            garden.clone(),
+            "other.tail1234.ts.net",
+            "its name here is garden, and spec.tls names no certificate for other.tail1234.ts.net.",
+        ),
+        (SUFFIX, garden, "garden.tail9.ts.net", "and spec.tls names no certificate for garden.tail9.ts.net."),
+        (SUFFIX, Value::Null, "my-service", "Set spec.tls[0].hosts to [my-service] to name it so."),
+        ("", Value::Null, "my-service", "its name here is u-app-ingress. Set spec.tls[0].hosts to [my-service] to name it so."),
+    ];
+    for (suffix, tls, host, why) in refused {
+        let wrong = read_in(suffix, json!({}), json!({"tls": tls, "rules": rule(host)})).expect_err(host).join(" ");
+        assert!(wrong.contains(why), "{suffix} {host}: {wrong}");
     }
 }

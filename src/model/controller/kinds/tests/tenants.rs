@@ -127,6 +127,23 @@ fn group_without_tenants_refuses_object_tags_unless_open() {
 }
 
 #[test]
+fn objects_may_name_the_tags_of_their_group_and_the_default_ones() {
+    for (own, requested, published) in [
+        (json!(["tag:web"]), "tag:web", 1),
+        (json!(["tag:web"]), "tag:web,tag:k8s", 1),
+        (json!([]), "tag:k8s", 1),
+        (json!(["tag:web"]), "tag:web,tag:hr-only", 0),
+    ] {
+        let mut world = World::new();
+        world.settings.tenancy = DefaultTenancy::Bounded;
+        world.group("in", json!({"type": "ingress", "tags": own}));
+        expose(&mut world, "db", json!({"tailscale.com/tags": requested}), whole(1));
+        world.settle();
+        assert_eq!(world.hosted.vips.len(), published, "{requested} beside {own}");
+    }
+}
+
+#[test]
 fn name_quota_of_a_namespace_prefers_oldest_objects() {
     let mut world = publishing(tenant("ingress", json!({"maxNames": 2})));
     team(&mut world, "shop");
