@@ -80,7 +80,7 @@ pub mod reason {
     /// Ours, Event of a `ProxyGroup`: a lost replica answers again.
     pub const REPLICA_REACHABLE: &str = "ReplicaReachable";
     /// Ours, Event of a Service or Ingress: it has an annotation with our prefixes that nothing reads.
-    pub const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
+    pub const INEFFECTIVE_ANNOTATION: &str = "IneffectiveAnnotation";
     /// Ours, of the condition `Ready` of a Pod: the replica does not answer, and the reconciler made it unready.
     pub const UNREACHABLE: &str = "TailyardUnreachable";
 }

@@ -59,7 +59,7 @@ pub struct ClusterCache {
     refused_ports: BTreeMap<u16, Instant>,
     /// Objects that their workloads refused in the last pass, for another reason than their name in the tailnet.
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
-    /// Users' objects with unknown annotations.
+    /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
 

@@ -115,13 +115,13 @@ impl Context {
         self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports the unknown annotations of a user's object.
+    /// Reports the annotations of a user's object that have no effect.
     async fn annotations(&self, publisher: &Publisher) -> WorkOutcome {
         let report = self.stores.cache().report_annotations(publisher);
         if let Some((uid, message)) = report {
             let Publisher { source, namespace, name } = publisher;
             let resource = if *source == PublishSource::Service { Resource::SERVICE } else { Resource::INGRESS };
-            self.actor.notice(&resource.reference(namespace, name, uid), true, reason::UNKNOWN_ANNOTATION, &message).await;
+            self.actor.notice(&resource.reference(namespace, name, uid), true, reason::INEFFECTIVE_ANNOTATION, &message).await;
         }
         WorkOutcome::Done
     }

@@ -1,10 +1,10 @@
-//! Unknown annotations of users' objects, also of those that concern no group and are pruned.
+//! Annotations of users' objects that have no effect, also of those that concern no group and are pruned.
 
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::model::controller::key::{PublishSource, Publisher};
-use crate::model::controller::policy::annotations::unknown;
+use crate::model::controller::policy::annotations::ineffective;
 
-/// Message about the unknown annotations of an object.
+/// Message about the annotations of an object that have no effect.
 #[derive(Debug)]
 pub(super) struct AnnotationNotice {
     uid: Option<String>,
@@ -21,7 +21,7 @@ impl ClusterCache {
             _ => return None,
         };
         let metadata = object.and_then(CachedObject::user_metadata);
-        let found = metadata.and_then(|metadata| Some((metadata.uid.clone(), unknown(metadata)?)));
+        let found = metadata.and_then(|metadata| Some((metadata.uid.clone(), ineffective(source, metadata)?)));
         if found.is_none() && self.annotations.is_empty() {
             return None;
         }
@@ -37,7 +37,7 @@ impl ClusterCache {
         Some(WorkKey::Annotations(publisher))
     }
 
-    /// Keys of all objects with unknown annotations.
+    /// Keys of all objects with annotations that have no effect.
     pub(super) fn annotation_keys(&self) -> impl Iterator<Item = WorkKey> {
         self.annotations.keys().cloned().map(WorkKey::Annotations)
     }

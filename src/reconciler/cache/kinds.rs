@@ -42,7 +42,7 @@ pub enum WorkKey {
     Tailnet(String),
     /// Control plane of groups without Tailnet.
     DefaultControlPlane,
-    /// A user's object with unknown annotations.
+    /// A user's object with annotations that have no effect.
     Annotations(Publisher),
 }
 

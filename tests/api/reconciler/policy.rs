@@ -31,7 +31,7 @@ fn misspelt_annotation_of_a_foreign_service_is_reported_once() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
         put(&stage, "s", json!({"tailscale.com/exposed": "true", "example.com/exposed": "true"}), web()).await;
-        reports(&stage, "s", "UnknownAnnotation Annotation tailscale.com/exposed is unknown").await;
+        reports(&stage, "s", "IneffectiveAnnotation Annotation tailscale.com/exposed is unknown").await;
         let annotate = async |annotations: Value| {
             let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
             stage.users().patch("s", &PatchParams::default(), &patch).await.expect("changed");
@@ -40,9 +40,9 @@ fn misspelt_annotation_of_a_foreign_service_is_reported_once() {
         annotate(json!({"tailscale.com/exposed": null, "tailscale.com/hostnam": "a"})).await;
         reports(&stage, "s", "the nearest known one is tailscale.com/hostname").await;
         put(&stage, "last", json!({"tailscale.com/exposed": "true"}), web()).await;
-        reports(&stage, "last", "UnknownAnnotation").await;
+        reports(&stage, "last", "IneffectiveAnnotation").await;
         let reported = stage.events("s").await;
-        assert_eq!(reported.iter().filter(|event| event.starts_with("UnknownAnnotation")).count(), 2, "{reported:?}");
+        assert_eq!(reported.iter().filter(|event| event.starts_with("IneffectiveAnnotation")).count(), 2, "{reported:?}");
         let doctor = stage.tailyard("admin", &["doctor", "-o", "json"]).output().await.expect("the binary");
         let checks: Vec<Value> = serde_json::from_slice(&doctor.stdout).expect("JSON");
         let listed =

@@ -1,31 +1,66 @@
-//! Unknown annotations of users' Services and Ingresses with the prefixes of Tailscale or Tailyard: a misspelt one has no effect, and
-//! without a message its author does not learn why.
+//! Annotations of users' Services and Ingresses with the prefixes of Tailscale or Tailyard that have no effect: without a message their
+//! author does not learn why.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::api::names::{ANNOTATION_PREFIXES, MANAGED, OBJECT_ANNOTATIONS};
+use crate::api::names::{
+    ANNOTATION_PREFIXES, EXPOSE, FORMER_TAILNET_IP, FORWARD_CLUSTER_TRAFFIC, FUNNEL, HOSTNAME, HTTP_ENDPOINT, HTTP_REDIRECT, MANAGED,
+    OBJECT_ANNOTATIONS, STANDBY, TAILNET_FQDN, TAILNET_IP,
+};
+use crate::model::controller::key::PublishSource;
 
 /// Maximum number of annotations in a message.
 const MAX_LISTED: usize = 3;
+/// Maximum number of characters of a value in a message.
+const MAX_SHOWN: usize = 32;
+/// Annotations that have an effect on Services only.
+const OF_SERVICES: [&str; 5] = [EXPOSE, HOSTNAME, TAILNET_FQDN, TAILNET_IP, FORMER_TAILNET_IP];
+/// Annotations that have an effect on Ingresses only.
+const OF_INGRESSES: [&str; 4] = [HTTP_REDIRECT, HTTP_ENDPOINT, FUNNEL, FORWARD_CLUSTER_TRAFFIC];
+/// Annotations that are true or false.
+const SWITCHES: [&str; 5] = [EXPOSE, HTTP_REDIRECT, FUNNEL, FORWARD_CLUSTER_TRAFFIC, STANDBY];
 
-/// Message about the unknown annotations of an object; `None` if it has none, or is not a user's.
-pub fn unknown(metadata: &ObjectMeta) -> Option<String> {
-    let has_prefix = |key: &&String| ANNOTATION_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
-    let all = metadata.annotations.iter().flat_map(|all| all.keys()).filter(has_prefix);
-    let unknown: Vec<&String> = all.filter(|key| !OBJECT_ANNOTATIONS.contains(&key.as_str())).collect();
-    if unknown.is_empty() || metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(MANAGED)) {
+/// Message about the annotations of an object that have no effect: unknown ones, those of another kind, and values that are neither true nor
+/// false. `None` if it has none, or is not a user's.
+pub fn ineffective(source: PublishSource, metadata: &ObjectMeta) -> Option<String> {
+    let has_prefix = |key: &str| ANNOTATION_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
+    let all = metadata.annotations.iter().flatten().filter(|(key, _)| has_prefix(key));
+    let mut faults = all.filter_map(|(key, value)| fault(source, key, value));
+    let mut messages: Vec<_> = faults.by_ref().take(MAX_LISTED).collect();
+    if messages.is_empty() || metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(MANAGED)) {
         return None;
     }
-    let mut messages: Vec<_> = unknown.iter().take(MAX_LISTED).map(|key| message(key)).collect();
-    let more = unknown.len().saturating_sub(MAX_LISTED);
-    messages.extend((more > 0).then(|| format!("{more} more annotations are unknown.")));
+    let more = faults.count();
+    messages.extend((more > 0).then(|| format!("{more} more annotations have no effect.")));
     Some(messages.join(" "))
 }
 
-fn message(key: &str) -> String {
-    format!("Annotation {key} is unknown and has no effect: correct it (the nearest known one is {}) or remove it.", nearest(key))
+fn fault(source: PublishSource, key: &str, value: &str) -> Option<String> {
+    if !OBJECT_ANNOTATIONS.contains(&key) {
+        let nearest = nearest(key);
+        return Some(format!(
+            "Annotation {key} is unknown and has no effect: correct it (the nearest known one is {nearest}) or remove it."
+        ));
+    }
+    let other = match source {
+        PublishSource::Service => OF_INGRESSES.contains(&key).then_some(("Ingresses", "publish the Service by an Ingress")),
+        PublishSource::Ingress if key == HOSTNAME => Some(("Services", "set spec.tls[0].hosts")),
+        PublishSource::Ingress => OF_SERVICES.contains(&key).then_some(("Services", "set it on the Service")),
+    };
+    if let Some((kind, action)) = other {
+        return Some(format!("Annotation {key} is for {kind} and has no effect here: {action}, or remove it."));
+    }
+    let value = value.trim();
+    let (is_switch, is_false) = (SWITCHES.contains(&key), matches!(value, "" | "false" | "False" | "FALSE" | "f" | "F" | "0"));
+    let wanted = match key {
+        HTTP_ENDPOINT if !["", "enabled", "disabled"].contains(&value) => "enabled or disabled",
+        _ if is_switch && !is_true(value) && !is_false => "true or false",
+        _ => return None,
+    };
+    let shown: String = value.chars().take(MAX_SHOWN).collect();
+    Some(format!("Annotation {key} is {shown:?}, which has no effect: set it to {wanted}."))
 }
 
 /// The known annotation with the smallest edit distance, without regard to case and prefix.
@@ -84,9 +119,14 @@ mod tests {
 
     use super::*;
 
+    /// Message about an object with these annotations of this value.
+    fn found_in(source: PublishSource, labels: &Value, annotations: &[&str], value: &str) -> Option<String> {
+        let annotations: serde_json::Map<_, _> = annotations.iter().map(|key| ((*key).to_owned(), json!(value))).collect();
+        ineffective(source, &serde_json::from_value(json!({"labels": labels, "annotations": annotations})).expect("metadata"))
+    }
+
     fn found(labels: &Value, annotations: &[&str]) -> Option<String> {
-        let annotations: serde_json::Map<_, _> = annotations.iter().map(|key| ((*key).to_owned(), json!("x"))).collect();
-        unknown(&serde_json::from_value(json!({"labels": labels, "annotations": annotations})).expect("metadata"))
+        found_in(PublishSource::Service, labels, annotations, "x")
     }
 
     #[test]
@@ -109,16 +149,42 @@ mod tests {
 
     #[test]
     fn known_and_foreign_annotations_and_created_objects_are_not_reported() {
-        assert_eq!(found(&Value::Null, &OBJECT_ANNOTATIONS), None);
+        let of_services: Vec<_> = OBJECT_ANNOTATIONS.into_iter().filter(|key| !OF_INGRESSES.contains(key)).collect();
+        let of_ingresses: Vec<_> = OBJECT_ANNOTATIONS.into_iter().filter(|key| !OF_SERVICES.contains(key)).collect();
+        for (source, annotations) in [(PublishSource::Service, of_services), (PublishSource::Ingress, of_ingresses)] {
+            let switches = annotations.iter().filter(|key| **key != HTTP_ENDPOINT).copied().collect::<Vec<_>>();
+            assert_eq!(["true", "False", "0", " T "].map(|value| found_in(source, &Value::Null, &switches, value)), [const { None }; 4]);
+        }
+        assert_eq!(found_in(PublishSource::Ingress, &Value::Null, &[HTTP_ENDPOINT], "enabled"), None);
         assert_eq!(found(&Value::Null, &["example.com/expose", "tailscale.community/expose", "expose"]), None);
         assert_eq!(found(&json!({"tailscale.com/managed": "true"}), &["tailyard.io/next-port"]), None);
-        assert_eq!(unknown(&ObjectMeta::default()), None);
+        assert_eq!(ineffective(PublishSource::Service, &ObjectMeta::default()), None);
     }
 
     #[test]
     fn message_about_many_annotations_is_bounded() {
         let many: Vec<String> = (0..100).map(|n| format!("tailscale.com/{}{n}", "x".repeat(60))).collect();
         let message = found(&Value::Null, &many.iter().map(String::as_str).collect::<Vec<_>>()).expect("a message");
-        assert!(message.ends_with("97 more annotations are unknown.") && message.len() < 1_024, "{message}");
+        assert!(message.ends_with("97 more annotations have no effect.") && message.len() < 1_024, "{message}");
+    }
+
+    #[test]
+    fn annotation_of_another_kind_and_value_without_effect_name_an_action() {
+        use PublishSource::{Ingress, Service};
+        let table = [
+            (Service, "tailscale.com/funnel", "true", "is for Ingresses and has no effect here: publish the Service by an Ingress"),
+            (Service, "tailscale.com/http-redirect", "true", "is for Ingresses"),
+            (Ingress, "tailscale.com/hostname", "app", "is for Services and has no effect here: set spec.tls[0].hosts"),
+            (Ingress, "tailscale.com/expose", "true", "is for Services and has no effect here: set it on the Service"),
+            (Service, "tailscale.com/expose", "yes", "is \"yes\", which has no effect: set it to true or false."),
+            (Ingress, "tailscale.com/funnel", "on", "is \"on\", which has no effect"),
+            (Ingress, "tailscale.com/http-endpoint", "true", "is \"true\", which has no effect: set it to enabled or disabled."),
+        ];
+        for (source, key, value, why) in table {
+            let message = found_in(source, &Value::Null, &[key], value).expect(key);
+            assert!(message.starts_with(&format!("Annotation {key} is")) && message.contains(why), "{message}");
+        }
+        let long = found_in(Service, &Value::Null, &["tailscale.com/expose"], &"é".repeat(1_000)).expect("a message");
+        assert!(long.len() < 200, "{long}");
     }
 }

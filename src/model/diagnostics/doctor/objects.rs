@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::facts::ClusterFacts;
 use super::{Check, ReadResult, page};
 use crate::api::condition::PROXY_READY;
+use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
 
 /// Maximum number of objects in a result.
@@ -50,14 +51,14 @@ fn listed(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -
 }
 
 /// Kinds of users' objects.
-fn kinds(facts: &ClusterFacts) -> [(&'static str, &'static str, &ReadResult<Vec<Value>>); 2] {
-    [("Service", "services", &facts.services), ("Ingress", "ingresses.networking.k8s.io", &facts.ingresses)]
+fn kinds(facts: &ClusterFacts) -> [(PublishSource, &'static str, &ReadResult<Vec<Value>>); 2] {
+    [(PublishSource::Service, "services", &facts.services), (PublishSource::Ingress, "ingresses.networking.k8s.io", &facts.ingresses)]
 }
 
 fn annotated(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "annotations";
     let (mut checks, mut found) = (Vec::new(), Vec::new());
-    for (kind, plural, objects) in kinds(facts) {
+    for (source, plural, objects) in kinds(facts) {
         match objects {
             Err(gap) => {
                 let need = format!("list {plural} in all namespaces");
@@ -65,15 +66,15 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
             }
             Ok(objects) => found.extend(objects.iter().filter_map(|object| {
                 let metadata = ObjectMeta::deserialize(&object["metadata"]).ok()?;
-                Some(format!("{kind} {}: {}", named(object), annotations::unknown(&metadata)?))
+                Some(format!("{} {}: {}", source.kind(), named(object), annotations::ineffective(source, &metadata)?))
             })),
         }
     }
     if found.is_empty() && checks.is_empty() {
-        return vec![Check::ok(NAME, "all of Tailscale and Tailyard are known")];
+        return vec![Check::ok(NAME, "all of Tailscale and Tailyard have an effect")];
     }
     let fix = format!("kubectl annotate KIND NAME ANNOTATION- removes one ({})", page("standalone.md"));
-    checks.extend(listed(NAME, found, "more objects have unknown annotations", &fix));
+    checks.extend(listed(NAME, found, "more objects have annotations without effect", &fix));
     checks
 }
 

@@ -341,5 +341,5 @@ fn many_objects_with_unknown_annotations_are_counted() {
         |n: u32| json!({"metadata": {"namespace": "u", "name": format!("s{n}"), "annotations": {"tailscale.com/exposed": "true"}}});
     let facts = ClusterFacts { services: Ok((0..25).map(service).collect()), ..well() };
     finds(&facts, "annotations", Finding::Warn, "Service u/s9: Annotation tailscale.com/exposed is unknown");
-    finds(&facts, "annotations", Finding::Warn, "15 more objects have unknown annotations");
+    finds(&facts, "annotations", Finding::Warn, "15 more objects have annotations without effect");
 }

@@ -35,7 +35,7 @@ fn is_fault(event: &Event) -> bool {
     event.reporting_controller.as_deref() == Some(names::EVENT_CONTROLLER)
         && event.type_.as_deref() == Some("Warning")
         && event.regarding.as_ref().is_some_and(|about| about.kind.as_deref() == Some("Ingress"))
-        && event.reason.as_deref() != Some(reason::UNKNOWN_ANNOTATION)
+        && event.reason.as_deref() != Some(reason::INEFFECTIVE_ANNOTATION)
 }
 
 /// Faults by namespace and name; if `only` is given, of the Ingresses that name that group.

@@ -269,7 +269,7 @@ fn fault_of_an_ingress_is_its_newest_event_that_is_not_overdue() {
     let mut repeated = event("a", "InvalidIngress", "x", 36);
     repeated["series"] = json!({"count": 2, "lastObservedTime": event("a", "", "", 31)["eventTime"]});
     assert_eq!(faults(&[repeated], Some(&["a"]), None).len(), 1);
-    for (field, value) in [("type", json!("Normal")), ("reportingController", json!("nginx")), ("reason", json!("UnknownAnnotation"))] {
+    for (field, value) in [("type", json!("Normal")), ("reportingController", json!("nginx")), ("reason", json!("IneffectiveAnnotation"))] {
         let mut other = event("a", "InvalidIngress", "x", 1);
         other[field] = value;
         assert_eq!(faults(&[other], Some(&["a"]), None).len(), 0, "{field}");
