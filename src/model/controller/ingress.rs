@@ -150,6 +150,8 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
             }
         }
     }
+    let staying = plan.claims.iter().filter(|claim| !claim.asks && work.observed.publish.staying.contains(&claim.claimant));
+    plan.unchanged.extend(staying.flat_map(|claim| claim.recorded.iter().cloned()));
     plan.keep_served_names();
     plan.unchanged.retain(|name| !plan.items.contains_key(name));
     let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);

@@ -71,7 +71,7 @@ impl ClusterCache {
     }
 
     /// Whether a group publishes the objects that are assigned to it.
-    fn publishes(&self, group: &str) -> bool {
+    pub(super) fn publishes(&self, group: &str) -> bool {
         let group = self.group(group).filter(|group| group.metadata.deletion_timestamp.is_none());
         group.is_some_and(|group| group.spec.type_ == ProxyGroupType::Ingress)
     }

@@ -130,9 +130,26 @@ impl ClusterCache {
             backed,
             rivals,
             namesakes,
+            staying: self.staying(key),
             listed: None,
             approved: BTreeMap::new(),
         }
+    }
+
+    /// Objects of a workload that stay in the group whose config has them, as the one that they name publishes nothing.
+    fn staying(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
+        let Some(members) = self.indices.workloads.get(key) else { return BTreeSet::new() };
+        let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
+        let ingresses = members.ingresses.iter().map(|(id, ingress)| (self.assignment.ingress(ingress), PublishSource::Ingress, id));
+        let services = members.services.iter().map(|(id, service)| (self.assignment.published(service), PublishSource::Service, id));
+        let named = ingresses.chain(services).filter_map(|(assignment, source, id)| Some((assignment.group()?, publisher(source, id))));
+        let stays = |(group, claimant): &(&str, Publisher)| {
+            let mut recorded = self.indices.recorded.get(claimant).into_iter().flatten();
+            self.live(claimant).is_some()
+                && !self.publishes(group)
+                && recorded.any(|of| of.group().is_some_and(|other| other != *group && self.publishes(other)))
+        };
+        named.filter(stays).map(|(_, claimant)| claimant).collect()
     }
 
     /// The proxy that an object of a group has or gets.

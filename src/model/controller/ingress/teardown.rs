@@ -265,7 +265,8 @@ fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: boo
             if let Some(Rejection { reason, message }) = refused {
                 work.lasting(subject(&claim.claimant), reason, message.clone());
             }
-            crate::model::controller::ingress::report::unserved(work, &claim, refused, !done);
+            let remains = !done || work.observed.publish.staying.contains(&claim.claimant);
+            crate::model::controller::ingress::report::unserved(work, &claim, refused, remains);
         }
     }
 }

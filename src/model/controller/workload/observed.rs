@@ -115,6 +115,8 @@ pub struct PublishInputs {
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
     /// Objects of other workloads of the tailnet that have a label, or request it and are not refused.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
+    /// Objects that stay in the group whose config has them: the one that they name does not exist, or publishes nothing.
+    pub staying: BTreeSet<Publisher>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.

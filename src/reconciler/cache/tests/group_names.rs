@@ -253,3 +253,67 @@ fn empty_group_opts_out_and_joins_no_other_key() {
         }
     }
 }
+
+/// An Ingress or a Service that the group `in` serves names another group.
+#[test]
+fn object_whose_new_group_publishes_nothing_stays_served() {
+    for kind in ["Ingress", "Service"] {
+        for named in ["typo", "eg"] {
+            let mut cluster = Cluster::new();
+            for (name, type_) in [("in", "ingress"), ("eg", "egress")] {
+                cluster.put("ProxyGroup", json!({"metadata": {"name": name}, "spec": {"type": type_, "replicas": 1}}));
+            }
+            let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+            cluster.put(
+                "Service",
+                json!({"metadata": {"name": "web", "namespace": "u"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}}),
+            );
+            let annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/hostname": "shop"});
+            let annotations = if kind == "Ingress" { json!({"tailscale.com/proxy-group": "in"}) } else { annotations };
+            let spec = match kind {
+                "Ingress" => json!({"ingressClassName": "tailscale", "tls": [{"hosts": ["shop"]}],
+                    "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}),
+                _ => json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "10.96.0.9", "ports": ports}),
+            };
+            cluster.put(kind, json!({"metadata": {"name": "shop", "namespace": "u", "annotations": annotations}, "spec": spec}));
+            assert!(cluster.settles());
+            let record = |cluster: &Cluster, group: &str| {
+                let config = cluster.object("ConfigMap", NS, &names::ingress_config(group))?;
+                crate::model::controller::workload::objects::ingress::IngressConfigMap::origins(config).get("svc:shop").cloned()
+            };
+            let before = (
+                record(&cluster, "in").expect("a record"),
+                cluster.object(kind, "u", "shop").expect("it")["status"]["loadBalancer"].clone(),
+            );
+            let writes = cluster.writes.len();
+            cluster.patch(kind, "u", "shop", &json!({"metadata": {"annotations": {"tailscale.com/proxy-group": named}}}));
+            assert!(cluster.settles(), "{kind} {named}");
+            let after = (
+                record(&cluster, "in").expect("a record"),
+                cluster.object(kind, "u", "shop").expect("it")["status"]["loadBalancer"].clone(),
+            );
+            assert_eq!(before, after, "{kind} {named}");
+            assert_eq!(cluster.writes[writes..], [""; 0], "{kind} {named}: nothing of what is served changes");
+            let reported = match kind {
+                "Ingress" => cluster.events.iter().any(|event| event.contains(&format!("ProxyGroup {named}"))),
+                _ => cluster.conditions("u", "shop").iter().any(|one| one.contains(&format!("ProxyGroup {named}"))),
+            };
+            assert!(reported, "{kind} {named}: {:?} {:?}", cluster.events, cluster.object(kind, "u", "shop"));
+            // The group is created: the object moves there.
+            if named == "typo" {
+                cluster.put("ProxyGroup", json!({"metadata": {"name": "typo"}, "spec": {"type": "ingress", "replicas": 1}}));
+                assert!(cluster.settles(), "{kind}");
+                // The former group serves it until the new one does; the Service has no endpoint.
+                assert_eq!((record(&cluster, "in").is_none(), record(&cluster, "typo").is_some()), (kind == "Ingress", true), "{kind}");
+            }
+            // Deletion ends.
+            let ended = json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}});
+            cluster.patch(kind, "u", "shop", &ended);
+            assert!(cluster.settles());
+            cluster.wait(600);
+            assert!(cluster.settles());
+            assert_eq!(cluster.object(kind, "u", "shop"), None, "{kind} {named}");
+            assert_eq!((record(&cluster, "in"), record(&cluster, "typo")), (None, None), "{kind} {named}");
+        }
+    }
+}

@@ -114,7 +114,7 @@ impl Act {
             Self::Service { name, group, label, good } => {
                 let name = format!("s{name}");
                 if !going(world, &name) {
-                    let label = format!("{}{label}", if *good { "l" } else { "L_" });
+                    let label = format!("{}{label}", if *good { "l" } else { "_l" });
                     world.exposed(&name, &format!("g{group}"), &label);
                     let service = world.services.get_mut(&key(&name)).expect("it was just made");
                     if *group == UNNAMED {
@@ -247,9 +247,12 @@ fn right(world: &World) -> Result<(), TestCaseError> {
         let (group, _, who) = holders[0];
         let is_served = |request: &&(Origin, String, String, bool)| (&request.0, &request.1, &request.2) == (who, group, label);
         let Some(served) = asking.iter().find(is_served) else {
-            // It stays served for an object whose new request is invalid.
-            let is_invalid = |request: &&(Origin, String, String, bool)| (&request.0, &request.1) == (who, group) && !is_servable(request);
-            prop_assert!(asking.iter().any(|request| is_invalid(&request)), "{} in {} is of {:?}", name, group, who);
+            // It stays served for an object whose new request is invalid, or names no group that publishes.
+            let id = (who.namespace.clone(), who.name.clone());
+            let exists = if who.kind == "Ingress" { world.ingresses.contains_key(&id) } else { world.services.contains_key(&id) };
+            prop_assert!(exists, "{} in {} is of {:?}", name, group, who);
+            let is_valid = |request: &&(Origin, String, String, bool)| request.0 == *who && is_servable(request);
+            prop_assert!(!asking.iter().any(|request| is_valid(&request)), "{} in {} is of {:?}", name, group, who);
             continue;
         };
         if !is_servable(&served) {

@@ -235,6 +235,7 @@ impl World {
             recorded_certificates: self.recorded_certificates(),
             rivals,
             namesakes: self.namesakes(group),
+            staying: self.staying(group),
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
@@ -313,6 +314,21 @@ impl World {
             Some((name, NameConflict { claimant, key: other, serving, is_device: false }))
         };
         self.claimants().into_iter().filter_map(rival).collect()
+    }
+
+    /// Objects that stay in the group that has a record of them.
+    fn staying(&self, group: &WorkloadKey) -> BTreeSet<Publisher> {
+        let publishes = |name: &str| {
+            let group = self.groups.get(name).filter(|group| group.metadata.deletion_timestamp.is_none());
+            group.is_some_and(|group| group.spec.type_ == ProxyGroupType::Ingress)
+        };
+        let stays = |claimant: &Publisher| {
+            let asks = self.asks(claimant).filter(|(.., is_live)| *is_live);
+            let named = asks.and_then(|(of, ..)| of.group().map(str::to_owned)).filter(|named| !publishes(named));
+            let recorded = self.recorded(claimant);
+            named.is_some_and(|named| recorded.iter().any(|of| of.group().is_some_and(|other| other != named && publishes(other))))
+        };
+        self.claimants().into_iter().filter(|claimant| self.publishers(claimant).contains(group) && stays(claimant)).collect()
     }
 
     /// Objects of other groups that have a label, or request it and are not refused.
