@@ -8,7 +8,7 @@ export MALLOC_ARENA_MAX = 1
 export MALLOC_TRIM_THRESHOLD_ = 131072
 export MALLOC_MMAP_THRESHOLD_ = 131072
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak style lint deny fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak upgrade style lint deny fuzz
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak: export SOAK_RATE := $(or $(SOAK_RATE),200)
 soak: setup ## Run groups under load with random faults: an hour, then an hour on a cluster; SOAK_SECONDS sets the time of each, SOAK_SEED repeats a run
 	cargo test --locked --profile bench --test api soak::soak_loses -- --nocapture
 	cargo test --locked --profile bench --test cluster cluster::annotated -- --nocapture
+
+upgrade: setup ## Upgrade a real cluster under load from another commit, FROM=992f5d25, to this checkout
+	from=$$(tests/former $(or $(FROM),992f5d25)) && UPGRADE_FROM=$$from cargo test --locked --test cluster upgrade:: -- --nocapture
 
 style: ## Check format and clippy of the whole workspace
 	cargo fmt --all --check

@@ -16,3 +16,4 @@ mod ingress;
 mod services;
 mod stage;
 mod tailnet;
+mod upgrade;

@@ -15,6 +15,7 @@ mod collisions;
 mod group_names;
 mod hostile;
 mod namesakes;
+mod upgrade;
 mod variants;
 
 const ALL: [WatchRole; 5] =

@@ -39,7 +39,7 @@ impl Sides {
             let user = Cluster::start_on(&tailnet, 2..=2);
             (publisher.join().expect("a cluster"), user)
         });
-        let image = images::tailyard(&user.bin, Path::new(kit::tailyard()));
+        let image = images::tailyard(&user.bin, images::TAILYARD, Path::new(kit::tailyard()));
         let guide = Guide::of(&user);
         let sides = Self { publisher, user, guide };
         thread::scope(|scope| {

@@ -156,7 +156,7 @@ impl Cluster {
 
     /// Imports the image of a tailyard binary on every node, under the name [`TAILYARD`].
     pub fn load_tailyard(&self, binary: &Path) {
-        self.load(&images::tailyard(&self.bin, binary));
+        self.load(&images::tailyard(&self.bin, images::TAILYARD, binary));
     }
 
     /// Imports an image on every node.

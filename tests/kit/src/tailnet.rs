@@ -127,15 +127,22 @@ impl Tailnet {
 
     /// Sets the certificate domains of every node in the stand-in's tailnet.
     pub fn set_cert_domains(&self, names: &[&str]) {
-        let (machine, _) = self.control.as_ref().expect("a control server");
         let body = serde_json::to_string(names).expect("JSON");
-        let output = machine
-            .command(Path::new("curl"))
-            .args(["--silent", "--fail", "--max-time", "20", "--request", "PUT", "--data", &body, "--cacert"])
-            .arg(self.dir().join("ca.crt"))
-            .arg("https://hs.lab:8443/lab/cert-domains")
-            .output();
-        assert!(output.expect("nsenter").status.success(), "the stand-in refuses the names");
+        self.lab("cert-domains", &["--request", "PUT", "--data", &body]);
+    }
+
+    /// Number of auth keys that the stand-in has created.
+    pub fn minted_keys(&self) -> usize {
+        serde_json::from_str::<Vec<serde_json::Value>>(&self.lab("key-requests", &[])).expect("a list").len()
+    }
+
+    /// Requests a path under `/lab/` of the stand-in, with these arguments of curl; a failure panics.
+    fn lab(&self, path: &str, args: &[&str]) -> String {
+        let mut curl = self.control_machine().command(Path::new("curl"));
+        curl.args(["--silent", "--fail", "--max-time", "20", "--cacert"]).arg(self.dir().join("ca.crt"));
+        let output = curl.args(args).arg(format!("https://hs.lab:8443/lab/{path}")).output().expect("nsenter");
+        assert!(output.status.success(), "the stand-in refuses /lab/{path}");
+        String::from_utf8(output.stdout).expect("text")
     }
 
     /// The machine of the control server.
@@ -226,7 +233,8 @@ impl Tailnet {
         self.devices().len()
     }
 
-    fn devices(&self) -> Vec<serde_json::Value> {
+    /// Devices of the tailnet, as the control server lists them.
+    pub fn devices(&self) -> Vec<serde_json::Value> {
         let list = if self.kind == Control::Hosted {
             self.api("GET", "/tailnet/-/devices")["devices"].take()
         } else {

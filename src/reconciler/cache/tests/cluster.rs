@@ -61,7 +61,9 @@ pub(super) struct Cluster {
     settings: Arc<GroupSettings>,
     memos: RefCell<BTreeMap<String, Memory>>,
     schedule: EventSchedule,
-    vips: BTreeMap<String, VipService>,
+    /// Login server of the control plane.
+    server: String,
+    pub(super) vips: BTreeMap<String, VipService>,
     listed: Option<Arc<ServiceList>>,
     now: i64,
     version: u64,
@@ -114,8 +116,15 @@ impl Cluster {
             tenancy: DefaultTenancy::Open,
             ..GroupSettings::new(NS.into(), image)
         };
-        let watches = watches(NS, &[]);
-        let mut cluster = Self {
+        let mut cluster = Self::of(settings, "https://controlplane.tailscale.com".to_owned(), BTreeMap::new(), 1_800_000_000);
+        cluster.put("IngressClass", json!({"metadata": {"name": "tailscale"}, "spec": {"controller": names::INGRESS_CONTROLLER}}));
+        cluster
+    }
+
+    /// A cluster without objects, with a control plane of this login server and these Tailscale Services, at this time in seconds.
+    pub(super) fn of(settings: GroupSettings, server: String, vips: BTreeMap<String, VipService>, now: i64) -> Self {
+        let watches = watches(&settings.namespace, &[]);
+        Self {
             cache: empty(&watches),
             objects: BTreeMap::new(),
             devices: BTreeMap::new(),
@@ -129,13 +138,12 @@ impl Cluster {
             settings: Arc::new(settings),
             memos: RefCell::default(),
             schedule: EventSchedule::default(),
-            vips: BTreeMap::new(),
+            server,
+            vips,
             listed: None,
-            now: 1_800_000_000,
+            now,
             version: 0,
-        };
-        cluster.put("IngressClass", json!({"metadata": {"name": "tailscale"}, "spec": {"controller": names::INGRESS_CONTROLLER}}));
-        cluster
+        }
     }
 
     /// A cache with the objects of a cluster, as after a restart. Watches deliver in any order: by kind and name, or `reversed`.
@@ -175,6 +183,14 @@ impl Cluster {
         self.objects.insert(id, object);
     }
 
+    /// As [`Self::put`], with a kind by its name; one that no watch delivers is ignored.
+    pub(super) fn put_watched(&mut self, kind: &str, object: Value) {
+        let kind = self.watches.iter().map(|watch| watch.follow.resource.kind).find(|watched| *watched == kind);
+        if let Some(kind) = kind {
+            self.put(kind, object);
+        }
+    }
+
     /// Changes an object by a JSON merge patch, as a user or a Pod does.
     pub(super) fn patch(&mut self, kind: &'static str, namespace: &str, name: &str, patch: &Value) {
         let mut object = self.object(kind, namespace, name).unwrap_or_else(|| panic!("{kind} {namespace}/{name}")).clone();
@@ -208,7 +224,7 @@ impl Cluster {
 
     pub(super) fn observe(&self, cache: &ClusterCache, key: &str) -> Observed {
         let capabilities = Capabilities::TAILSCALE;
-        let tailnet = TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities };
+        let tailnet = TailnetState::Ready { server_url: self.server.clone(), capabilities };
         let plane = ControlPlaneView {
             tailnet,
             denied: BTreeMap::new(),

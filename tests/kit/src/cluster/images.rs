@@ -42,15 +42,15 @@ pub fn common(servers: &Path) -> [PathBuf; 2] {
     [archive("tools", tools), archive("coredns", coredns)]
 }
 
-/// The image of a stripped tailyard binary that trusts the CA of the tailnet's control server.
-pub fn tailyard(servers: &Path, binary: &Path) -> PathBuf {
+/// The image of a stripped tailyard binary that trusts the CA of the tailnet's control server, under this name.
+pub fn tailyard(servers: &Path, name: &str, binary: &Path) -> PathBuf {
     let stripped = made_once("stripped", &(binary, stamp(binary)), |dir| {
         let status =
             Command::new("strip").arg("-o").arg(dir.join("tailyard")).arg(binary).status().expect("strip, which is beside the linker");
         assert!(status.success(), "strip {}", binary.display());
     });
     let mut command = program();
-    command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers)]);
+    command.args(["tailyard", "--plain-layers", "--name", name, "--servers", &text(servers)]);
     command.args(["--binary", &text(&stripped.join("tailyard"))]);
     archive("tailyard", trusting(command))
 }

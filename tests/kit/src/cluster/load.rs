@@ -63,9 +63,11 @@ impl<'a> Load<'a> {
 }
 
 impl LoadReport {
-    /// Parses output; an incomplete last line is ignored.
+    /// Parses the output of the last run in a log; an incomplete last line is ignored.
     pub fn read(output: &str) -> Self {
-        Self { lines: output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect() }
+        let mut lines: Vec<Value> = output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let last = lines.iter().rposition(|line: &Value| line["event"] == "start").unwrap_or_default();
+        Self { lines: lines.split_off(last) }
     }
 
     /// Attempts answered so far, in steps of a second.
@@ -204,5 +206,17 @@ impl fmt::Display for LoadReport {
             write!(f, "\n  {line}")?;
         }
         write!(f, ", begun {:?}, held {}", self.begun(), summary["flows"])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_is_of_the_last_run_in_a_log() {
+        let run = |answered: u32| format!("{{\"event\":\"start\",\"unix\":1.5}}\n{{\"event\":\"second\",\"answered\":{answered}}}\n");
+        let log = [&*run(7), "not JSON\n", &run(3), "{\"event\":"].concat();
+        assert_eq!(LoadReport::read(&log).answered_so_far(), 3);
     }
 }

@@ -9,7 +9,7 @@ use super::table::{Table, Tier};
 #[allow(clippy::struct_excessive_bools, reason = "independent flags of a command line")]
 #[command(name = "tiers")]
 pub(super) struct Options {
-    /// Tiers to run (default: all)
+    /// Tiers to run (default: all but `upgrade`)
     tiers: Vec<String>,
     /// Tiers to run, separated by commas
     #[arg(long = "tier", value_delimiter = ',')]
@@ -55,7 +55,8 @@ impl Options {
             let tier_names: Vec<&str> = table.tiers.iter().map(|tier| tier.name).collect();
             return Err(format!("unknown tier {unknown}; tiers: {}", tier_names.join(" ")));
         }
-        let chosen = |tier: &&Tier| (names.is_empty() || names.iter().any(|name| *name == tier.name)) && (!self.check || tier.check);
+        let is_named = |tier: &Tier| if names.is_empty() { !tier.by_hand } else { names.iter().any(|name| *name == tier.name) };
+        let chosen = |tier: &&Tier| is_named(tier) && (!self.check || tier.check);
         match table.tiers.iter().filter(chosen).collect::<Vec<_>>() {
             none if none.is_empty() => Err("no tier is selected".to_owned()),
             tiers => Ok(tiers),
@@ -76,9 +77,15 @@ mod tests {
     #[test]
     fn selection_is_in_table_order_and_rejects_unknown_names() {
         assert_eq!(selected(&["dns", "--tier", "kernel,lib"]), Ok(vec!["lib", "dns", "kernel"]));
-        assert_eq!(selected(&[]).map(|tiers| tiers.len()), Ok(TAILYARD.tiers.len()));
         assert!(selected(&["nothing"]).is_err_and(|message| message.contains("unknown tier nothing")));
         assert!(selected(&["cluster", "--check"]).is_err());
+    }
+
+    #[test]
+    fn tier_by_hand_runs_only_if_named() {
+        let all = selected(&[]).expect("tiers");
+        assert_eq!((all.len(), all.contains(&"upgrade")), (TAILYARD.tiers.len() - 1, false));
+        assert_eq!(selected(&["upgrade"]), Ok(vec!["upgrade"]));
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(super) fn build(table: &Table, tiers: &[&Tier]) -> Result<Vec<Built>, String
         distinct(programs.iter().map(|program| program.package)).into_iter().flat_map(|name| ["-p", name]).collect();
     // One `--lib` selects the libraries of all packages; cargo accepts no second one.
     let mut selection: Vec<&str> = distinct(programs.iter().map(|program| program.selection())).concat();
-    if tiers.len() == table.tiers.len() {
+    if Table::count_automatic(tiers.iter().copied()) == Table::count_automatic(table.tiers) {
         selection.clear();
     }
     let mut arguments = vec!["test", "--locked", "--no-run", "--message-format=json-render-diagnostics"];

@@ -100,7 +100,8 @@ impl Cluster {
                     verify_owner(self.vips.get(&desired.name), desired, &self.settings.cluster, *recorded)
                 {
                     let vip = self.vips.entry(desired.name.clone()).or_default();
-                    *vip = VipService { addrs: vec![format!("100.99.0.{number}"), format!("fd7a:115c:a1e0::{number}")], ..*service };
+                    let addrs = vec![format!("100.99.0.{number}"), format!("fd7a:115c:a1e0::{number}")];
+                    *vip = VipService { addrs: if vip.addrs.is_empty() { addrs } else { vip.addrs.clone() }, ..*service };
                 }
                 self.list_services();
             }
