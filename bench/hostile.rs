@@ -120,14 +120,14 @@ fn observe(sheet: &mut Sheet, beside: &str, (taken, gap): (Vec<f64>, Duration)) 
 async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Result<(Vec<f64>, Duration)> {
     let users = Users::watch(stage.users(), |number| format!("100.64.0.{}", number % 250));
     let mut news = watcher(stage.here::<Service>(), watcher::Config::default()).default_backoff().applied_objects().boxed();
-    let (made, mut taken) = (RefCell::new(BTreeMap::new()), Vec::new());
+    let (unanswered, mut taken) = (RefCell::new(BTreeMap::new()), Vec::new());
     let gap = || probed.iter().map(Health::longest_gap).max().unwrap_or_default();
     gap();
     let make = async {
         let mut due = interval(APART);
         for number in numbers.clone() {
             let due = due.tick().await.into_std();
-            made.borrow_mut().insert(format!("service-{number}"), due);
+            unanswered.borrow_mut().insert(format!("service-{number}"), due);
             users.make("other", number..number + 1).await?;
         }
         anyhow::Ok(())
@@ -136,7 +136,7 @@ async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Resu
         while taken.len() < numbers.len() {
             let child = timeout(PATIENCE, news.try_next()).await.context("no answer")??.context("the watch ended")?;
             let parent = child.labels().get("tailscale.com/parent-resource");
-            let answered = parent.and_then(|parent| made.borrow_mut().remove(parent));
+            let answered = parent.and_then(|parent| unanswered.borrow_mut().remove(parent));
             taken.extend(answered.map(|due: Instant| ms(due.elapsed())));
         }
         Ok(())
