@@ -109,18 +109,28 @@ async fn latency(stage: &Stage, services: usize, sheet: &mut Sheet) -> Result<()
     Ok(())
 }
 
+/// What another tenant has seen, in milliseconds.
+struct Tenant {
+    /// From the time when a Service was due until it had a child, and until its request was answered.
+    taken: Vec<f64>,
+    requests: Vec<f64>,
+    /// The longest time between two probes of a replica.
+    gap: Duration,
+}
+
 /// Adds the lines of a tenant's Services; returns the p99 of their times.
-fn observe(sheet: &mut Sheet, beside: &str, (taken, gap): (Vec<f64>, Duration)) -> f64 {
+fn observe(sheet: &mut Sheet, beside: &str, Tenant { taken, requests, gap }: Tenant) -> f64 {
     sheet.add(format!("longest time between two probes of a replica, {beside}"), "ms", vec![ms(gap)], None);
+    sheet.add(format!("a Service of another tenant: the request that makes it, {beside}"), "ms", requests, None);
     sheet.add(format!("a Service of another tenant: made until it has a child, {beside}"), "ms", taken, None);
     sheet.lines.last().map_or(f64::INFINITY, |line| line.p99)
 }
 
 /// Creates Services of another tenant, each when it is due; returns the time until each has a child, and the longest gap of probes.
-async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Result<(Vec<f64>, Duration)> {
+async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Result<Tenant> {
     let users = Users::watch(stage.users(), |number| format!("100.64.0.{}", number % 250));
     let mut news = watcher(stage.here::<Service>(), watcher::Config::default()).default_backoff().applied_objects().boxed();
-    let (unanswered, mut taken) = (RefCell::new(BTreeMap::new()), Vec::new());
+    let (unanswered, mut taken, mut requests) = (RefCell::new(BTreeMap::new()), Vec::new(), Vec::new());
     let gap = || probed.iter().map(Health::longest_gap).max().unwrap_or_default();
     gap();
     let make = async {
@@ -129,6 +139,7 @@ async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Resu
             let due = due.tick().await.into_std();
             unanswered.borrow_mut().insert(format!("service-{number}"), due);
             users.make("other", number..number + 1).await?;
+            requests.push(ms(Instant::now() - due));
         }
         anyhow::Ok(())
     };
@@ -142,7 +153,7 @@ async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Resu
         Ok(())
     };
     try_join(make, hear).await?;
-    Ok((taken, gap()))
+    Ok(Tenant { taken, requests, gap: gap() })
 }
 
 /// Changes a Secret at a rate, without end; `writes` counts.
