@@ -139,7 +139,7 @@ async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Resu
             let due = due.tick().await.into_std();
             unanswered.borrow_mut().insert(format!("service-{number}"), due);
             users.make("other", number..number + 1).await?;
-            requests.push(ms(Instant::now() - due));
+            requests.push(ms(due.elapsed()));
         }
         anyhow::Ok(())
     };
