@@ -13,6 +13,7 @@ mod apply;
 mod connect;
 mod first;
 mod footprint;
+mod hostile;
 mod kubeproxy;
 mod live;
 mod operators;
@@ -68,6 +69,7 @@ fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
         Benchmark::Orders => (Machine, orders::bench),
         Benchmark::Reconciler => (Machine, reconciler::bench),
         Benchmark::Surroundings => (Machine, surroundings::bench),
+        Benchmark::Hostile => (Machine, hostile::bench),
         Benchmark::First => (Machine, first::bench),
         Benchmark::Operators => (Machine, operators::bench),
         Benchmark::Rolling => (Machine, rolling::bench),

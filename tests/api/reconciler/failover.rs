@@ -1,89 +1,18 @@
 //! Failover: replicas whose health servers stop answering. There is no kubelet, so nothing but a test changes a Pod back.
 
-use std::process::Command;
-use std::sync::Arc;
 use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 
 use kit::apiserver::DEADLINE;
-use kit::reconciler::{Running, Stage, stage};
+use kit::reconciler::{Health, Running, Stage, stage};
 use kit::wait::{eventually_async, until_async};
-
-const PORT: u16 = 9002;
-
-/// Health server of a replica at an address of its own.
-struct Health {
-    answering: Arc<watch::Sender<bool>>,
-}
-
-impl Health {
-    async fn start(ip: &str) -> Self {
-        let added = Command::new("ip").args(["address", "add", &format!("{ip}/32"), "dev", "lo"]).status();
-        assert!(added.expect("the ip command").success());
-        let listener = TcpListener::bind((ip, PORT)).await.expect("a listener");
-        let answering = Arc::new(watch::Sender::new(true));
-        let shared = Arc::clone(&answering);
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, shared.subscribe()));
-            }
-        });
-        Self { answering }
-    }
-
-    /// Connections stay open and are accepted, as if all processes of the node had stopped.
-    fn hang(&self) {
-        self.answering.send_replace(false);
-    }
-
-    fn resume(&self) {
-        self.answering.send_replace(true);
-    }
-}
-
-/// Answers requests with an error status, which counts as an answer.
-async fn serve(mut stream: TcpStream, mut answering: watch::Receiver<bool>) {
-    let mut request = [0; 1024];
-    while let Ok(1..) = stream.read(&mut request).await {
-        let answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
-        if answering.wait_for(|is| *is).await.is_err() || stream.write_all(answer).await.is_err() {
-            return;
-        }
-    }
-}
 
 /// Creates the ready Pods of a group of two replicas on two nodes, with health servers.
 async fn replicas(stage: &Stage) -> [Health; 2] {
     stage.group("g", 2).await;
-    let mut servers = Vec::new();
-    for ordinal in 0..2 {
-        let (name, ip) = (format!("g-{ordinal}"), format!("10.1.1.{}", ordinal + 1));
-        servers.push(Health::start(&ip).await);
-        let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
-        let probe = json!({"httpGet": {"path": "/readyz", "port": PORT}});
-        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
-            "spec": {"serviceAccountName": "g", "nodeName": format!("n{ordinal}"),
-                "containers": [{"name": "tailscale", "image": "x", "readinessProbe": probe}]}});
-        stage.apply(stage.here::<Pod>(), &name, object).await;
-        let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
-        stage.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
-        restore(stage, &name).await;
-    }
-    servers.try_into().unwrap_or_else(|_| unreachable!("two"))
-}
-
-/// Sets the conditions of a Pod as its kubelet does.
-async fn restore(stage: &Stage, name: &str) {
-    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    let patch = Patch::Merge(json!({"status": {"conditions": [condition("ContainersReady"), condition("Ready")]}}));
-    stage.here::<Pod>().patch_status(name, &PatchParams::default(), &patch).await.expect("a status");
+    [stage.probed_pod("g", 0).await, stage.probed_pod("g", 1).await]
 }
 
 async fn condition(stage: &Stage, name: &str, kind: &str) -> PodCondition {
@@ -143,7 +72,7 @@ fn hung_replica_is_made_unready_by_one_reconciler_and_returns() {
             until_async("the gauge", DEADLINE, async || running.metric("tailyard_lost_replicas{proxygroup=\"g\"}") == 1).await;
         }
         eventually_async("the Lease is released", DEADLINE, async || holder(&stage).await, |holder| holder.as_deref() == Some("")).await;
-        restore(&stage, "g-0").await;
+        stage.make_ready("g-0").await;
         hung.resume();
         eventually_async("an Event", DEADLINE, events, |all| all.iter().any(|event| event.starts_with("ReplicaReachable replica g-0")))
             .await;
@@ -189,7 +118,7 @@ fn last_ready_replica_is_never_made_unready() {
         first.resume();
         probed(&running, "answered", 20).await;
         assert_eq!(condition(&stage, "g-1", "Ready").await.status, "True", "the other one answers, but is not ready");
-        restore(&stage, "g-0").await;
+        stage.make_ready("g-0").await;
         until_async("the second is unready", DEADLINE, async || is_lost(&stage, "g-1").await).await;
         assert_eq!(condition(&stage, "g-0", "Ready").await.status, "True");
     });
@@ -203,7 +132,7 @@ fn restored_replica_is_not_marked_again_at_once() {
         probed(&running, "answered", 8).await;
         first.hang();
         until_async("the replica is unready", DEADLINE, async || is_lost(&stage, "g-0").await).await;
-        restore(&stage, "g-0").await;
+        stage.make_ready("g-0").await;
         probed(&running, "missed", 20).await;
         assert_eq!(condition(&stage, "g-0", "Ready").await.status, "True", "its kubelet lives");
         assert_eq!(running.metric("tailyard_failover_unready_total{proxygroup=\"g\"}"), 1);

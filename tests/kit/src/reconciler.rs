@@ -26,8 +26,11 @@ use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster, cluster_in};
 use crate::hosted::{CLIENT, DOMAIN, Hosted};
 use crate::wait::{eventually_async, until_async};
 
+mod health;
 mod objects;
 mod publisher;
+
+pub use health::Health;
 
 /// Where users' Services are.
 pub const USERS: &str = "default";

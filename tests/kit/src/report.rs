@@ -33,6 +33,7 @@ pub enum Benchmark {
     Orders,
     Reconciler,
     Surroundings,
+    Hostile,
     First,
     Operators,
     Rolling,
