@@ -70,8 +70,8 @@ impl Cluster {
             let metadata = &self.objects[&id]["metadata"];
             if metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
                 if metadata["deletionTimestamp"].is_null() {
-                    let deleted = self.time().to_string();
-                    self.patch(id.0, &id.1.clone(), &id.2.clone(), &json!({"metadata": {"deletionTimestamp": deleted}}));
+                    let moment = self.time().to_string();
+                    self.patch(id.0, &id.1.clone(), &id.2.clone(), &json!({"metadata": {"deletionTimestamp": moment}}));
                 }
                 continue;
             }
