@@ -10,6 +10,7 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::simulation::Simulation;
 
 mod assignment;
+mod attack;
 mod cluster;
 mod collisions;
 mod group_names;

@@ -171,4 +171,65 @@ mod tests {
         };
         assert_eq!((claimed("n7", None), claimed("n1", Some(&recorded))), (0, 1));
     }
+
+    /// The rate of claims is that of the workload: claims of one replica delay those of the others without end.
+    #[tokio::test(start_paused = true)]
+    async fn claims_of_one_replica_delay_no_other_replica() {
+        let controls = ControlPlanes::new(true);
+        let report = DeviceReport { name: None, addresses: DeviceAddresses::default() };
+        let key = WorkloadKey::of_group("eg");
+        let claim = async |replica: &str, id: &str| {
+            let device = ClaimedDevice { id: DeviceId::parse(id).expect("an ID"), expected: ExpectedDevice::default() };
+            let claim = DeviceClaim { device: &device, domain: None, report: &report, recorded: None };
+            controls.check_device(None, (replica, RequestLimit { key: &key, replicas: 2 }), &claim).await.expect_err("no control plane")
+        };
+        let mut checked = 0;
+        for pass in 0..1_200 {
+            // A pass claims in the order of ordinals; each write of the state Secret causes a pass.
+            claim("eg-0", &format!("nX{pass}")).await;
+            checked += usize::from(pass >= 200 && !matches!(claim("eg-1", "n1").await, Denied::TooOften { .. }));
+            tokio::time::advance(Duration::from_millis(500)).await;
+        }
+        assert!(checked > 0, "no claim of the other replica is sent within ten minutes");
+    }
+
+    /// The burst is that of the number of replicas when the rate was first used.
+    #[tokio::test(start_paused = true)]
+    async fn burst_of_claims_follows_the_number_of_replicas() {
+        let controls = ControlPlanes::new(true);
+        let report = DeviceReport { name: None, addresses: DeviceAddresses::default() };
+        let key = WorkloadKey::of_group("eg");
+        let claim = async |number: u32, replicas: u32| {
+            let device = ClaimedDevice { id: DeviceId::parse(&format!("n{number}")).expect("an ID"), expected: ExpectedDevice::default() };
+            let claim = DeviceClaim { device: &device, domain: None, report: &report, recorded: None };
+            let limit = RequestLimit { key: &key, replicas };
+            let denied = controls.check_device(None, (&format!("eg-{number}"), limit), &claim).await.expect_err("no control plane");
+            !matches!(denied, Denied::TooOften { .. })
+        };
+        assert!(claim(0, 1).await);
+        let mut sent = 0;
+        for number in 1..100 {
+            sent += u32::from(claim(number, 100).await);
+        }
+        assert_eq!(sent, 99);
+    }
+
+    /// A replica whose keys are denied reserves its host name again with each try: another replica of this name never gets a key.
+    #[tokio::test(start_paused = true)]
+    async fn denied_keys_of_one_replica_delay_no_other_replica_without_end() {
+        let controls = ControlPlanes::new(true);
+        let mut reserved = 0;
+        for second in 0..600 {
+            if second % 5 == 0 {
+                drop(controls.reserve_hostname(None, "in-1", "ts-evil-0"));
+                let key = WorkloadKey::of_object(crate::model::controller::key::PublishSource::Service, "t", "evil");
+                let denied = controls.mint_key(None, &[], "", (RequestLimit { key: &key, replicas: 1 }, false), None).await;
+                assert!(denied.is_err(), "no control plane");
+            } else if second % 2 == 0 {
+                reserved += usize::from(controls.reserve_hostname(None, "in-1", "in-1").is_ok());
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert!(reserved > 0, "the other replica requests no key within ten minutes");
+    }
 }

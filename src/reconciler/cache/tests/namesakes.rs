@@ -6,13 +6,13 @@ use super::*;
 use crate::api::names;
 
 /// Name of the objects in their namespaces.
-const NAME: &str = "site";
+pub(super) const NAME: &str = "site";
 /// The label that all objects request.
-const LABEL: &str = "shop";
+pub(super) const LABEL: &str = "shop";
 
 /// Kinds of objects that request a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Request {
+pub(super) enum Request {
     GroupIngress,
     GroupService,
     SecondGroupIngress,
@@ -21,11 +21,11 @@ enum Request {
     Egress,
 }
 
-const ALL: [Request; 6] =
+pub(super) const ALL: [Request; 6] =
     [Request::GroupIngress, Request::GroupService, Request::SecondGroupIngress, Request::Ingress, Request::Exposed, Request::Egress];
 
 impl Request {
-    fn group(self) -> Option<&'static str> {
+    pub(super) fn group(self) -> Option<&'static str> {
         match self {
             Self::GroupIngress | Self::GroupService => Some("in"),
             Self::SecondGroupIngress => Some("in2"),
@@ -33,11 +33,11 @@ impl Request {
         }
     }
 
-    fn kind(self) -> &'static str {
+    pub(super) fn kind(self) -> &'static str {
         if matches!(self, Self::GroupIngress | Self::SecondGroupIngress | Self::Ingress) { "Ingress" } else { "Service" }
     }
 
-    fn object(self, namespace: &str) -> Value {
+    pub(super) fn object(self, namespace: &str) -> Value {
         let mut annotations = json!({});
         if let Some(group) = self.group() {
             annotations[names::PROXY_GROUP] = json!(group);
@@ -62,13 +62,13 @@ impl Request {
     }
 
     /// Whether it is served, by its finalizer: one that is refused gets none.
-    fn is_served(self, cluster: &Cluster, namespace: &str) -> bool {
+    pub(super) fn is_served(self, cluster: &Cluster, namespace: &str) -> bool {
         let object = cluster.object(self.kind(), namespace, NAME).expect("an object");
         object["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty())
     }
 
     /// Whether the conflict is reported to it.
-    fn is_refused(self, cluster: &Cluster, namespace: &str) -> bool {
+    pub(super) fn is_refused(self, cluster: &Cluster, namespace: &str) -> bool {
         match self.kind() {
             "Ingress" => cluster.events.iter().any(|event| event.starts_with(&format!("Ingress {namespace}/{NAME} NameConflict"))),
             _ => cluster.conditions(namespace, NAME).iter().any(|one| one.contains("has the name")),
@@ -76,7 +76,7 @@ impl Request {
     }
 }
 
-fn cluster() -> Cluster {
+pub(super) fn cluster() -> Cluster {
     let mut cluster = Cluster::new();
     for group in ["in", "in2"] {
         cluster.put("ProxyGroup", json!({"metadata": {"name": group}, "spec": {"type": "ingress", "replicas": 1}}));
@@ -145,7 +145,7 @@ fn proxy_that_exists_stays_beside_an_older_object() {
 }
 
 /// Group and object that the configs record for the label.
-fn records(cluster: &Cluster) -> Vec<(&'static str, String)> {
+pub(super) fn records(cluster: &Cluster) -> Vec<(&'static str, String)> {
     let record = |group: &'static str| {
         let config = cluster.object("ConfigMap", NS, &names::ingress_config(group))?;
         let origins = crate::model::controller::workload::objects::ingress::IngressConfigMap::origins(config);

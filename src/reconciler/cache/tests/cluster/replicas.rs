@@ -15,7 +15,7 @@ fn secret(object: &Value) -> Secret {
 
 impl Cluster {
     /// Creates and deletes Pods; replicas join the tailnet, apply their config and report it.
-    pub(super) fn live(&mut self) {
+    pub(in super::super) fn live(&mut self) {
         let sets: Vec<_> = self.objects.iter().filter(|((kind, ..), _)| *kind == "StatefulSet").map(|(_, set)| set.clone()).collect();
         let mut wanted = BTreeSet::new();
         for set in &sets {

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Cluster {
-    pub(super) fn act(&mut self, key: &str, plan: &GroupPlan) {
+    pub(in super::super) fn act(&mut self, key: &str, plan: &GroupPlan) {
         self.cache.record_refusals(&key.into(), plan.refused.clone());
         let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
         self.events
@@ -65,6 +65,15 @@ impl Cluster {
             }
             if !is_of(key, &self.owners[&id]) {
                 self.takeovers.push(format!("{key} deletes {object} of {}", self.owners[&id]));
+            }
+            // A finalizer of another writer holds an object that is being deleted.
+            let metadata = &self.objects[&id]["metadata"];
+            if metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
+                if metadata["deletionTimestamp"].is_null() {
+                    let moment = self.time().to_string();
+                    self.patch(id.0, &id.1.clone(), &id.2.clone(), &json!({"metadata": {"deletionTimestamp": moment}}));
+                }
+                continue;
             }
             self.writes.push(format!("{key} deletes {object}"));
             self.remove(&id);
