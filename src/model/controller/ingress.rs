@@ -144,14 +144,18 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
                     // The end of the other object's record enqueues nothing of this one.
                     work.again(POLL_INTERVAL);
                 }
-                // The last valid config stays.
-                plan.unchanged.extend(claim.recorded.iter().cloned());
+                // The last valid config stays, but for a name that an older object of another group has as well.
+                let is_lost = |recorded: &String| refused.reason == reason::NAME_CONFLICT && *recorded == name;
+                plan.unchanged.extend(claim.recorded.iter().filter(|recorded| !is_lost(recorded)).cloned());
                 plan.refused.insert(claim.claimant.clone(), refused);
             }
         }
     }
-    let staying = plan.claims.iter().filter(|claim| !claim.asks && work.observed.publish.staying.contains(&claim.claimant));
-    plan.unchanged.extend(staying.flat_map(|claim| claim.recorded.iter().cloned()));
+    let awaited = plan.awaited(work);
+    if !awaited.is_empty() {
+        work.again(HANDOVER_POLL);
+    }
+    plan.unchanged.extend(awaited);
     plan.keep_served_names();
     plan.unchanged.retain(|name| !plan.items.contains_key(name));
     let planned = |name: &String| plan.items.contains_key(name) || plan.unchanged.contains(name);
@@ -233,7 +237,7 @@ impl<'a> IngressPlan<'a> {
         claim.fault().map_or(Ok(()), Err)?;
         let name = service_name(&claim.label);
         match self.items.get(&name) {
-            Some(item) => return Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&item.claimant, &claim.label))),
+            Some(item) => return Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&item.claimant).into(), &claim.label))),
             None => contest(work.observed, claim)?,
         }
         let wish = read(work.observed, claim, suffix, None)?;
@@ -262,7 +266,7 @@ impl<'a> IngressPlan<'a> {
         let served = self.unchanged.iter().filter_map(|name| Some((name.clone(), former(name)?))).collect::<Vec<_>>();
         for (name, former) in served {
             if let Some(item) = self.items.get(&name).filter(|item| item.claimant != former) {
-                let rejection = Rejection::new(reason::NAME_CONFLICT, name_conflict(&former, &item.wish.label));
+                let rejection = Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&former).into(), &item.wish.label));
                 self.refused.insert(item.claimant.clone(), rejection);
                 self.items.remove(&name);
             }

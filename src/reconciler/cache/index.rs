@@ -11,6 +11,7 @@ use super::indices::{WorkloadObjects, count, put};
 use super::publishers::PublishRequest;
 use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
+use crate::api::vip::PREFIX;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::kinds::concerns;
@@ -100,7 +101,12 @@ impl ClusterCache {
             put(&mut self.indices.standalone_names, label, claimant, came);
         }
         match object {
-            CachedObject::Config(_, config) => self.indices.devices.follow(&id.1, &config.entry(), came),
+            CachedObject::Config(_, config) => {
+                self.indices.devices.follow(&id.1, &config.entry(), came);
+                for (key, name) in owners(role, id, object).iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
+                    self.index_holder(&name, (key.clone(), key), came);
+                }
+            }
             CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
                 WatchRole::Owned(Kind::ConfigMap) => {
@@ -189,9 +195,18 @@ impl ClusterCache {
         }
         for (name, origin) in IngressConfigMap::origins(config) {
             let Some(claimant) = publishers::of(&origin) else { continue };
-            put(&mut self.indices.holders, name, (WorkloadKey::of_group(group), claimant.clone()), came);
+            let label = name.strip_prefix(PREFIX).unwrap_or(&name);
+            self.index_holder(label, (WorkloadKey::of_group(group), (&claimant).into()), came);
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
             self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
+        }
+    }
+
+    fn index_holder(&mut self, label: &str, holder: (WorkloadKey, WorkloadKey), came: bool) {
+        let holders = self.indices.holders.entry(label.to_owned()).or_default();
+        count(holders, &holder, came);
+        if holders.is_empty() {
+            self.indices.holders.remove(label);
         }
     }
 

@@ -50,8 +50,9 @@ pub(super) struct Indices {
     pub(super) certificate_secrets: BTreeMap<String, (Arc<Value>, CertificateRecord)>,
     /// Names in the tailnet that a group's config has.
     pub(super) recorded_names: BTreeMap<WorkloadKey, BTreeSet<String>>,
-    /// Objects that the configs of groups name for a name, each with its group.
-    pub(super) holders: BTreeMap<String, BTreeSet<(WorkloadKey, Publisher)>>,
+    /// Who has a label: objects by the configs of their groups, and workloads by the host names in config Secrets, each with the workload
+    /// and the number of these objects.
+    pub(super) holders: BTreeMap<String, BTreeMap<(WorkloadKey, WorkloadKey), usize>>,
     /// Ingresses that ordered certificates, by UID of the Secret.
     pub(super) certificates: OrdMap<String, Publisher>,
     /// Devices and joining host names of all config Secrets.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{CachedObject, ClusterCache};
-use crate::api::proxygroup::ProxyGroupType;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::age::age;
@@ -34,15 +34,32 @@ impl ClusterCache {
             return BTreeMap::new();
         }
         let all = labels.into_iter().map(|label| {
-            let proxies = self.indices.standalone_names.get(label).into_iter().flatten().map(|claimant| (claimant.into(), claimant));
-            let requests = self.indices.wanted.get(label).into_iter().flatten();
-            let requests = requests.filter_map(|claimant| Some((self.key_of(claimant).filter(|key| !key.is_standalone())?, claimant)));
-            let holders = self.indices.holders.get(&service_name(label)).into_iter().flatten();
-            let all: BTreeSet<_> = proxies.chain(requests).chain(holders.map(|(key, claimant)| (key.clone(), claimant))).collect();
-            let others = all.into_iter().filter(|(key, _)| key != of && self.is_in(key, tailnet));
-            (label.clone(), others.filter_map(|(key, claimant)| self.namesake(&key, claimant, label)).collect::<Vec<_>>())
+            let of_label = |(workload, subject): (WorkloadKey, WorkloadKey)| self.namesake(of, (workload, subject), label);
+            let others = self.named(label).into_iter().filter(|(workload, _)| workload != of && self.is_in(workload, tailnet));
+            (label.clone(), others.filter_map(of_label).collect::<Vec<_>>())
         });
         all.filter(|(_, namesakes)| !namesakes.is_empty()).collect()
+    }
+
+    /// Who requests a label or has it: workloads, each with the object or group.
+    fn named(&self, label: &str) -> BTreeSet<(WorkloadKey, WorkloadKey)> {
+        let proxies = self.indices.standalone_names.get(label).into_iter().flatten().map(|claimant| (claimant.into(), claimant.into()));
+        let requests = self.indices.wanted.get(label).into_iter().flatten();
+        let requests = requests.filter_map(|claimant| {
+            let workload = self.key_of(claimant).filter(|workload| !workload.is_standalone())?;
+            Some((workload, claimant.into()))
+        });
+        let holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys).cloned();
+        let replicas = self.groups_of_host_name(label).map(|group| (group.clone(), group));
+        proxies.chain(requests).chain(holders).chain(replicas).collect()
+    }
+
+    /// Groups of whose replicas one has this host name, or gets it when the group is scaled.
+    fn groups_of_host_name(&self, label: &str) -> impl Iterator<Item = WorkloadKey> {
+        let numbered = label.rsplit_once('-').filter(|(_, number)| number.parse::<u16>().is_ok_and(|parsed| parsed.to_string() == *number));
+        let prefix = numbered.map(|(prefix, _)| prefix.to_owned());
+        let groups = prefix.into_iter().flat_map(|prefix| self.groups().filter(move |(_, group)| hostname_prefix(group) == prefix));
+        groups.map(|(name, _)| WorkloadKey::of_group(name))
     }
 
     /// Whether a workload is in this tailnet; the default one has no name.
@@ -53,21 +70,37 @@ impl ClusterCache {
         }
     }
 
-    fn namesake(&self, key: &WorkloadKey, claimant: &Publisher, label: &str) -> Option<Namesake> {
-        let (created, uid) = age(self.live(claimant)?);
-        let holds = if key.is_standalone() { self.has_proxy_of_name(key, label) } else { self.is_recorded(key, claimant, label) };
-        let requests = || !self.is_refused(key, claimant) && key.group().is_none_or(|name| self.publishes(name));
-        (holds || requests()).then(|| Namesake { claimant: claimant.clone(), age: (created, uid.to_owned()), holds })
+    fn namesake(&self, of: &WorkloadKey, (workload, subject): (WorkloadKey, WorkloadKey), label: &str) -> Option<Namesake> {
+        let claimant = subject.publisher();
+        let metadata = match (&claimant, subject.group()) {
+            (Some(claimant), _) => self.claimant(claimant).and_then(|(_, object)| object.user_metadata()),
+            (None, Some(group)) => self.groups().find(|(name, _)| *name == group).map(|(_, group)| &group.metadata),
+            (None, None) => None,
+        };
+        let is_live = metadata.is_some_and(|metadata| metadata.deletion_timestamp.is_none());
+        let has_record = self.indices.holders.get(label).is_some_and(|holders| holders.contains_key(&(workload.clone(), subject.clone())));
+        let holds = match &claimant {
+            None => true,
+            Some(_) if workload.is_standalone() => has_record,
+            // Another group may take over the Tailscale Service of a deleted object.
+            Some(_) => (is_live || of.is_standalone()) && (has_record || self.is_recorded(&workload, label)),
+        };
+        let requests = || {
+            let is_refused = claimant.as_ref().is_some_and(|claimant| self.is_refused(&workload, claimant));
+            is_live && !is_refused && workload.group().is_none_or(|name| self.publishes(name))
+        };
+        let age = metadata.map_or((i64::MIN, String::new()), |metadata| {
+            let (created, uid) = age(metadata);
+            (created, uid.to_owned())
+        });
+        (holds || requests()).then_some(Namesake { workload, subject, age, holds })
     }
 
-    /// Whether a group's config has a name for an object. The Tailscale operator's does not say for which.
-    fn is_recorded(&self, key: &WorkloadKey, claimant: &Publisher, label: &str) -> bool {
-        let name = service_name(label);
-        let mut holders = self.indices.holders.get(&name).into_iter().flatten().filter(|(group, _)| group == key).peekable();
-        match holders.peek() {
-            Some(_) => holders.any(|(_, holder)| holder == claimant),
-            None => self.indices.recorded_names.get(key).is_some_and(|names| names.contains(&name)),
-        }
+    /// Whether a group's config has a name without the object: that of the Tailscale operator does not say for which.
+    fn is_recorded(&self, workload: &WorkloadKey, label: &str) -> bool {
+        let mut holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys);
+        let names = self.indices.recorded_names.get(workload);
+        names.is_some_and(|names| names.contains(&service_name(label))) && !holders.any(|(other, _)| other == workload)
     }
 
     /// Whether a group publishes the objects that are assigned to it.
@@ -89,14 +122,10 @@ impl ClusterCache {
             self.refusals.insert(key.clone(), refused);
         }
     }
+}
 
-    /// Whether an object has a proxy whose device has this name, or has not joined yet.
-    fn has_proxy_of_name(&self, key: &WorkloadKey, label: &str) -> bool {
-        if !self.has_proxy(key) {
-            return false;
-        }
-        let (replicas, _) = self.with_waiting(key, &self.workload(key));
-        let record = replicas.get(&0).and_then(|replica| replica.device()?.name.as_ref());
-        record.is_none_or(|name| name.host() == label)
-    }
+/// Prefix of the host names of a group's replicas.
+fn hostname_prefix(group: &ProxyGroup) -> &str {
+    let prefix = group.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty());
+    prefix.or(group.metadata.name.as_deref()).unwrap_or_default()
 }

@@ -130,26 +130,20 @@ impl ClusterCache {
             backed,
             rivals,
             namesakes,
-            staying: self.staying(key),
+            elsewhere: self.elsewhere(key),
             listed: None,
             approved: BTreeMap::new(),
         }
     }
 
-    /// Objects of a workload that stay in the group whose config has them, as the one that they name publishes nothing.
-    fn staying(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
+    /// Objects of a workload that the config of another group has.
+    fn elsewhere(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
         let Some(members) = self.indices.workloads.get(key) else { return BTreeSet::new() };
         let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
-        let ingresses = members.ingresses.iter().map(|(id, ingress)| (self.assignment.ingress(ingress), PublishSource::Ingress, id));
-        let services = members.services.iter().map(|(id, service)| (self.assignment.published(service), PublishSource::Service, id));
-        let named = ingresses.chain(services).filter_map(|(assignment, source, id)| Some((assignment.group()?, publisher(source, id))));
-        let stays = |(group, claimant): &(&str, Publisher)| {
-            let mut recorded = self.indices.recorded.get(claimant).into_iter().flatten();
-            self.live(claimant).is_some()
-                && !self.publishes(group)
-                && recorded.any(|of| of.group().is_some_and(|other| other != *group && self.publishes(other)))
-        };
-        named.filter(stays).map(|(_, claimant)| claimant).collect()
+        let ingresses = members.ingresses.keys().map(|id| publisher(PublishSource::Ingress, id));
+        let services = members.services.iter().filter(|(_, service)| self.assignment.published(service).group().is_some());
+        let all = ingresses.chain(services.map(|(id, _)| publisher(PublishSource::Service, id)));
+        all.filter(|claimant| self.indices.recorded.get(claimant).is_some_and(|groups| groups.iter().any(|group| group != key))).collect()
     }
 
     /// The proxy that an object of a group has or gets.

@@ -32,7 +32,6 @@ impl IngressPlan<'_> {
         let before: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
         let stays = |name: &&String| before.contains(name.as_str());
         let unchanged = self.unchanged.iter().filter(stays);
-        let staying = self.leaving.iter().filter(|name| stays(name) && self.awaits_successor(work, name));
         let items = self.items.iter().filter(|(name, item)| match &item.standing {
             ServiceState::Unknown => before.contains(name.as_str()),
             ServiceState::Owned(addresses) => self.ready(work, shape, replica, (name, item), addresses),
@@ -42,7 +41,7 @@ impl IngressPlan<'_> {
             | ServiceState::Unsupported
             | ServiceState::Device => false,
         });
-        unchanged.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
+        unchanged.chain(items.map(|(name, _)| name)).cloned().collect()
     }
 
     /// Whether a replica may advertise a name whose Tailscale Service exists.

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::condition::reason;
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, reason};
 use crate::api::names;
 use crate::api::routes::Origin;
+use crate::model::base::conditions;
 use crate::model::controller::ingress::spec::{PublishSpec, SpecContext, service_name};
 use crate::model::controller::ingress::{Rejection, spec};
-use crate::model::controller::key::Publisher;
+use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::age::{Age, age};
 use crate::model::controller::policy::assignment::GroupAssignment;
 use crate::model::controller::policy::requests::{Parent, ingress_label, service_label};
@@ -44,6 +45,15 @@ impl IngressClaim<'_> {
     /// Whether it has the name that it requests.
     fn holds(&self) -> bool {
         self.recorded.contains(&service_name(&self.label))
+    }
+
+    /// Whether its status shows that it is served.
+    fn is_shown(&self) -> bool {
+        let status = match self.object {
+            Parent::Ingress(ingress) => ingress.status.as_ref().and_then(|status| Some(status.load_balancer.as_ref()?.ingress.is_some())),
+            Parent::Service(service) => Some(conditions::is_true(service, INGRESS_SVC_CONFIGURED)),
+        };
+        status == Some(true)
     }
 
     /// Order of decisions: who has the requested name, then the oldest object.
@@ -108,20 +118,40 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     for service in observed.services.values() {
         add(Parent::Service(service), rules.published(service), service_label(service));
     }
+    assign_unrecorded(&mut claims, before);
     claims
+}
+
+/// Assigns each name whose object the config does not say to one claim: that of an object whose status has an address, else the oldest.
+fn assign_unrecorded(claims: &mut [IngressClaim<'_>], before: &IngressConfigMap) {
+    let mut owners: BTreeMap<String, (bool, (i64, String), Publisher)> = BTreeMap::new();
+    let unrecorded = |claim: &IngressClaim<'_>| service_name(&claim.label);
+    for claim in claims.iter().filter(|claim| claim.holds() && !before.origins.contains_key(&unrecorded(claim))) {
+        let (created, uid) = claim.age();
+        let rank = (!claim.is_shown(), (created, uid.to_owned()), claim.claimant.clone());
+        let first = owners.entry(unrecorded(claim)).or_insert_with(|| rank.clone());
+        *first = rank.min(first.clone());
+    }
+    for claim in claims {
+        let name = service_name(&claim.label);
+        if owners.get(&name).is_some_and(|(.., owner)| *owner != claim.claimant) {
+            claim.recorded.retain(|recorded| *recorded != name);
+        }
+    }
 }
 
 /// Rejects a name that an object of another workload has, or requested earlier.
 pub(crate) fn contest(observed: &Observed, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
     let others = observed.publish.namesakes.get(&claim.label);
-    match name_winner((&claim.claimant, claim.age(), claim.holds()), others) {
+    let subject = WorkloadKey::from(&claim.claimant);
+    match name_winner(&observed.key, (&subject, claim.age(), claim.holds()), others) {
         Some(winner) => Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(winner, &claim.label))),
         None => Ok(()),
     }
 }
 
 /// Message to an object whose name another one has.
-pub(crate) fn name_conflict(first: &Publisher, label: &str) -> String {
+pub(crate) fn name_conflict(first: &WorkloadKey, label: &str) -> String {
     format!("{first} has the name {label} already: give this one another name in the tailnet, or remove one of them.")
 }
 

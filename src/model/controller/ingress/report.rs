@@ -40,7 +40,9 @@ impl IngressPlan<'_> {
                 Some(item) => Self::published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
                     // The proxy of an Ingress exists before its name.
-                    let remaining = work.observed.key.is_standalone() || claim.recorded.iter().any(|name| !gone.contains(name));
+                    let remaining = work.observed.key.is_standalone()
+                        || claim.recorded.iter().any(|name| !gone.contains(name))
+                        || work.observed.publish.elsewhere.contains(&claim.claimant);
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
                         account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);

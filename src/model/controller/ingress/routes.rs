@@ -87,8 +87,7 @@ impl IngressPlan<'_> {
     pub(crate) fn routes(&self, work: &Pass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
         let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
-        let leaving = self.leaving.iter().filter(|name| self.awaits_successor(work, name));
-        let staying = self.unchanged.iter().chain(unknown).chain(leaving).flat_map(|name| self.recorded_routes(name));
+        let staying = self.unchanged.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
         let staying = staying.filter(|route| advertised.contains(route.as_str()));
         let items = self.items.iter().filter_map(|(name, item)| match &item.standing {
             ServiceState::ByRoute(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),

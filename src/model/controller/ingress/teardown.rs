@@ -13,7 +13,6 @@ use serde_json::Value;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
-use crate::model::controller::ingress::HANDOVER_POLL;
 use crate::model::controller::ingress::claims::{IngressClaim, claims};
 use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::{IngressPlan, Rejection, lacks_services, recorded, subject};
@@ -58,7 +57,6 @@ impl IngressPlan<'_> {
         for name in &self.leaving {
             let withdrawal = self.withdrawal(work, &advertised, name);
             match withdrawal {
-                _ if self.awaits_successor(work, name) => work.again(HANDOVER_POLL),
                 Withdrawal::Configured => work.again(TIMEOUT),
                 Withdrawal::Claimed(since) if since < CLAIM_DEADLINE => work.again(TIMEOUT.min(CLAIM_DEADLINE.saturating_sub(since))),
                 Withdrawal::Claimed(_) | Withdrawal::Done => {
@@ -75,21 +73,12 @@ impl IngressPlan<'_> {
         gone
     }
 
-    /// Whether a name stays served until another workload serves it: that of its object, which moves, or for a time that of any object,
-    /// as its own one is deleted.
-    pub(crate) fn awaits_successor(&self, work: &Pass<'_>, name: &String) -> bool {
-        let deleted = |claim: &IngressClaim<'_>| claim.object.metadata().deletion_timestamp.as_ref().map(|deleted| deleted.0);
-        let is_awaited = |rival: &NameConflict| {
-            let mut former = self.claims.iter().filter(|claim| claim.recorded.contains(name));
-            former.any(|claim| match deleted(claim) {
-                Some(deleted) => elapsed(deleted, work.observed.now) < SUCCESSOR_DEADLINE,
-                None => claim.claimant == rival.claimant,
-            })
-        };
-        // Without Tailscale Services each group serves it at its own address.
-        let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
-        let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
-        rivals.iter().any(is_awaited) && rivals.iter().all(waits)
+    /// Names that stay served until another workload serves them: those of objects that move, and for a time those of deleted objects that
+    /// other objects request.
+    pub(crate) fn awaited(&self, work: &Pass<'_>) -> Vec<String> {
+        let leaving = self.claims.iter().filter(|claim| !claim.asks);
+        let names = leaving.flat_map(|claim| claim.recorded.iter().map(move |name| (claim, name)));
+        names.filter(|(claim, name)| awaits_successor(work, claim, name)).map(|(_, name)| name.clone()).collect()
     }
 
     fn withdrawal(&self, work: &Pass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {
@@ -120,6 +109,25 @@ impl IngressPlan<'_> {
         let (old, new): (Vec<_>, Vec<_>) = claimed.partition(|name| self.before.leaving.contains_key(*name));
         let since = |name: &String| self.before.leaving.get(name).copied().unwrap_or_else(|| work.observed.now.as_second());
         old.into_iter().chain(new).take(MAX_DEADLINES).map(|name| (name.clone(), since(name))).collect()
+    }
+}
+
+fn awaits_successor(work: &Pass<'_>, claim: &IngressClaim<'_>, name: &str) -> bool {
+    let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
+    // Without Tailscale Services each group serves it at its own address.
+    let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
+    match &claim.object.metadata().deletion_timestamp {
+        Some(deleted) => {
+            let is_recent = elapsed(deleted.0, work.observed.now) < SUCCESSOR_DEADLINE;
+            is_recent && !rivals.is_empty() && rivals.iter().all(waits)
+        }
+        None => {
+            let (rules, group) = (&work.observed.assignment, work.observed.key.group_name());
+            let is_assigned = claim.assignment.group().is_some_and(|assigned| assigned != group) || rules.has_own_proxy(claim.object);
+            // A workload that refuses it is no rival.
+            let mut own = rivals.iter().filter(|rival| rival.claimant == claim.claimant);
+            is_assigned && own.all(waits)
+        }
     }
 }
 
@@ -265,7 +273,7 @@ fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: boo
             if let Some(Rejection { reason, message }) = refused {
                 work.lasting(subject(&claim.claimant), reason, message.clone());
             }
-            let remains = !done || work.observed.publish.staying.contains(&claim.claimant);
+            let remains = !done || work.observed.publish.elsewhere.contains(&claim.claimant);
             crate::model::controller::ingress::report::unserved(work, &claim, refused, remains);
         }
     }

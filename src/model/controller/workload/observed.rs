@@ -115,8 +115,8 @@ pub struct PublishInputs {
     pub rivals: BTreeMap<String, Vec<NameConflict>>,
     /// Objects of other workloads of the tailnet that have a label, or request it and are not refused.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
-    /// Objects that stay in the group whose config has them: the one that they name does not exist, or publishes nothing.
-    pub staying: BTreeSet<Publisher>,
+    /// Objects that the config of another group has: it serves them until this workload does.
+    pub elsewhere: BTreeSet<Publisher>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.
@@ -166,25 +166,33 @@ pub struct Approved {
     pub routes: BTreeSet<String>,
 }
 
-/// An object that requests a name of the tailnet, or has it.
+/// An object or a group that has a name of the tailnet, or an object that requests it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namesake {
-    pub claimant: Publisher,
+    /// The workload by which it has the name, or would have it.
+    pub workload: WorkloadKey,
+    /// The object; for the name of a group's replica the group.
+    pub subject: WorkloadKey,
     /// Creation time in seconds, and UID.
     pub age: (i64, String),
-    /// Whether it has the name: in the config of its group, or as the name of its proxy's device.
+    /// Whether it has the name: in the config of its group, or as the host name of a replica.
     pub holds: bool,
 }
 
-/// The object to which another one leaves the name: one that has it, else an older one. Who has the name leaves it to none.
+/// The object or group to which a request leaves its name: one that has it, else an older request. Who has the name leaves it to none, but
+/// of two groups that have one name the younger object withdraws it.
 pub(crate) fn name_winner<'a>(
-    (claimant, age, holds): (&Publisher, Age<'_>, bool),
+    workload: &WorkloadKey,
+    (subject, age, holds): (&WorkloadKey, Age<'_>, bool),
     others: Option<&'a Vec<Namesake>>,
-) -> Option<&'a Publisher> {
+) -> Option<&'a WorkloadKey> {
+    let all = others.into_iter().flatten();
+    // During a move its other workload has the name.
+    let holds = holds || all.clone().any(|other| other.subject == *subject && other.holds);
+    let is_rival = |other: &&Namesake| !holds || (other.holds && !workload.is_standalone() && !other.workload.is_standalone());
     let rank = |other: &'a Namesake| (!other.holds, (other.age.0, &*other.age.1));
-    let others = others.into_iter().flatten().filter(|other| !holds && other.claimant != *claimant);
-    let first = others.min_by_key(|other| (rank(other), &other.claimant))?;
-    ((rank(first), &first.claimant) < ((true, age), claimant)).then_some(&first.claimant)
+    let first = all.filter(|other| other.subject != *subject).filter(is_rival).min_by_key(|other| (rank(other), &other.subject))?;
+    ((rank(first), &first.subject) < ((!holds, age), subject)).then_some(&first.subject)
 }
 
 /// A request of another group of the same tailnet for a name.

@@ -6,7 +6,7 @@
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::claims::name_conflict;
-use crate::model::controller::key::Publisher;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::Parent;
@@ -72,7 +72,9 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
 }
 
 /// The object that has the name which another one without a proxy requests, or requested it earlier.
-fn namesake<'a>(observed: &'a Observed, parent: Parent<'_>) -> Option<&'a Publisher> {
-    let holds = observed.of(Kind::StatefulSet).next().is_some();
-    name_winner((&parent.publisher(), age(parent.metadata()), holds), observed.publish.namesakes.get(&parent.label()))
+fn namesake<'a>(observed: &'a Observed, parent: Parent<'_>) -> Option<&'a WorkloadKey> {
+    let label = parent.label();
+    let mut configs = observed.replicas.values().filter_map(|replica| replica.config.as_ref());
+    let holds = configs.any(|config| config.names().any(|name| name == label));
+    name_winner(&observed.key, (&observed.key, age(parent.metadata()), holds), observed.publish.namesakes.get(&label))
 }

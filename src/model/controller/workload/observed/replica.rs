@@ -210,6 +210,13 @@ impl ReplicaConfig {
         self.document.as_ref()?.get("Hostname")?.as_str()
     }
 
+    /// Host names of its device: the requested one, and the recorded one, which the control plane may have numbered or not changed yet.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let recorded = self.device.as_ref().and_then(|record| Some(record.name.as_ref()?.host().to_ascii_lowercase()));
+        let requested = self.hostname().map(str::to_ascii_lowercase).filter(|requested| Some(requested) != recorded.as_ref());
+        requested.into_iter().chain(recorded.clone())
+    }
+
     /// Facts for [`crate::model::controller::workload::device_index`].
     pub fn entry(&self) -> DeviceEntry<'_> {
         let server = self.document.as_ref().and_then(|document| document.get("ServerURL")?.as_str());

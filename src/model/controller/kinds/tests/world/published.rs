@@ -235,7 +235,7 @@ impl World {
             recorded_certificates: self.recorded_certificates(),
             rivals,
             namesakes: self.namesakes(group),
-            staying: self.staying(group),
+            elsewhere: self.elsewhere(group),
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
@@ -316,19 +316,10 @@ impl World {
         self.claimants().into_iter().filter_map(rival).collect()
     }
 
-    /// Objects that stay in the group that has a record of them.
-    fn staying(&self, group: &WorkloadKey) -> BTreeSet<Publisher> {
-        let publishes = |name: &str| {
-            let group = self.groups.get(name).filter(|group| group.metadata.deletion_timestamp.is_none());
-            group.is_some_and(|group| group.spec.type_ == ProxyGroupType::Ingress)
-        };
-        let stays = |claimant: &Publisher| {
-            let asks = self.asks(claimant).filter(|(.., is_live)| *is_live);
-            let named = asks.and_then(|(of, ..)| of.group().map(str::to_owned)).filter(|named| !publishes(named));
-            let recorded = self.recorded(claimant);
-            named.is_some_and(|named| recorded.iter().any(|of| of.group().is_some_and(|other| other != named && publishes(other))))
-        };
-        self.claimants().into_iter().filter(|claimant| self.publishers(claimant).contains(group) && stays(claimant)).collect()
+    /// Objects of a group that the config of another one has.
+    fn elsewhere(&self, group: &WorkloadKey) -> BTreeSet<Publisher> {
+        let is_recorded = |claimant: &Publisher| self.recorded(claimant).iter().any(|other| other != group);
+        self.claimants().into_iter().filter(|claimant| self.publishers(claimant).contains(group) && is_recorded(claimant)).collect()
     }
 
     /// Objects of other groups that have a label, or request it and are not refused.
@@ -356,7 +347,8 @@ impl World {
                 for label in wanted.collect::<BTreeSet<_>>().into_iter().filter(|_| metadata.deletion_timestamp.is_none()) {
                     let (created, uid) = age(metadata);
                     let holds = recorded_labels.contains(&label);
-                    all.entry(label).or_default().push(Namesake { claimant: claimant.clone(), age: (created, uid.to_owned()), holds });
+                    let (workload, subject, age) = (key.clone(), WorkloadKey::from(&claimant), (created, uid.to_owned()));
+                    all.entry(label).or_default().push(Namesake { workload, subject, age, holds });
                 }
             }
         }
