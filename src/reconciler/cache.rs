@@ -59,6 +59,8 @@ pub struct ClusterCache {
     refused_ports: BTreeMap<u16, Instant>,
     /// Objects that their workloads refused in the last pass, for another reason than their name in the tailnet.
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
+    /// Names that plans give to workloads, by tailnet and label, until a record has them.
+    reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -81,6 +83,7 @@ impl ClusterCache {
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
             refusals: BTreeMap::new(),
+            reserved: BTreeMap::new(),
             annotations: BTreeMap::new(),
         }
     }

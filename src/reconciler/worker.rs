@@ -32,6 +32,9 @@ const IN_THE_WAY: Duration = Duration::from_secs(31);
 /// Requeue delay after leadership has expired: by then it is renewed, or the next leader is known.
 const NOT_LEADING: Duration = Duration::from_secs(2);
 
+/// Requeue delay while another workload gets a name that a plan gives.
+const NAME_RESERVED: Duration = Duration::from_secs(1);
+
 impl Context {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.is_synced() {
@@ -154,7 +157,14 @@ impl Context {
         };
         observed.replacements = self.replacements().besides(key);
         let mut pass = self.pass(key, &observed);
-        self.stores.cache().record_refusals(key, std::mem::take(&mut pass.refused));
+        let is_reserved = {
+            let mut cache = self.stores.cache();
+            cache.record_refusals(key, std::mem::take(&mut pass.refused));
+            cache.reserve_names(key, &pass.new_names, Instant::now())
+        };
+        if !is_reserved {
+            return Ok(WorkOutcome::RequeueAfter(NAME_RESERVED));
+        }
         self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
         let again = pass.again;
         let faults = std::mem::take(&mut pass.faults);

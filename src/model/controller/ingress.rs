@@ -48,6 +48,11 @@ use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group
 /// Interval of checks whether the other side of a move serves.
 pub(crate) const HANDOVER_POLL: Duration = Duration::from_secs(5);
 
+/// Reason of the rejection of an object that finds no room in the config.
+pub(crate) const CONFIG_FULL: &str = "ConfigFull";
+/// Maximum repetitions for objects that find no room in the config.
+const MAX_AWARDS: usize = 4;
+
 /// Everything that a group advertises or has advertised.
 #[derive(Debug)]
 pub(crate) struct IngressPlan<'a> {
@@ -101,8 +106,29 @@ pub(crate) struct Rejection {
     message: String,
 }
 
-/// Computes the names to advertise and their state. Plans no writes yet.
+/// Computes the names to advertise and their state. Plans no writes yet. An object that finds no room leaves its name to the next one.
 pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPlan<'a>, PlanPart<'a>) {
+    let mut without_room = BTreeMap::new();
+    let mut planned = award(pass, shape, &without_room);
+    for _ in 0..MAX_AWARDS {
+        let plan = &planned.0;
+        let refused =
+            plan.refused.iter().filter(|(claimant, refused)| refused.reason == CONFIG_FULL && !without_room.contains_key(*claimant));
+        let refused: BTreeMap<_, _> = refused.map(|(claimant, refused)| (claimant.clone(), refused.clone())).collect();
+        let labels: BTreeSet<&str> =
+            plan.claims.iter().filter(|claim| refused.contains_key(&claim.claimant)).map(|claim| claim.label.as_str()).collect();
+        let is_next = |claim: &IngressClaim<'_>| claim.asks && labels.contains(&*claim.label) && !refused.contains_key(&claim.claimant);
+        if !plan.claims.iter().any(is_next) {
+            break;
+        }
+        without_room.extend(refused);
+        planned = award(pass, shape, &without_room);
+    }
+    planned
+}
+
+/// Gives each name to one object, except to those without room.
+fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap<Publisher, Rejection>) -> (IngressPlan<'a>, PlanPart<'a>) {
     let mut part = pass.part();
     let work = &mut part;
     let mut plan = IngressPlan::empty(pass, shape);
@@ -122,7 +148,8 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
     order.sort_by_key(|claim| claim.rank());
     for claim in order {
         let name = service_name(&claim.label);
-        let item = plan.admit(work, shape, claim, (&suffix, nodes, &limits)).and_then(|(wish, joins)| {
+        let room = without_room.get(&claim.claimant).map_or(Ok(()), |refused| Err(refused.clone()));
+        let item = room.and_then(|()| plan.admit(work, shape, claim, (&suffix, nodes, &limits))).and_then(|(wish, joins)| {
             // A new leader assumes the replicas' configs are right until the control plane responds.
             let standing = match &wish.target {
                 PublishTarget::Site(_) if nodes => ServiceState::Unsupported,

@@ -4,6 +4,9 @@
 //! request count, until its workload refuses it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{CachedObject, ClusterCache};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
@@ -12,6 +15,9 @@ use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::observed::Namesake;
+
+/// Time after which the result of a plan is in the cache.
+const RESERVATION: Duration = Duration::from_secs(10);
 
 impl ClusterCache {
     /// The label that an object with a proxy of its own requests.
@@ -101,6 +107,20 @@ impl ClusterCache {
         let mut holders = self.indices.holders.get(label).into_iter().flat_map(BTreeMap::keys);
         let names = self.indices.recorded_names.get(workload);
         names.is_some_and(|names| names.contains(&service_name(label))) && !holders.any(|(other, _)| other == workload)
+    }
+
+    /// Reserves the new names of a plan, as passes over two workloads run at the same time. Returns false if another workload's plan has one
+    /// of them: its result is seen by the next pass.
+    pub fn reserve_names(&mut self, key: &WorkloadKey, names: &BTreeSet<String>, now: Instant) -> bool {
+        let tailnet = key.group().and_then(|name| self.group(name)?.spec.tailnet.clone());
+        let is_current = |label: &String, workload: &WorkloadKey| workload != key || names.contains(label);
+        self.reserved.retain(|(_, label), (workload, since)| is_current(label, workload) && now.duration_since(*since) < RESERVATION);
+        let reserved: Vec<_> = names.iter().map(|label| (tailnet.clone(), label.clone())).collect();
+        if reserved.iter().any(|name| self.reserved.get(name).is_some_and(|(workload, _)| workload != key)) {
+            return false;
+        }
+        self.reserved.extend(reserved.into_iter().map(|name| (name, (key.clone(), now))));
+        true
     }
 
     /// Whether a group publishes the objects that are assigned to it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::condition::{INGRESS_SVC_CONFIGURED, reason};
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::base::conditions;
@@ -51,7 +51,9 @@ impl IngressClaim<'_> {
     fn is_shown(&self) -> bool {
         let status = match self.object {
             Parent::Ingress(ingress) => ingress.status.as_ref().and_then(|status| Some(status.load_balancer.as_ref()?.ingress.is_some())),
-            Parent::Service(service) => Some(conditions::is_true(service, INGRESS_SVC_CONFIGURED)),
+            Parent::Service(service) => {
+                Some([INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].into_iter().any(|kind| conditions::is_true(service, kind)))
+            }
         };
         status == Some(true)
     }

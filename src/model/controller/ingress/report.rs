@@ -54,6 +54,10 @@ impl IngressPlan<'_> {
             }
         }
         account.give(work);
+        if !work.observed.key.is_standalone() {
+            let new = self.items.iter().filter(|(name, _)| !self.recorded(name));
+            work.plan.new_names.extend(new.map(|(_, item)| item.wish.label.clone()));
+        }
         let refused = self.refused.iter().filter(|(_, refused)| refused.is_final());
         work.plan.refused.extend(refused.map(|(claimant, _)| claimant.clone()));
     }

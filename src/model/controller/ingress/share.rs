@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::routes::Site;
 use crate::model::controller::ingress::config::put;
 use crate::model::controller::ingress::spec::PublishTarget;
-use crate::model::controller::ingress::{IngressPlan, Rejection};
+use crate::model::controller::ingress::{CONFIG_FULL, IngressPlan, Rejection};
 use crate::model::controller::policy::budget::{NamespaceBudget, share_of};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::ROOM as CONFIG_ROOM;
@@ -60,7 +60,7 @@ pub(crate) fn share(plan: &mut IngressPlan<'_>, order: Vec<String>, packs: bool)
              another ProxyGroup, or fewer and shorter paths."
         );
         if let Some(item) = plan.items.remove(name) {
-            plan.refused.insert(item.claimant, Rejection::new("ConfigFull", message));
+            plan.refused.insert(item.claimant, Rejection::new(CONFIG_FULL, message));
         }
         if plan.recorded(name) {
             plan.unchanged.insert(name.clone());

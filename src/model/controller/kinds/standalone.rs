@@ -107,6 +107,7 @@ fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderCon
 fn refuse(plan: &mut PlanPart<'_>, reason: &str) {
     let claimant = plan.observed.key.publisher().filter(|_| reason != reason::NAME_CONFLICT);
     plan.plan.refused.extend(claimant);
+    plan.plan.new_names.clear();
 }
 
 fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {

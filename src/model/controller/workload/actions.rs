@@ -45,6 +45,8 @@ pub struct GroupPlan {
     pub faults: Vec<Notice>,
     /// Objects of the workload that request a name and are refused for another reason than that name or a group that is not ready.
     pub refused: BTreeSet<Publisher>,
+    /// Labels in the tailnet that the plan gives to objects of the workload and that no record has yet.
+    pub new_names: BTreeSet<String>,
     /// Requeue after this time; `None`: on the next change only.
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.

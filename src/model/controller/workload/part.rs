@@ -50,7 +50,8 @@ impl<'a> Pass<'a> {
 impl PlanPart<'_> {
     /// Appends another part. An object is deleted once.
     pub(crate) fn add(&mut self, part: PlanPart<'_>) {
-        let GroupPlan { apply, slices, delete, control, group, services, events, faults, refused, again, replaces, summary } = part.plan;
+        let GroupPlan { apply, slices, delete, control, group, services, events, faults, refused, new_names, again, replaces, summary } =
+            part.plan;
         let plan = &mut self.plan;
         plan.apply.extend(apply);
         plan.slices.extend(slices);
@@ -65,6 +66,7 @@ impl PlanPart<'_> {
         plan.events.extend(events);
         plan.faults.extend(faults);
         plan.refused.extend(refused);
+        plan.new_names.extend(new_names);
         plan.again = plan.again.into_iter().chain(again).min();
         plan.replaces |= replaces;
         plan.summary = summary.or(plan.summary.take());

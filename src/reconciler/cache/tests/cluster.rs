@@ -246,8 +246,15 @@ impl Cluster {
         let plan = plan_with_memo(&observed, self.memos.borrow_mut().entry(key.to_owned()).or_default());
         self.act(key, &plan);
         // An Event may be repeated while a fault lasts.
-        GroupPlan { again: None, events: Vec::new(), faults: Vec::new(), refused: BTreeSet::new(), summary: None, ..plan }
-            != GroupPlan::default()
+        GroupPlan {
+            again: None,
+            events: Vec::new(),
+            faults: Vec::new(),
+            refused: BTreeSet::new(),
+            new_names: BTreeSet::new(),
+            summary: None,
+            ..plan
+        } != GroupPlan::default()
     }
 
     /// `type: status reason: message` of each condition of a user's Service.

@@ -33,11 +33,13 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         let why = "Other workloads have all names that its proxy tries: create the object under another name.";
         return Admission::Refused(reason::PROXY_FAILED, why.into());
     }
-    if let Some(first) = namesake(observed, parent) {
+    let (holds, first) = namesake(observed, parent);
+    if let Some(first) = first {
         // The end of the other object's proxy enqueues nothing of this one.
         work.again(POLL_INTERVAL);
         return Admission::Refused(reason::NAME_CONFLICT, name_conflict(first, &parent.label()));
     }
+    work.plan.new_names.extend((!holds).then(|| parent.label()));
     let Some(spec) = work.spec.filter(|spec| !spec.tenants.is_empty()) else {
         return Admission::Granted;
     };
@@ -71,10 +73,10 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
     }
 }
 
-/// The object that has the name which another one without a proxy requests, or requested it earlier.
-fn namesake<'a>(observed: &'a Observed, parent: Parent<'_>) -> Option<&'a WorkloadKey> {
+/// Whether an object has the name that it requests, and who else has it or requested it earlier.
+fn namesake<'a>(observed: &'a Observed, parent: Parent<'_>) -> (bool, Option<&'a WorkloadKey>) {
     let label = parent.label();
     let mut configs = observed.replicas.values().filter_map(|replica| replica.config.as_ref());
     let holds = configs.any(|config| config.names().any(|name| name == label));
-    name_winner(&observed.key, (&observed.key, age(parent.metadata()), holds), observed.publish.namesakes.get(&label))
+    (holds, name_winner(&observed.key, (&observed.key, age(parent.metadata()), holds), observed.publish.namesakes.get(&label)))
 }

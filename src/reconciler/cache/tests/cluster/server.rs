@@ -5,6 +5,9 @@ use super::*;
 impl Cluster {
     pub(in super::super) fn act(&mut self, key: &str, plan: &GroupPlan) {
         self.cache.record_refusals(&key.into(), plan.refused.clone());
+        if !self.cache.reserve_names(&key.into(), &plan.new_names, Instant::now()) {
+            return;
+        }
         let lasting = self.schedule.due(&key.into(), plan.faults.clone(), self.time()).notices;
         self.events
             .extend(plan.events.iter().chain(&lasting).map(|event| format!("{} {}: {}", event.subject, event.reason, event.message)));
