@@ -133,7 +133,7 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     let work = &mut part;
     let mut plan = IngressPlan::empty(pass, shape);
     let Some(suffix) = suffix(work) else {
-        plan.wait(pass);
+        plan.wait(work);
         return (plan, part);
     };
     let wanted = plan.claims.iter().any(|claim| claim.asks);
@@ -277,9 +277,16 @@ impl<'a> IngressPlan<'a> {
         Ok((wish, joins))
     }
 
-    /// Leaves everything unchanged while the tailnet's domain is unknown.
-    fn wait(&mut self, work: &Pass<'_>) {
-        self.unchanged = recorded(work, &self.before);
+    /// Leaves requested names unchanged while the tailnet's domain is unknown: no replica has joined, or the group has none. Others are
+    /// withdrawn nevertheless.
+    fn wait(&mut self, work: &mut PlanPart<'a>) {
+        let awaited = self.awaited(work);
+        let former = self.claims.iter().filter(|claim| !claim.asks).flat_map(|claim| &claim.recorded);
+        self.leaving = former.filter(|name| !awaited.contains(name)).cloned().collect();
+        self.unchanged = recorded(work, &self.before).into_iter().filter(|name| !self.leaving.contains(name)).collect();
+        if !self.leaving.is_empty() {
+            self.listed = listed(work);
+        }
         let message = unconfirmed(work);
         for claim in self.claims.iter().filter(|claim| claim.asks) {
             let waits = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone());

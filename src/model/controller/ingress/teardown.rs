@@ -15,7 +15,7 @@ use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::ingress::claims::{IngressClaim, claims};
 use crate::model::controller::ingress::spec::service_name;
-use crate::model::controller::ingress::{IngressPlan, Rejection, lacks_services, recorded, subject};
+use crate::model::controller::ingress::{IngressPlan, Rejection, advertised_names, lacks_services, recorded, subject};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ControlAction;
 use crate::model::controller::workload::objects::certificate::domain_of;
@@ -74,11 +74,18 @@ impl IngressPlan<'_> {
     }
 
     /// Names that stay served until another workload serves them: those of objects that move, and for a time those of deleted objects that
-    /// other objects request.
+    /// other objects request, unless no replica's config names them any more.
     pub(crate) fn awaited(&self, work: &Pass<'_>) -> Vec<String> {
+        let advertised = advertised_names(work);
+        let is_advertised = |claim: &IngressClaim<'_>, name: &String| {
+            lacks_services(work) || claim.object.metadata().deletion_timestamp.is_none() || advertised.contains(name)
+        };
         let leaving = self.claims.iter().filter(|claim| !claim.asks);
         let names = leaving.flat_map(|claim| claim.recorded.iter().map(move |name| (claim, name)));
-        names.filter(|(claim, name)| awaits_successor(work, claim, name)).map(|(_, name)| name.clone()).collect()
+        names
+            .filter(|(claim, name)| is_advertised(claim, name) && awaits_successor(work, claim, name))
+            .map(|(_, name)| name.clone())
+            .collect()
     }
 
     fn withdrawal(&self, work: &Pass<'_>, advertised: &BTreeSet<String>, name: &str) -> Withdrawal {
