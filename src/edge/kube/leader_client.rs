@@ -110,16 +110,17 @@ impl LeaderClient {
         let preconditions = Preconditions { uid: delete.uid.clone(), resource_version: None };
         let parameters = DeleteParams::background().preconditions(preconditions);
         let api = self.api(object.kind.into(), &object.namespace);
-        let held = match self.write(call, api.delete(&object.name, &parameters)).await {
+        let remaining = match self.write(call, api.delete(&object.name, &parameters)).await {
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(()),
-            done => done?.left(),
+            done => done?.either(Some, |_status| None),
         };
         let is_written_by_pods = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
-        let Some(held) = held.filter(|held| is_written_by_pods && !held.metadata.finalizers.as_deref().unwrap_or_default().is_empty())
+        let Some(remaining) =
+            remaining.filter(|object| is_written_by_pods && !object.metadata.finalizers.as_deref().unwrap_or_default().is_empty())
         else {
             return Ok(());
         };
-        let patch = json!({"metadata": {"uid": held.metadata.uid, "finalizers": null}});
+        let patch = json!({"metadata": {"uid": remaining.metadata.uid, "finalizers": null}});
         match self.merge(object.kind.into(), &object.namespace, &object.name, ObjectPart::Object, &patch).await {
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done.map(drop),

@@ -50,8 +50,8 @@ impl IngressPlan<'_> {
         issued.keys().copied().chain(hosts).filter(permitted).map(str::to_owned).collect()
     }
 
-    /// Whether a Secret is deleted and created again, as no record says for whom it is, nor do its labels: those of a Secret that moves here
-    /// with its object do, but a Pod of the former workload may have changed them.
+    /// Whether a Secret is deleted and created again: the config does not record its name, and its labels name another object. Labels of a
+    /// Secret that moves here with its object name that, unless a Pod of the former workload changed them.
     fn is_replaced(&self, work: &Pass<'_>, dns: &str, claimant: &Publisher, existing: &Value) -> bool {
         let is_recorded = || self.recorded(&dns.split_once('.').map(|(label, _)| service_name(label)).unwrap_or_default());
         !work.owner.key.is_standalone()
