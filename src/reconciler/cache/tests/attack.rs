@@ -425,8 +425,8 @@ fn finalizer_of_a_pod_does_not_hold_the_end_of_its_group() {
             cluster.round();
             cluster.wait(60);
         }
-        let left = &cluster.object("ProxyGroup", "", "in").expect("a group")["metadata"]["finalizers"];
-        assert!(left.as_array().is_none_or(Vec::is_empty), "{finalizers}: {left} {:?}", cluster.events.last());
+        let remaining = &cluster.object("ProxyGroup", "", "in").expect("a group")["metadata"]["finalizers"];
+        assert!(remaining.as_array().is_none_or(Vec::is_empty), "{finalizers}: {remaining} {:?}", cluster.events.last());
     }
 }
 
