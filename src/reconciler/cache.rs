@@ -29,6 +29,7 @@ mod annotations;
 mod assignment;
 mod certificate_orders;
 mod certificates;
+mod device_claims;
 mod foreign;
 mod index;
 mod indices;

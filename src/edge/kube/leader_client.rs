@@ -18,7 +18,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::adopt::adopted;
-use crate::model::controller::workload::objects::{FIELD_MANAGER, Manifest, ObjectRef};
+use crate::model::controller::workload::objects::{FIELD_MANAGER, Kind, Manifest, ObjectRef};
+use crate::model::controller::workload::secret_name::SecretName;
 
 /// A version that no stored object has: an apply with it creates the object or is a conflict. (A POST would make us the manager of an
 /// update, and a later apply would not remove fields.)
@@ -101,14 +102,26 @@ impl LeaderClient {
         Ok(list.items.into_iter().map(plain).collect())
     }
 
-    /// Deletes an object if its UID matches. A missing object is no error.
+    /// Deletes an object if its UID matches. A missing object is no error. Finalizers of a Secret that Pods may write do not hold it: none
+    /// can be added any more.
     pub async fn delete(&self, delete: &Delete) -> Result<(), KubeError> {
         let object = &delete.object;
         let call = ApiCall { verb: Verb::Delete, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let preconditions = Preconditions { uid: delete.uid.clone(), resource_version: None };
         let parameters = DeleteParams::background().preconditions(preconditions);
         let api = self.api(object.kind.into(), &object.namespace);
-        match self.write(call, api.delete(&object.name, &parameters)).await {
+        let remaining = match self.write(call, api.delete(&object.name, &parameters)).await {
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(()),
+            done => done?.either(Some, |_status| None),
+        };
+        let is_written_by_pods = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
+        let Some(remaining) =
+            remaining.filter(|object| is_written_by_pods && !object.metadata.finalizers.as_deref().unwrap_or_default().is_empty())
+        else {
+            return Ok(());
+        };
+        let patch = json!({"metadata": {"uid": remaining.metadata.uid, "finalizers": null}});
+        match self.merge(object.kind.into(), &object.namespace, &object.name, ObjectPart::Object, &patch).await {
             Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done.map(drop),
         }

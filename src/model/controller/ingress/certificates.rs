@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::ingress::spec::PublishTarget;
+use crate::model::controller::ingress::spec::{PublishTarget, service_name};
 use crate::model::controller::ingress::standalone_certificate::{DELETED_REQUEUE, RecordedOwner, recorded_owner};
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState};
 use crate::model::controller::key::Publisher;
@@ -17,7 +19,7 @@ use crate::model::controller::workload::objects::certificate::{
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going, is_managed};
 use crate::model::ingress::cert_orders::Validity;
 
 /// Requeue delay while another owner uses the Secret.
@@ -36,13 +38,27 @@ impl IngressPlan<'_> {
             let Some(existing) = work.owned(&object) else { return true };
             let uid = || existing["metadata"]["uid"].as_str().unwrap_or_default();
             let recorded = match issued.get(dns).copied().or(parent.as_ref()) {
-                Some(claimant) => matches!(recorded_owner(work, existing, claimant), RecordedOwner::Unrecorded | RecordedOwner::Same),
+                Some(claimant) => {
+                    let recorded = recorded_owner(work, existing, claimant);
+                    matches!(recorded, RecordedOwner::Unrecorded | RecordedOwner::Same) && !self.is_replaced(work, dns, claimant, existing)
+                }
                 None => !work.observed.publish.recorded_certificates.contains_key(uid()),
             };
             let is_moving = || issued.get(dns).is_some_and(|claimant| is_certificate_of(existing, claimant));
             recorded && (!work.foreign(&object) || is_moving())
         };
         issued.keys().copied().chain(hosts).filter(permitted).map(str::to_owned).collect()
+    }
+
+    /// Whether a Secret is deleted and created again: the config does not record its name, and its labels name another object. Labels of a
+    /// Secret that moves here with its object name that, unless a Pod of the former workload changed them.
+    fn is_replaced(&self, work: &Pass<'_>, dns: &str, claimant: &Publisher, existing: &Value) -> bool {
+        let is_recorded = || self.recorded(&dns.split_once('.').map(|(label, _)| service_name(label)).unwrap_or_default());
+        !work.owner.key.is_standalone()
+            && recorded_owner(work, existing, claimant) == RecordedOwner::Unrecorded
+            && is_managed(existing)
+            && !is_certificate_of(existing, claimant)
+            && !is_recorded()
     }
 
     /// Secrets of user-provided certificates in use.
@@ -76,7 +92,7 @@ impl IngressPlan<'_> {
             let existing = work.owned(&object).map(|object| &**object);
             let recorded = existing.map(|existing| (existing, recorded_owner(work, existing, claimant)));
             match recorded {
-                Some((existing, RecordedOwner::Former)) => {
+                Some((existing, owner)) if owner == RecordedOwner::Former || self.is_replaced(work, dns, claimant, existing) => {
                     work.plan.delete.push(deletion(&object, existing));
                     work.again(DELETED_REQUEUE);
                     continue;
@@ -91,6 +107,7 @@ impl IngressPlan<'_> {
             let secret = certificate(owner, dns, claimant, existing.zip(work.observed.certificates.get(dns).copied()));
             // It stays with its object when that moves between a group and a proxy of its own.
             match existing.map(|existing| (work.ownership(&object, existing), is_same || is_certificate_of(existing, claimant))) {
+                Some((Ownership::Foreign, true)) if existing.is_some_and(|existing| secret.holds(existing)) => {}
                 Some((Ownership::Foreign, true)) => work.plan.apply.push(secret),
                 _ => drop(work.want(secret)),
             }

@@ -104,7 +104,7 @@ fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str) -> bool {
 impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(crate) fn record_orders(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
-        let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
+        let going = teardown::gone_certificates(work, &self.before.origins, gone).map(|(_, object)| &**object);
         let mut orders = recent(&self.before, going, work.observed.now);
         for (namespace, orders) in &mut orders {
             // More than the limit change nothing.

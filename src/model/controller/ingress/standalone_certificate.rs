@@ -16,7 +16,7 @@ use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::certificate::{certificate_ref, is_certificate_of};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, is_managed};
 
 /// Requeue delay after the Secret of a former owner was deleted.
 pub(crate) const DELETED_REQUEUE: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ enum ExistingSecret {
     Own(CertificateOrder),
     /// In the way: it is reported as any foreign object.
     Foreign,
-    /// That of a former owner, or one whose labels name this Ingress while nothing does that only the reconciler writes.
+    /// That of a former owner, or one that is in no record that only the reconciler writes, whatever its labels say.
     Deleted,
 }
 
@@ -139,7 +139,8 @@ fn existing(
             let ordered = created.map_or(new.ordered, Timestamp::as_second);
             ExistingSecret::Own(CertificateOrder { ordered, secret: secret_uid, ..new })
         }
-        (RecordedOwner::Unrecorded, _) if by_labels != Ownership::Ours => ExistingSecret::Foreign,
+        // A Pod of a group may have changed its labels. The name is that of the device, so that no other object has it.
+        (RecordedOwner::Unrecorded, _) if by_labels != Ownership::Ours && !is_managed(secret) => ExistingSecret::Foreign,
         _ => ExistingSecret::Deleted,
     })
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::api::routes::Origin;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::ingress::claims::{IngressClaim, claims};
 use crate::model::controller::ingress::spec::service_name;
@@ -69,7 +70,7 @@ impl IngressPlan<'_> {
                 }
             }
         }
-        certificates(work, &shape.owner, &gone);
+        certificates(work, &shape.owner, &self.before.origins, &gone);
         gone
     }
 
@@ -194,21 +195,30 @@ fn left_behind(work: &mut PlanPart<'_>, name: &str, why: &str) {
     work.warn_workload("TailscaleServiceOrphaned", message);
 }
 
-/// Certificates of a group, each with its DNS name. One of an object with a proxy of its own is never the group's, whatever its name.
-pub(crate) fn group_certificates<'a>(work: &Pass<'a>) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
+/// Certificates of a group, each with its DNS name: of the names in its config, and those that only its label records. One of an object
+/// with a proxy of its own is never the group's, whatever its name.
+pub(crate) fn group_certificates<'a>(
+    work: &Pass<'a>,
+    origins: &BTreeMap<String, Origin>,
+) -> impl Iterator<Item = (&'a str, &'a ObjectRef, &'a Arc<Value>)> {
     let pass = *work;
     let is_ours = move |object: &ObjectRef, secret: &Value| {
-        let recorded = pass.observed.publish.recorded_certificates.get(secret["metadata"]["uid"].as_str().unwrap_or_default());
-        // Its label decides about deletion only, and a Pod may change that of its own group's certificates.
+        let recorded = pass.observed.publish.recorded_certificates.contains_key(secret["metadata"]["uid"].as_str().unwrap_or_default());
+        let name = domain_of(secret).and_then(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
+        let has_origin = name.is_some_and(|name| origins.contains_key(&name));
         let is_labelled = secret["metadata"]["labels"][names::PROXY_GROUP] == *pass.observed.key.group_name();
-        is_labelled && recorded.is_none_or(|recorded| !recorded.in_use) && pass.ownership(object, secret) != Ownership::Foreign
+        (is_labelled || (has_origin && !recorded)) && pass.ownership(object, secret) != Ownership::Foreign
     };
     let all = pass.observed.of(Kind::Secret).filter(move |(object, secret)| is_ours(object, secret));
     all.filter_map(|(object, secret)| Some((domain_of(secret)?, object, secret)))
 }
 
 /// Certificate Secrets of names that are no longer requested.
-pub(crate) fn gone_certificates<'a>(work: &Pass<'a>, gone: &BTreeSet<String>) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
+pub(crate) fn gone_certificates<'a>(
+    work: &Pass<'a>,
+    origins: &BTreeMap<String, Origin>,
+    gone: &BTreeSet<String>,
+) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
     let ends = work.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
     let goes = move |dns: &str| {
@@ -217,12 +227,12 @@ pub(crate) fn gone_certificates<'a>(work: &Pass<'a>, gone: &BTreeSet<String>) ->
         let is_free = |rivals: &Vec<NameConflict>| rivals.iter().all(|rival| ends && rival.is_proxy());
         name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(is_free))
     };
-    group_certificates(work).filter(move |(dns, ..)| goes(dns)).map(|(_, object, secret)| (object, secret))
+    group_certificates(work, origins).filter(move |(dns, ..)| goes(dns)).map(|(_, object, secret)| (object, secret))
 }
 
 /// Deletes certificates of names that are no longer requested, and the Roles that the Tailscale operator created for them.
-fn certificates(work: &mut PlanPart<'_>, owner: &Owner, gone: &BTreeSet<String>) {
-    let secrets: Vec<_> = gone_certificates(work, gone).collect();
+fn certificates(work: &mut PlanPart<'_>, owner: &Owner, origins: &BTreeMap<String, Origin>, gone: &BTreeSet<String>) {
+    let secrets: Vec<_> = gone_certificates(work, origins, gone).collect();
     for (object, secret) in secrets {
         for kind in [Kind::RoleBinding, Kind::Role] {
             let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());
@@ -246,7 +256,7 @@ pub(crate) fn end<'a>(pass: &Pass<'a>) -> (PlanPart<'a>, bool) {
         let listed = super::listed(work);
         let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
         remaining = gone != names;
-        certificates(work, pass.owner, &gone);
+        certificates(work, pass.owner, &before.origins, &gone);
     }
     report_unserved(work, &before, !remaining, "is being deleted: name another group.");
     (part, !remaining)

@@ -24,6 +24,8 @@ const CONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
 /// First interval of reads after a report that it did not confirm; doubled each time.
 const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
+/// Interval of checks whether another replica still claims the same device.
+const CONTEST_POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval of checks whether another replica of the same host name has joined.
 const JOIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -37,7 +39,7 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
     let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
     let may_ask = match recorded {
         Some(record) if is_recorded => is_outdated(work, record, &report, domain.as_deref()) && is_due(work, record),
-        _ => !is_foreign(work, ordinal, &id),
+        _ => !is_foreign(work, ordinal, &id) && !report_contested(work, ordinal, replica, &id),
     };
     if !may_ask {
         return;
@@ -86,6 +88,26 @@ fn is_foreign(work: &mut PlanPart<'_>, ordinal: u32, id: &DeviceId) -> bool {
     true
 }
 
+/// State Secret of another replica that claims the same device, if neither has a record of it nor this one an auth key: nothing says whose
+/// it is.
+fn contested_by<'a>(work: &Pass<'a>, replica: &ObservedReplica, id: &DeviceId) -> Option<&'a str> {
+    let is_bound = replica.config.as_ref().is_some_and(|config| config.device.is_some() || config.mint.is_some());
+    work.observed.devices.contested.get(id).filter(|_| !is_bound).map(String::as_str)
+}
+
+/// Whether another replica claims the same device; reports it.
+fn report_contested(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica, id: &DeviceId) -> bool {
+    let Some(other) = contested_by(work, replica, id) else { return false };
+    let replica = names::replica(&work.owner.name, ordinal);
+    let message = format!(
+        "Replica {replica} claims device {id}, and Secret {other} claims it too: delete the state Secret of the one that has another."
+    );
+    work.fault(reason::PROXY_GROUP_CREATING, message);
+    // A change of the other Secret enqueues nothing of this workload.
+    work.again(CONTEST_POLL_INTERVAL);
+    true
+}
+
 /// Whether a replica must wait for its auth key, as another one with the same host name has one that it may still use: the control plane
 /// could not tell their devices apart. Reports it.
 pub(crate) fn namesake_joins(work: &mut PlanPart<'_>, secret: &ReplicaSecret) -> bool {
@@ -108,7 +130,7 @@ pub(crate) fn namesake_joins(work: &mut PlanPart<'_>, secret: &ReplicaSecret) ->
 pub(crate) fn claimed_device(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
     let recorded = replica.device();
     let id = recorded.map(|record| record.id.clone()).or_else(|| replica.state.as_ref()?.device_id.clone())?;
-    if shared_with(work, ordinal, &id).is_some() {
+    if shared_with(work, ordinal, &id).is_some() || contested_by(work, replica, &id).is_some() {
         return None;
     }
     let expected = match recorded {
@@ -118,10 +140,16 @@ pub(crate) fn claimed_device(work: &Pass<'_>, ordinal: u32, replica: &ObservedRe
     Some(ClaimedDevice { id, expected })
 }
 
-/// Reports that the recorded device of a removed replica stays, as another replica's record has it.
+/// Reports that the device of a removed replica stays, as another replica's record has it, or another one claims it too.
 pub(crate) fn report_shared(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) {
     let shared = replica.device().and_then(|record| Some((&record.id, shared_with(work, ordinal, &record.id)?)));
-    if let Some((id, other)) = shared {
+    let claimed = replica.state.as_ref().and_then(|state| state.device_id.as_ref());
+    let contested = || claimed.and_then(|id| Some((id, contested_by(work, replica, id)?)));
+    if let Some((id, other)) = contested() {
+        let replica = names::replica(&work.owner.name, ordinal);
+        let message = format!("Device {id} of replica {replica} is not deleted: Secret {other} claims it too");
+        work.warn_workload(reason::DEVICE_ORPHANED, message);
+    } else if let Some((id, other)) = shared {
         let replica = names::replica(&work.owner.name, ordinal);
         let message = format!("Device {id} of replica {replica} is not deleted: Secret {other} records it too");
         work.warn_workload(reason::DEVICE_ORPHANED, message);
@@ -150,6 +178,9 @@ fn expected_claim(work: &Pass<'_>, ordinal: u32, replica: &ObservedReplica) -> E
     let is_own = |name: &String| mint.is_some_and(|mint| mint.hostname.eq_ignore_ascii_case(name));
     let is_free = |name: &String| is_own(name) || index.joining_elsewhere(server, name, &config, now).is_none();
     let hostnames = hostnames(work, ordinal, replica).into_iter().chain(mint.map(|mint| mint.hostname.clone()));
+    // A device that existed before has the name in the config: a request for another name adopts none.
+    let is_adopted = mint.is_none() && replica.config.as_ref().is_some_and(|config| config.hostname().is_some());
+    let hostnames = hostnames.take(if is_adopted { 1 } else { usize::MAX });
     let binding = mint.map_or(Binding::Adopted, |mint| Binding::Minted(mint.clone()));
     ExpectedDevice { hostnames: hostnames.filter(is_free).collect(), tags: requested_tags(work), binding }
 }

@@ -149,6 +149,8 @@ pub struct DeviceInputs {
     pub index: DeviceIndex,
     /// Last read of a device from the control plane, by this process.
     pub reads: OrdMap<DeviceId, DeviceRead>,
+    /// Devices that a replica claims without a record or an auth key, and another replica without a record claims too: its state Secret.
+    pub contested: BTreeMap<DeviceId, String>,
 }
 
 /// The last read of a device.

@@ -6,6 +6,8 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::api::condition::reason;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::key::WorkloadKey;
@@ -88,6 +90,7 @@ impl PlanPart<'_> {
         match self.owned(&manifest.object) {
             None => self.plan.apply.push(manifest),
             Some(existing) => match self.ownership(&manifest.object, existing) {
+                Ownership::Going if self.is_held(&manifest.object, existing) => self.plan.delete.push(deletion(&manifest.object, existing)),
                 Ownership::Going => {}
                 Ownership::Foreign => self.faults.push(in_the_way(self.owner, &manifest.object)),
                 Ownership::Ours => {
@@ -106,7 +109,8 @@ impl PlanPart<'_> {
 
     /// Plans the deletion of an object, if it exists and belongs to the workload.
     pub(crate) fn delete(&mut self, object: &ObjectRef) {
-        if let Some(existing) = self.owned(object).filter(|found| self.ownership(object, found) == Ownership::Ours) {
+        let is_ours = |found: &Value| self.ownership(object, found) == Ownership::Ours || self.is_held(object, found);
+        if let Some(existing) = self.owned(object).filter(|found| is_ours(found)) {
             self.plan.delete.push(deletion(object, existing));
         }
     }

@@ -34,6 +34,13 @@ impl<'a> Pass<'a> {
         self.observed.owned.get(object)
     }
 
+    /// Whether an object of the workload is in deletion, and held by finalizers that a Pod may have set: deleting it again removes them.
+    pub(crate) fn is_held(&self, object: &ObjectRef, existing: &Value) -> bool {
+        let has_finalizers = existing["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
+        let is_written = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
+        going(existing) && has_finalizers && is_written && self.is_ours(object, existing)
+    }
+
     /// Whether an object of this name has another owner.
     pub(crate) fn foreign(&self, object: &ObjectRef) -> bool {
         self.owned(object).is_some_and(|existing| self.ownership(object, existing) == Ownership::Foreign)
@@ -82,40 +89,42 @@ pub(crate) enum Ownership {
 impl Pass<'_> {
     /// Owner of an existing object. Labels of Secrets that Pods may write are no evidence: their names are, with the workload's record.
     pub(crate) fn ownership(&self, object: &ObjectRef, existing: &Value) -> Ownership {
-        let owner = self.owner;
-        let secret = if object.kind == Kind::Secret { SecretName::parse(&object.name) } else { SecretName::Other };
-        let ours = match secret {
-            SecretName::State { workload, ordinal } => {
-                let recorded = || self.owned(&config_ref(owner, ordinal)).is_some();
-                self.is_own_workload(workload) && (is_managed(existing) || recorded())
-            }
-            SecretName::Account { workload } => workload == owner.name && is_managed(existing),
-            // That of a group's name is the group's that has the name.
-            SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
-            SecretName::Certificate => {
-                let labels = &existing["metadata"]["labels"];
-                let is_anothers = labels.get(names::PARENT_TYPE).is_some_and(|kind| kind != names::PARENT_INGRESS);
-                is_managed(existing) && !is_anothers && labels[names::CONFIG_PARENT_INGRESS].is_null()
-            }
-            SecretName::SharedAccounts => false,
-            SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
-        };
-        match (going(existing), ours) {
+        match (going(existing), self.is_ours(object, existing)) {
             (true, _) => Ownership::Going,
             (false, true) => Ownership::Ours,
             (false, false) => Ownership::Foreign,
         }
     }
 
-    /// Whether a name is that of the workload, or of another one that the Tailscale operator left for the same object.
-    fn is_own_workload(&self, name: &str) -> bool {
+    fn is_ours(&self, object: &ObjectRef, existing: &Value) -> bool {
         let owner = self.owner;
-        name == owner.name
-            || self.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)).is_some_and(|set| is_labelled(owner, set))
+        let secret = if object.kind == Kind::Secret { SecretName::parse(&object.name) } else { SecretName::Other };
+        match secret {
+            SecretName::State { workload, ordinal } => {
+                let has_config = || workload == owner.name && self.owned(&config_ref(owner, ordinal)).is_some();
+                let is_named = || workload == owner.name && is_managed(existing);
+                is_named() || has_config() || self.has_set(workload)
+            }
+            SecretName::Account { workload } => workload == owner.name && (is_managed(existing) || self.has_set(workload)),
+            SecretName::Certificate if owner.key.is_standalone() => is_labelled(owner, existing),
+            // That of a group's name is the group's that has the name, unless the proxy of an Ingress uses it.
+            SecretName::Certificate => {
+                let recorded = self.observed.publish.recorded_certificates.get(existing["metadata"]["uid"].as_str().unwrap_or_default());
+                is_managed(existing) && recorded.is_none_or(|recorded| !recorded.in_use)
+            }
+            SecretName::SharedAccounts => false,
+            SecretName::Config { .. } | SecretName::Other => is_labelled(owner, existing),
+        }
+    }
+
+    /// Whether a `StatefulSet` of this name records the workload, or another one that the Tailscale operator left for the same object.
+    fn has_set(&self, name: &str) -> bool {
+        let owner = self.owner;
+        self.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, name)).is_some_and(|set| is_labelled(owner, set))
     }
 }
 
-fn is_managed(object: &Value) -> bool {
+pub(crate) fn is_managed(object: &Value) -> bool {
     object["metadata"]["labels"][names::MANAGED] == "true"
 }
 

@@ -23,7 +23,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
@@ -60,6 +60,11 @@ pub(crate) fn secrets<'a>(
         work.want(state(&shape.owner, ordinal));
         if work.foreign(&state_ref(&shape.owner, ordinal)) {
             // The config Secret would record that the state is ours.
+            continue;
+        }
+        let (state, config_object) = (work.owned(&state_ref(&shape.owner, ordinal)), config_ref(&shape.owner, ordinal));
+        if state.is_some_and(|state| going(state)) && work.owned(&config_object).is_none() {
+            // It names the device of a removed replica.
             continue;
         }
         // The replica owns its fields: they are never adopted.
@@ -215,10 +220,20 @@ fn runs(work: &mut PlanPart<'_>, replica: &ObservedReplica) -> bool {
 fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) -> bool {
     let owner = work.owner;
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
-    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| work.ownership(object, existing) == Ownership::Ours);
-    let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
+    let is_ours = |object: &ObjectRef, found: &Value| work.ownership(object, found) == Ownership::Ours || work.is_held(object, found);
+    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| is_ours(object, existing));
+    let has_config = mine(&secrets[1]).is_some();
+    let delete = |object: &ObjectRef| match mine(object) {
+        Some(existing) => Some(deletion(object, existing)),
+        // A Pod can remove its state Secret from the cache.
+        None if has_config && work.owned(object).is_none() => Some(Delete { object: object.clone(), uid: None }),
+        None => None,
+    };
+    let then: Vec<Delete> = secrets.iter().filter_map(delete).collect();
+    let is_over = work.owned(&secrets[1]).is_none() && work.owned(&secrets[0]).is_some_and(|state| going(state));
     work.delete(&node_port_ref(owner, ordinal));
-    let device = claimed_device(work, ordinal, replica);
+    // A state Secret in deletion without config Secret names a device that was deleted.
+    let device = if is_over { None } else { claimed_device(work, ordinal, replica) };
     device_records::report_shared(work, ordinal, replica);
     let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
     let what = match (&device, &key) {

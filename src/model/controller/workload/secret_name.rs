@@ -45,6 +45,11 @@ impl<'a> SecretName<'a> {
             Self::Config { .. } | Self::Certificate | Self::SharedAccounts | Self::Other => None,
         }
     }
+
+    /// Whether Pods of one workload may write the Secret, and so its finalizers: these do not hold its deletion.
+    pub fn is_written_by_pods(self) -> bool {
+        matches!(self, Self::State { .. } | Self::Certificate | Self::Account { .. })
+    }
 }
 
 /// An ordinal as Kubernetes writes it, without leading zeros.

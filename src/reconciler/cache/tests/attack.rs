@@ -349,7 +349,7 @@ fn exposed(cluster: &mut Cluster, namespace: &str, annotations: &Value) {
     cluster.wait(1);
 }
 
-/// An upgrade without records: a Pod claims the device of another tenant's proxy, whose host name its Service requests. Who asks first has it.
+/// An upgrade without records: a Pod claims the device of another tenant's proxy, whose host name its Service requests. The first pass must not decide it.
 #[test]
 fn device_that_two_replicas_claim_after_an_upgrade_is_not_recorded_for_the_wrong_one() {
     let mut cluster = Cluster::new();
@@ -416,8 +416,8 @@ fn finalizer_of_a_pod_does_not_hold_the_end_of_its_group() {
             cluster.round();
             cluster.wait(60);
         }
-        let left = &cluster.object("ProxyGroup", "", "in").expect("a group")["metadata"]["finalizers"];
-        assert!(left.as_array().is_none_or(Vec::is_empty), "{finalizers}: {left} {:?}", cluster.events.last());
+        let remaining = &cluster.object("ProxyGroup", "", "in").expect("a group")["metadata"]["finalizers"];
+        assert!(remaining.as_array().is_none_or(Vec::is_empty), "{finalizers}: {remaining} {:?}", cluster.events.last());
     }
 }
 

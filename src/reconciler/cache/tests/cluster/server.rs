@@ -1,6 +1,7 @@
 //! The API server and the control plane: apply the plan of a pass.
 
 use super::*;
+use crate::model::controller::workload::secret_name::SecretName;
 
 impl Cluster {
     pub(in super::super) fn act(&mut self, key: &str, plan: &GroupPlan) {
@@ -63,15 +64,16 @@ impl Cluster {
     fn delete(&mut self, key: &str, deletes: &[Delete]) {
         for Delete { object, uid } in deletes {
             let id = (object.kind.name(), object.namespace.clone(), object.name.clone());
-            if self.objects.get(&id).is_none_or(|existing| existing["metadata"]["uid"].as_str() != uid.as_deref()) {
+            if self.objects.get(&id).is_none_or(|existing| uid.is_some() && existing["metadata"]["uid"].as_str() != uid.as_deref()) {
                 continue;
             }
             if !is_of(key, &self.owners[&id]) {
                 self.takeovers.push(format!("{key} deletes {object} of {}", self.owners[&id]));
             }
-            // A finalizer of another writer holds an object that is being deleted.
+            // A finalizer of another writer holds an object that is being deleted, but no Secret that Pods may write.
             let metadata = &self.objects[&id]["metadata"];
-            if metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
+            let is_written_by_pods = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
+            if !is_written_by_pods && metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
                 if metadata["deletionTimestamp"].is_null() {
                     let moment = self.time().to_string();
                     self.patch(id.0, &id.1.clone(), &id.2.clone(), &json!({"metadata": {"deletionTimestamp": moment}}));

@@ -50,7 +50,7 @@ impl World {
             publish: self.publishing(name),
             waiting,
             replacements: self.memory.replacements.besides(name),
-            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone() },
+            devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone(), contested: BTreeMap::new() },
             denied: self.denied.clone(),
         }
     }
