@@ -117,6 +117,9 @@ impl Denied {
     }
 }
 
+/// What a rate is of: a workload, or a replica by name.
+type LimitSubject = (WorkloadKey, LimitedRequest, Option<String>);
+
 /// A control plane and its state for groups.
 #[derive(Debug, Clone)]
 struct GroupControlPlane {
@@ -131,8 +134,7 @@ struct GroupControlPlane {
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
-    /// Rates of workloads, and of replicas by name.
-    limits: Mutex<HashMap<(WorkloadKey, LimitedRequest, Option<String>), TokenBucket>>,
+    limits: Mutex<HashMap<LimitSubject, TokenBucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,

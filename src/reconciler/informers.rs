@@ -346,7 +346,7 @@ mod tests {
                 }
                 turns
             };
-            let (_, turns) = tokio::join!(stores.follow(&watch, changes, |_, _| {}), other);
+            let ((), turns) = tokio::join!(stores.follow(&watch, changes, |_, _| {}), other);
             assert!(turns > 10, "{turns} turns");
         }
     }

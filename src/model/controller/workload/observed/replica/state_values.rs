@@ -34,6 +34,7 @@ pub(super) struct StateValues<'a> {
 
 /// An egress status without the reasons of rejections.
 #[derive(Deserialize)]
+#[allow(clippy::zero_sized_map_values, reason = "a JSON object, of which only the names are stored")]
 struct ReportedEgress {
     #[serde(rename = "podIPv4", default)]
     pod_ipv4: String,
