@@ -33,8 +33,9 @@ use crate::users::Users;
 
 /// Upper bound of every wait.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// Maximum JSON elements of a state that the reconciler parses.
-const ELEMENTS: usize = 400_000;
+/// Maximum JSON elements of a state that the reconciler parses, and of the ingress status in it.
+const ELEMENTS: usize = 200_000;
+const INGRESS_ELEMENTS: usize = 50_000;
 /// Bytes of a Secret: the API server's maximum, without what a state Secret has of its own.
 const ROOM: usize = (1 << 20) - (8 << 10);
 /// Writes of the Pod in a second, and how many of them at a time.
@@ -91,7 +92,7 @@ async fn latency(stage: &Stage, services: usize, sheet: &mut Sheet) -> Result<()
     let alone = observe(sheet, "no attack", tenant(0).await?);
     let packed = gzip::pack(&ports(ELEMENTS / 2 - 10))?;
     let states =
-        [("400,000 elements", BTreeMap::from([(egress::KEY_COMPRESSED, ByteString(packed))])), ("the largest Secret", expensive()?)];
+        [("200,000 elements", BTreeMap::from([(egress::KEY_COMPRESSED, ByteString(packed))])), ("the largest Secret", expensive()?)];
     for (number, (state, data)) in states.into_iter().enumerate() {
         secrets.patch_metadata("x-0", &PatchParams::default(), &Patch::Merge(json!({"data": data}))).await?;
         let (begun, writes) = (Instant::now(), Cell::new(0));
@@ -216,10 +217,10 @@ async fn writable(stage: &Stage, workload: &str) -> Vec<String> {
 
 /// The data of a Secret that takes the most memory: as many entries as are parsed, compressed, and as many as have room beside.
 fn expensive() -> Result<BTreeMap<&'static str, ByteString>> {
-    let packed = gzip::pack(&object("rejected", |number| format!(r#""{number:032}":[""]"#), ELEMENTS / 2 - 2))?;
+    let packed = gzip::pack(&object("rejected", |number| format!(r#""{number:020}":0"#), ELEMENTS - INGRESS_ELEMENTS - 2))?;
     let room = ROOM.saturating_sub(packed.len());
     let entry = |number| format!(r#""{number:05x}":{{}}"#);
-    let plain = object("configs", entry, (room - 20) / (entry(0).len() + 1));
+    let plain = object("configs", entry, ((room - 20) / (entry(0).len() + 1)).min(INGRESS_ELEMENTS / 2 - 2));
     ensure!(plain.len() <= room, "too large");
     Ok([(egress::KEY_COMPRESSED, ByteString(packed)), (ingress::KEY, ByteString(plain))].into())
 }

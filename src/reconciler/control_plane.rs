@@ -24,8 +24,10 @@ mod services;
 
 /// Interval of replacement auth keys of a group, after a burst of one per replica.
 const REISSUE: Duration = Duration::from_secs(30);
-/// Interval of a workload's first auth keys, and of its claims of devices that are not recorded, after a burst of each.
+/// Interval of a workload's first auth keys, and of a replica's claims of devices that are not recorded, after a burst of each.
 const FIRST: Duration = Duration::from_secs(5);
+/// Interval of such claims of a workload: half of that of a replica, so that one replica leaves half of them to the others.
+const CLAIMS: Duration = Duration::from_millis(2_500);
 /// Minimum burst of these, so that a group scales at once.
 const MIN_BURST: u32 = 20;
 
@@ -115,6 +117,9 @@ impl Denied {
     }
 }
 
+/// What a rate is of: a workload, or a replica by name.
+type LimitSubject = (WorkloadKey, LimitedRequest, Option<String>);
+
 /// A control plane and its state for groups.
 #[derive(Debug, Clone)]
 struct GroupControlPlane {
@@ -129,7 +134,7 @@ struct GroupControlPlane {
 pub struct ControlPlanes {
     own: bool,
     planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
-    limits: Mutex<HashMap<(WorkloadKey, LimitedRequest), TokenBucket>>,
+    limits: Mutex<HashMap<LimitSubject, TokenBucket>>,
     /// Current denials of groups. Their start times are lost when the process ends.
     denials: Mutex<HashMap<WorkloadKey, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
@@ -245,7 +250,7 @@ impl ControlPlanes {
         replaces: Option<&ClaimedDevice>,
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
-        self.count(limit, if reissue { LimitedRequest::ReplacementKey } else { LimitedRequest::FirstKey })?;
+        self.count(limit, if reissue { LimitedRequest::ReplacementKey } else { LimitedRequest::FirstKey }, None)?;
         if let Some(device) = replaces
             && let Err(error) = self.delete_device(tailnet, device).await
         {
@@ -274,21 +279,38 @@ impl ControlPlanes {
         }
     }
 
-    fn count(&self, RequestLimit { key, replicas }: RequestLimit<'_>, request: LimitedRequest) -> Result<(), Denied> {
+    /// Counts a request against the rate of the workload, and against that of the replica, if any.
+    fn count(
+        &self,
+        RequestLimit { key, replicas }: RequestLimit<'_>,
+        request: LimitedRequest,
+        replica: Option<&str>,
+    ) -> Result<(), Denied> {
         let now = Instant::now() - *self.begin.get_or_init(Instant::now);
         let (burst, interval) = match request {
             LimitedRequest::ReplacementKey => (replicas.max(1), REISSUE),
-            LimitedRequest::FirstKey | LimitedRequest::DeviceCheck => (replicas.max(MIN_BURST), FIRST),
+            LimitedRequest::FirstKey => (replicas.max(MIN_BURST), FIRST),
+            // One replica's burst leaves one claim to each of the others.
+            LimitedRequest::DeviceCheck => (replicas.saturating_add(MIN_BURST), CLAIMS),
         };
+        let of_replica = replica.map(|replica| (Some(replica.to_owned()), MIN_BURST, FIRST));
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         // A full bucket limits as much as none.
         limits.retain(|_, bucket| !bucket.is_full(now));
-        let bucket = limits.entry((key.clone(), request)).or_insert_with(|| TokenBucket::new(burst, 1.0 / interval.as_secs_f64()));
-        let wait = bucket.take(now);
+        let (mut wait, mut counted) = (Duration::ZERO, Vec::new());
+        for (replica, burst, interval) in of_replica.into_iter().chain([(None, burst, interval)]) {
+            let entry = (key.clone(), request, replica);
+            let bucket = limits.entry(entry.clone()).or_insert_with(|| TokenBucket::new(burst, 1.0 / interval.as_secs_f64()));
+            bucket.grow(burst);
+            wait = wait.max(bucket.take(now));
+            counted.push(entry);
+        }
         if wait.is_zero() {
             return Ok(());
         }
-        bucket.give_back();
+        for entry in counted {
+            limits.get_mut(&entry).map(TokenBucket::give_back);
+        }
         Err(Denied::TooOften { workload: key.to_string(), request, wait })
     }
 

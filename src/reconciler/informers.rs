@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::cache::{ClusterCache, Delivered, Id, MANAGED, WatchRole, WatchScope, WorkKey};
+use super::cache::{ClusterCache, Delivered, Id, MANAGED, ParsedObject, WatchRole, WatchScope, WorkKey};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::paced::Paced;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
@@ -98,7 +98,7 @@ impl Stores {
     }
 
     /// Applies changes. An object is parsed before the cache is locked; a state Secret, which is large and written by Pods, at a rate
-    /// for each.
+    /// for each, and beside the other tasks.
     async fn follow(
         &self,
         InformerWatch { role, follow }: &InformerWatch,
@@ -113,7 +113,7 @@ impl Stores {
                 change = changes.next() => change,
                 () = until(paced.next_due().map(|due| began + due)) => {
                     if let Some(object) = paced.due(began.elapsed()) {
-                        self.enqueue(self.put(object));
+                        self.enqueue(self.put_state(object).await);
                     }
                     continue;
                 }
@@ -125,7 +125,7 @@ impl Stores {
                     BTreeSet::new()
                 }
                 WatchChange::Listed(object) => {
-                    let parsed = object.parse();
+                    let parsed = if object.is_state() { parse_beside(object).await } else { object.parse() };
                     self.cache().listed(namespace, parsed)
                 }
                 WatchChange::Complete => {
@@ -134,10 +134,10 @@ impl Stores {
                     self.complete(role, namespace)
                 }
                 WatchChange::Live => continue,
-                WatchChange::Put(object) if object.is_state() => {
-                    let object = paced.offer(&object.id().clone(), object, began.elapsed());
-                    object.map(|object| self.put(object)).unwrap_or_default()
-                }
+                WatchChange::Put(object) if object.is_state() => match paced.offer(&object.id().clone(), object, began.elapsed()) {
+                    Some(object) => self.put_state(object).await,
+                    None => BTreeSet::new(),
+                },
                 WatchChange::Put(object) => self.put(object),
                 WatchChange::Gone(object) => {
                     paced.forget(object.id());
@@ -162,6 +162,11 @@ impl Stores {
     /// Parses and stores an object.
     fn put(&self, object: Delivered) -> BTreeSet<WorkKey> {
         let parsed = object.parse();
+        self.cache().put(parsed)
+    }
+
+    async fn put_state(&self, object: Delivered) -> BTreeSet<WorkKey> {
+        let parsed = parse_beside(object).await;
         self.cache().put(parsed)
     }
 
@@ -241,6 +246,18 @@ impl Stores {
     }
 }
 
+/// Parses an object on another thread, so that a large one delays no other task.
+async fn parse_beside(object: Delivered) -> ParsedObject {
+    match tokio::task::spawn_blocking(move || object.parse()).await {
+        Ok(parsed) => parsed,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Cancelled: the runtime ends.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
 /// Waits until the value is true. The sender is our own, so it cannot be dropped.
 async fn wait(is: &watch::Sender<bool>) {
     let _ = is.subscribe().wait_for(|is| *is).await;
@@ -309,6 +326,29 @@ mod tests {
         stores.follow(&watch, changes, |_, _| {}).await;
         assert!((20..=36).contains(&parsed.len()), "of 1,400 versions in some 11 s: {parsed:?}");
         assert_eq!(version(&stores), Some(1_400));
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_while_a_large_state_is_parsed() {
+        for begin in [vec![], vec![WatchChange::Begin]] {
+            let (stores, watch) = stores();
+            let status = format!(r#"{{"services":{{"a":{{"tailnetTarget":{{}},"ports":[{}]}}}}}}"#, vec!["{}"; 90_000].join(","));
+            let data = json!({"egress-services": k8s_openapi::ByteString(status.into_bytes())});
+            let secret = json!({"metadata": {"name": "g-0", "namespace": "ts", "resourceVersion": "1"}, "data": data});
+            let of = if begin.is_empty() { WatchChange::Put } else { WatchChange::Listed };
+            let end = (!begin.is_empty()).then_some(WatchChange::Complete);
+            let changes = iter(begin.into_iter().chain([of(ROLE.decode(secret))]).chain(end));
+            let other = async {
+                let mut turns = 0;
+                while version(&stores) != Some(1) {
+                    turns += 1;
+                    tokio::task::yield_now().await;
+                }
+                turns
+            };
+            let ((), turns) = tokio::join!(stores.follow(&watch, changes, |_, _| {}), other);
+            assert!(turns > 10, "{turns} turns");
+        }
     }
 
     #[tokio::test(start_paused = true)]

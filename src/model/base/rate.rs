@@ -34,6 +34,13 @@ impl TokenBucket {
         is_left
     }
 
+    /// Raises the burst to at least this one, by new tokens. A lower burst changes nothing, so that raising it again adds none.
+    pub fn grow(&mut self, burst: u32) {
+        let more = (f64::from(burst) - self.burst).max(0.0);
+        self.burst += more;
+        self.tokens += more;
+    }
+
     /// Returns an unused token.
     pub fn give_back(&mut self) {
         self.tokens = (self.tokens + 1.0).min(self.burst);
@@ -82,6 +89,16 @@ mod tests {
         assert_eq!(bucket.take(s(0)), s(1));
         bucket.give_back();
         assert_eq!(bucket.take(s(0)), s(1));
+    }
+
+    #[test]
+    fn higher_burst_adds_tokens_once() {
+        let mut bucket = TokenBucket::new(1, 0.5);
+        assert_eq!(bucket.take(s(0)), s(0));
+        for burst in [3, 1, 3] {
+            bucket.grow(burst);
+        }
+        assert_eq!([bucket.take(s(0)), bucket.take(s(0)), bucket.take(s(0))], [s(0), s(0), s(2)]);
     }
 
     #[test]

@@ -99,11 +99,9 @@ impl Applier {
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let replica = names::replica(&observed.workload, ordinal);
-                if let Err(error) = self.controls.reserve_hostname(tailnet, draft.hostname(), &replica) {
-                    return Ok(Err(error));
-                }
                 let note = format!("tailyard {replica}");
-                match self.controls.mint_key(tailnet, &tags, &note, (limit, reissue), replaces.as_ref()).await {
+                let mint = self.controls.mint_key(tailnet, &tags, &note, (limit, reissue), replaces.as_ref());
+                match self.controls.with_hostname(tailnet, (draft.hostname(), &replica), mint).await {
                     Ok(key) => {
                         let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();
                         let secret = draft.with_key(&key.id, key.key.reveal(), created);

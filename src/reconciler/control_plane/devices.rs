@@ -28,7 +28,15 @@ type Tailnet = Option<String>;
 #[derive(Debug, Default)]
 pub(super) struct DeviceRequests {
     reads: Mutex<HashMap<Tailnet, OrdMap<DeviceId, DeviceRead>>>,
-    reserved: Mutex<HashMap<(Tailnet, String), (String, Instant)>>,
+    reserved: Mutex<HashMap<(Tailnet, String), Reservation>>,
+}
+
+#[derive(Debug)]
+struct Reservation {
+    replica: String,
+    begin: Instant,
+    /// Whether another replica was refused: then that one is next.
+    contested: bool,
 }
 
 impl DeviceRequests {
@@ -53,23 +61,35 @@ impl DeviceRequests {
         record
     }
 
-    /// Reserves a device or host name for a replica, unless it is reserved for another one.
-    fn reserve(&self, tailnet: Option<&str>, what: &'static str, subject: &str, replica: &str) -> Result<(), Denied> {
+    /// Reserves a device or host name for a replica, unless it is reserved for another one; returns whether the reservation is new. A
+    /// replica does not prolong its reservation. If another one was refused, the replica reserves again only after the same time.
+    fn reserve(&self, tailnet: Option<&str>, what: &'static str, subject: &str, replica: &str) -> Result<bool, Denied> {
         let (now, key) = (Instant::now(), (tailnet.map(str::to_owned), subject.to_owned()));
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, (_, begin)| now.duration_since(*begin) < RESERVATION);
-        if reserved.get(&key).is_some_and(|(other, _)| other != replica) {
-            return Err(Denied::Concurrent { what, subject: subject.to_owned() });
+        reserved.retain(|_, held| now.duration_since(held.begin) < RESERVATION * if held.contested { 2 } else { 1 });
+        let denied = || Err(Denied::Concurrent { what, subject: subject.to_owned() });
+        if let Some(held) = reserved.get_mut(&key) {
+            let (is_own, is_over) = (held.replica == replica, now.duration_since(held.begin) >= RESERVATION);
+            if is_own && is_over {
+                return denied();
+            }
+            if is_own {
+                return Ok(false);
+            }
+            if !is_over {
+                held.contested = true;
+                return denied();
+            }
         }
-        reserved.insert(key, (replica.to_owned(), now));
-        Ok(())
+        reserved.insert(key, Reservation { replica: replica.to_owned(), begin: now, contested: false });
+        Ok(true)
     }
 
     /// Ends the reservation of a replica.
     fn release(&self, tailnet: Option<&str>, subject: &str, replica: &str) {
         let key = (tailnet.map(str::to_owned), subject.to_owned());
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        if reserved.get(&key).is_some_and(|(other, _)| other == replica) {
+        if reserved.get(&key).is_some_and(|held| held.replica == replica) {
             reserved.remove(&key);
         }
     }
@@ -85,9 +105,15 @@ impl ControlPlanes {
         self.devices.reads().get(&tailnet.map(str::to_owned)).cloned().unwrap_or_default()
     }
 
-    /// Reserves a host name for the next device of a replica.
-    pub fn reserve_hostname(&self, tailnet: Option<&str>, hostname: &str, replica: &str) -> Result<(), Denied> {
-        self.devices.reserve(tailnet, "make an auth key", &format!("host name {}", hostname.to_ascii_lowercase()), replica)
+    /// Sends a request for an auth key while the host name of the next device is reserved for the replica.
+    pub async fn with_hostname<T>(
+        &self,
+        tailnet: Option<&str>,
+        (hostname, replica): (&str, &str),
+        request: impl Future<Output = Result<T, Denied>>,
+    ) -> Result<T, Denied> {
+        let subject = format!("host name {}", hostname.to_ascii_lowercase());
+        self.reserved(tailnet, ("make an auth key", &subject, replica), request).await
     }
 
     /// Checks the device that a replica claims, and returns its record. A record of another device is replaced only if that device no
@@ -98,17 +124,29 @@ impl ControlPlanes {
         (replica, limit): (&str, RequestLimit<'_>),
         claim: &DeviceClaim<'_>,
     ) -> Result<DeviceRecord, Denied> {
-        if !claim.is_recorded() {
-            self.count(limit, LimitedRequest::DeviceCheck)?;
+        let check = async {
+            if !claim.is_recorded() {
+                self.count(limit, LimitedRequest::DeviceCheck, Some(replica))?;
+            }
+            self.check_reserved(tailnet, claim).await
+        };
+        self.reserved(tailnet, ("check a device", &format!("device {}", claim.device.id), replica), check).await
+    }
+
+    /// Sends a request while its subject is reserved for the replica. A new reservation ends if the request is denied, also by its rate: it
+    /// must not delay the replica that has the subject.
+    async fn reserved<T>(
+        &self,
+        tailnet: Option<&str>,
+        (what, subject, replica): (&'static str, &str, &str),
+        request: impl Future<Output = Result<T, Denied>>,
+    ) -> Result<T, Denied> {
+        let is_new = self.devices.reserve(tailnet, what, subject, replica)?;
+        let answered = request.await;
+        if is_new && answered.is_err() {
+            self.devices.release(tailnet, subject, replica);
         }
-        let subject = format!("device {}", claim.device.id);
-        self.devices.reserve(tailnet, "check a device", &subject, replica)?;
-        let checked = self.check_reserved(tailnet, claim).await;
-        if checked.is_err() {
-            // A refused claim must not delay the replica that has the device.
-            self.devices.release(tailnet, &subject, replica);
-        }
-        checked
+        answered
     }
 
     async fn check_reserved(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>) -> Result<DeviceRecord, Denied> {
@@ -137,11 +175,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn reservation_is_of_one_replica_until_it_ends() {
         let controls = ControlPlanes::new(true);
-        let reserve = |tailnet, hostname: &str, replica| controls.reserve_hostname(tailnet, hostname, replica).is_ok();
-        assert_eq!([reserve(None, "shop", "a-0"), reserve(None, "shop", "a-0"), reserve(None, "Shop", "b-0")], [true, true, false]);
-        assert!(reserve(Some("t"), "shop", "b-0") && reserve(None, "other", "b-0"), "another tailnet, another name");
+        let reserve = async |tailnet, hostname: &str, replica: &str| {
+            controls.with_hostname(tailnet, (hostname, replica), async { Ok(()) }).await.is_ok()
+        };
+        assert!(reserve(None, "shop", "a-0").await && reserve(None, "shop", "a-0").await && !reserve(None, "Shop", "b-0").await);
+        assert!(reserve(Some("t"), "shop", "b-0").await && reserve(None, "other", "b-0").await, "another tailnet, another name");
+        let refused = async { Err::<(), _>(Denied::Unavailable(String::new())) };
+        assert!(controls.with_hostname(None, ("shop", "a-0"), refused).await.is_err());
+        assert!(!reserve(None, "shop", "b-0").await, "a denial does not end the reservation of a former request");
         tokio::time::advance(RESERVATION).await;
-        assert!(reserve(None, "shop", "b-0"));
+        assert!(!reserve(None, "shop", "a-0").await && reserve(None, "shop", "b-0").await, "another replica is next");
     }
 
     #[tokio::test(start_paused = true)]
@@ -172,7 +215,6 @@ mod tests {
         assert_eq!((claimed("n7", None), claimed("n1", Some(&recorded))), (0, 1));
     }
 
-    /// The rate of claims is that of the workload: claims of one replica delay those of the others without end.
     #[tokio::test(start_paused = true)]
     async fn claims_of_one_replica_delay_no_other_replica() {
         let controls = ControlPlanes::new(true);
@@ -193,7 +235,6 @@ mod tests {
         assert!(checked > 0, "no claim of the other replica is sent within ten minutes");
     }
 
-    /// The burst is that of the number of replicas when the rate was first used.
     #[tokio::test(start_paused = true)]
     async fn burst_of_claims_follows_the_number_of_replicas() {
         let controls = ControlPlanes::new(true);
@@ -214,22 +255,55 @@ mod tests {
         assert_eq!(sent, 99);
     }
 
-    /// A replica whose keys are denied reserves its host name again with each try: another replica of this name never gets a key.
     #[tokio::test(start_paused = true)]
-    async fn denied_keys_of_one_replica_delay_no_other_replica_without_end() {
+    async fn claims_of_all_replicas_are_within_the_rate_of_the_workload() {
         let controls = ControlPlanes::new(true);
-        let mut reserved = 0;
-        for second in 0..600 {
-            if second % 5 == 0 {
-                drop(controls.reserve_hostname(None, "in-1", "ts-evil-0"));
-                let key = WorkloadKey::of_object(crate::model::controller::key::PublishSource::Service, "t", "evil");
-                let denied = controls.mint_key(None, &[], "", (RequestLimit { key: &key, replicas: 1 }, false), None).await;
-                assert!(denied.is_err(), "no control plane");
-            } else if second % 2 == 0 {
-                reserved += usize::from(controls.reserve_hostname(None, "in-1", "in-1").is_ok());
+        let key = WorkloadKey::of_group("eg");
+        let mut sent = 0;
+        for _ in 0..600 {
+            for replica in 0..100 {
+                let limit = RequestLimit { key: &key, replicas: 100 };
+                let counted = controls.count(limit, LimitedRequest::DeviceCheck, Some(&format!("eg-{replica}")));
+                sent += usize::from(counted.is_ok());
             }
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        assert!(reserved > 0, "the other replica requests no key within ten minutes");
+        assert_eq!(sent, 120 + 599 * 2 / 5, "a burst, then one in 2.5 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn burst_of_first_keys_follows_the_number_of_replicas() {
+        let controls = ControlPlanes::new(true);
+        let key = WorkloadKey::of_group("eg");
+        let count = |replicas| controls.count(RequestLimit { key: &key, replicas }, LimitedRequest::FirstKey, None).is_ok();
+        assert!(count(1));
+        assert_eq!((1..=150).filter(|_| count(100)).count(), 99);
+        assert_eq!((1..=150).filter(|replicas| count(*replicas % 100)).count(), 0, "changes of the number add nothing");
+    }
+
+    /// Denied keys of one replica, and keys that it gets without end, leave the host name to another one.
+    #[tokio::test(start_paused = true)]
+    async fn denied_keys_of_one_replica_delay_no_other_replica_without_end() {
+        for (is_denied, most) in [(true, 1), (false, 11)] {
+            let controls = ControlPlanes::new(true);
+            let key = WorkloadKey::of_object(crate::model::controller::key::PublishSource::Service, "t", "evil");
+            let mut waited = 0;
+            for second in 0..600 {
+                if second % 5 == 0 {
+                    let evil = ("in-1", "ts-evil-0");
+                    if is_denied {
+                        let mint = controls.mint_key(None, &[], "", (RequestLimit { key: &key, replicas: 1 }, false), None);
+                        assert!(controls.with_hostname(None, evil, mint).await.is_err(), "no control plane");
+                    } else {
+                        drop(controls.with_hostname(None, evil, async { Ok(()) }).await);
+                    }
+                } else if controls.with_hostname(None, ("in-1", "in-1"), async { Ok(()) }).await.is_ok() {
+                    break;
+                }
+                waited += 1;
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+            assert!(waited <= most, "{waited} s");
+        }
     }
 }

@@ -148,7 +148,7 @@ impl ClusterView {
                 StatusPart::Groups => self.groups.extend(ProxyGroup::deserialize(object)),
                 StatusPart::Pods => self.pods.extend(Pod::deserialize(object).map(|pod| (name, pod))),
                 StatusPart::States => {
-                    let state = Secret::deserialize(object).map(|secret| ReplicaState::read(&secret));
+                    let state = Secret::deserialize(object).map(|secret| ReplicaState::read_with_reasons(&secret));
                     self.states.extend(state.map(|state| (name, state)));
                 }
                 StatusPart::Configs => drop(self.configs.insert(name, object.clone())),

@@ -6,21 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::api::{egress, ingress, names, state};
-use crate::model::base::gzip;
 use crate::model::controller::workload::device_index::DeviceEntry;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, KeyId, KeyMint};
 
-/// Maximum uncompressed size of a replica's status in bytes: 10,000 services take about 3 MB.
-const MAX_STATUS_SIZE: u64 = 8 << 20;
-/// Maximum characters of a replica's text in a condition.
+mod state_values;
+use state_values::StateValues;
+
+/// Maximum characters of a replica's text in a condition, and of its failed key.
 const MAX_REASON_LENGTH: usize = 500;
-/// Maximum JSON elements of a replica's status: 10,000 services take about 120,000.
-const MAX_ELEMENTS: usize = 400_000;
 
 #[derive(Debug, Clone, Default)]
 pub struct ObservedReplica {
@@ -132,51 +128,37 @@ impl ObservedReplica {
 }
 
 impl ReplicaState {
-    /// Parses a state Secret. Unreadable values count as absent.
+    /// Parses a state Secret, without the reasons of rejected egress services, of which passes read only the names. Unreadable values count
+    /// as absent.
     pub fn read(secret: &Secret) -> Self {
-        let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|value| value.0.as_slice());
-        let text = |key: &str| bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned());
-        let filled = |key: &str| text(key).filter(|text| !text.is_empty());
-        let unpacked = bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed, MAX_STATUS_SIZE).ok());
-        let Profile { advertise_services, advertise_routes } = profile(&bytes);
-        let whole = unpacked.and_then(|text| parse(&text));
+        Self::of(StateValues::new(secret, false))
+    }
+
+    /// Parses a state Secret with the reasons of rejected egress services.
+    pub fn read_with_reasons(secret: &Secret) -> Self {
+        Self::of(StateValues::new(secret, true))
+    }
+
+    fn of(mut values: StateValues<'_>) -> Self {
+        let (egress, ingress) = (values.egress(), values.ingress());
+        let (advertises, routes) = values.profile();
+        let short = |text: String| text.chars().take(MAX_REASON_LENGTH).collect();
         Self {
-            device_id: text(state::DEVICE_ID).and_then(|id| DeviceId::parse(&id)),
-            device_name: text(state::DEVICE_FQDN).and_then(|name| DeviceName::parse(&name)),
-            device_ips: bytes(state::DEVICE_IPS).and_then(parse::<Vec<String>>).map(DeviceAddresses::from).unwrap_or_default(),
-            pod_uid: filled(state::POD_UID),
-            reissue: text(state::REISSUE_AUTHKEY),
-            rejected_target: filled(state::REJECTED_TARGET).map(|text| text.chars().take(MAX_REASON_LENGTH).collect()),
-            ingress: bytes(ingress::KEY).and_then(parse),
-            funnel_errors: bytes(state::FUNNEL_ERRORS).and_then(parse).unwrap_or_default(),
-            unapproved: bytes(state::UNAPPROVED).and_then(parse).unwrap_or_default(),
-            no_https: text(state::HTTPS_ENDPOINT).as_deref() == Some(state::NO_HTTPS),
-            advertises: advertise_services.unwrap_or_default(),
-            routes: advertise_routes.unwrap_or_default(),
-            egress: whole.or_else(|| bytes(egress::KEY).and_then(parse)),
+            device_id: values.text(state::DEVICE_ID).and_then(|id| DeviceId::parse(&id)),
+            device_name: values.text(state::DEVICE_FQDN).and_then(|name| DeviceName::parse(&name)),
+            device_ips: values.addresses(state::DEVICE_IPS),
+            pod_uid: values.filled(state::POD_UID).map(short),
+            reissue: values.text(state::REISSUE_AUTHKEY).map(short),
+            rejected_target: values.filled(state::REJECTED_TARGET).map(short),
+            egress,
+            ingress,
+            funnel_errors: values.names(state::FUNNEL_ERRORS),
+            unapproved: values.names(state::UNAPPROVED),
+            no_https: values.text(state::HTTPS_ENDPOINT).as_deref() == Some(state::NO_HTTPS),
+            advertises,
+            routes,
         }
     }
-}
-
-/// Parses JSON from a Pod; `None` if malformed or with too many elements. An element of three bytes can take fifty in memory, so the
-/// size of the text is no bound.
-fn parse<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
-    let elements = text.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
-    if elements > MAX_ELEMENTS { None } else { serde_json::from_slice(text).ok() }
-}
-
-/// Part of tailscaled's current profile: advertised services and routes.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Profile {
-    advertise_services: Option<BTreeSet<String>>,
-    advertise_routes: Option<BTreeSet<String>>,
-}
-
-fn profile<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> Profile {
-    let current = bytes(state::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
-    let profile = current.and_then(|name| bytes(name.trim())).and_then(parse);
-    profile.unwrap_or_default()
 }
 
 impl ReplicaConfig {
@@ -231,37 +213,5 @@ impl ReplicaConfig {
     /// Its auth key; empty counts as none.
     pub fn auth_key(&self) -> Option<&str> {
         self.document.as_ref()?.get("AuthKey")?.as_str().filter(|key| !key.is_empty())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::ByteString;
-
-    use super::*;
-
-    #[test]
-    fn compressed_full_status_is_preferred_to_the_short_one() {
-        let short = br#"{"podIPv4":"10.0.0.1","services":null}"#;
-        let whole = br#"{"podIPv4":"10.0.0.1","services":{"default-db":{"ports":[],"tailnetTargetIPs":null,"tailnetTarget":{}}}}"#;
-        let served = |packed: Vec<u8>| {
-            let data = [(egress::KEY.to_owned(), ByteString(short.to_vec())), (egress::KEY_COMPRESSED.to_owned(), ByteString(packed))];
-            let state = ReplicaState::read(&Secret { data: Some(data.into()), ..Secret::default() });
-            state.egress.expect("a status").services.is_some()
-        };
-        assert!(served(gzip::pack(whole).expect("packed")));
-        assert!(!served(b"broken".to_vec()), "the shorter one is better than none");
-        let padded = |size: usize| [vec![b' '; size - whole.len()], whole.to_vec()].concat();
-        assert!(served(gzip::pack(&padded(8 << 20)).expect("packed")), "as large as may be");
-        assert!(!served(gzip::pack(&padded((8 << 20) + 1)).expect("packed")), "a byte more");
-        let ports = |count: usize| {
-            let text = format!(
-                r#"{{"services":{{"a":{{"ports":[{}],"tailnetTargetIPs":null,"tailnetTarget":{{}}}}}}}}"#,
-                vec!["{}"; count].join(",")
-            );
-            gzip::pack(text.as_bytes()).expect("packed")
-        };
-        assert!(served(ports(100_000)));
-        assert!(!served(ports(500_000)), "1.5 MB of text, 20 MB in memory");
     }
 }
