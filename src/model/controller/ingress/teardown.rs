@@ -29,7 +29,7 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed};
-use crate::model::controller::workload::vip_service::{Release, release};
+use crate::model::controller::workload::vip_service::{Release, is_of_another_group, release};
 
 /// Time for replicas to withdraw a name after their configs stopped naming it. Mounted configs arrive within two minutes.
 const CLAIM_DEADLINE: Duration = Duration::from_mins(2);
@@ -182,7 +182,11 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
         return true;
     }
     let Some(listed) = listed else { return false };
-    if release(listed.services.get(name), &work.observed.settings.cluster) == Release::Nothing {
+    let (found, cluster) = (listed.services.get(name), &work.observed.settings.cluster);
+    if found.is_some_and(|found| is_of_another_group(found, cluster, work.observed.key.group_name())) {
+        return true;
+    }
+    if release(found, cluster) == Release::Nothing {
         return true;
     }
     work.plan.control.push(action);

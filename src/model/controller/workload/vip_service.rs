@@ -157,6 +157,12 @@ pub fn of_group<'a>(
     published.map(|service| &*service.name)
 }
 
+/// Whether another group of this cluster owns a service.
+pub fn is_of_another_group(found: &VipService, owner: &ServiceOwner, group: &str) -> bool {
+    let is_others = |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|value| value != group);
+    references(found).into_iter().flatten().any(|reference| is_others(&reference))
+}
+
 /// Number of other clusters that own a service.
 pub fn others(found: &VipService, owner: &ServiceOwner) -> usize {
     references(found).into_iter().flatten().filter(|reference| !owner.is(reference)).count()
