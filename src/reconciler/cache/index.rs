@@ -104,7 +104,7 @@ impl ClusterCache {
             CachedObject::Config(_, config) => {
                 self.indices.devices.follow(&id.1, &config.entry(), came);
                 for (key, name) in owners(role, id, object).iter().flat_map(|key| config.names().map(move |name| (key.clone(), name))) {
-                    self.index_holder(&name, (key.clone(), key), came);
+                    self.index_holder(&name, &(key.clone(), key), came);
                 }
             }
             CachedObject::Owned(value) => match role {
@@ -196,15 +196,15 @@ impl ClusterCache {
         for (name, origin) in IngressConfigMap::origins(config) {
             let Some(claimant) = publishers::of(&origin) else { continue };
             let label = name.strip_prefix(PREFIX).unwrap_or(&name);
-            self.index_holder(label, (WorkloadKey::of_group(group), (&claimant).into()), came);
+            self.index_holder(label, &(WorkloadKey::of_group(group), (&claimant).into()), came);
             put(&mut self.indices.recorded, claimant.clone(), WorkloadKey::of_group(group), came);
             self.file(&WorkloadKey::of_group(group), publishers::role(claimant.source), &(claimant.namespace, claimant.name));
         }
     }
 
-    fn index_holder(&mut self, label: &str, holder: (WorkloadKey, WorkloadKey), came: bool) {
+    fn index_holder(&mut self, label: &str, holder: &(WorkloadKey, WorkloadKey), came: bool) {
         let holders = self.indices.holders.entry(label.to_owned()).or_default();
-        count(holders, &holder, came);
+        count(holders, holder, came);
         if holders.is_empty() {
             self.indices.holders.remove(label);
         }

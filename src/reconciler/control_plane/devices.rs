@@ -66,10 +66,10 @@ impl DeviceRequests {
     fn reserve(&self, tailnet: Option<&str>, what: &'static str, subject: &str, replica: &str) -> Result<bool, Denied> {
         let (now, key) = (Instant::now(), (tailnet.map(str::to_owned), subject.to_owned()));
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, held| now.duration_since(held.begin) < RESERVATION * if held.contested { 2 } else { 1 });
+        reserved.retain(|_, reservation| now.duration_since(reservation.begin) < RESERVATION * if reservation.contested { 2 } else { 1 });
         let denied = || Err(Denied::Concurrent { what, subject: subject.to_owned() });
-        if let Some(held) = reserved.get_mut(&key) {
-            let (is_own, is_over) = (held.replica == replica, now.duration_since(held.begin) >= RESERVATION);
+        if let Some(reservation) = reserved.get_mut(&key) {
+            let (is_own, is_over) = (reservation.replica == replica, now.duration_since(reservation.begin) >= RESERVATION);
             if is_own && is_over {
                 return denied();
             }
@@ -77,7 +77,7 @@ impl DeviceRequests {
                 return Ok(false);
             }
             if !is_over {
-                held.contested = true;
+                reservation.contested = true;
                 return denied();
             }
         }
@@ -89,7 +89,7 @@ impl DeviceRequests {
     fn release(&self, tailnet: Option<&str>, subject: &str, replica: &str) {
         let key = (tailnet.map(str::to_owned), subject.to_owned());
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        if reserved.get(&key).is_some_and(|held| held.replica == replica) {
+        if reserved.get(&key).is_some_and(|reservation| reservation.replica == replica) {
             reserved.remove(&key);
         }
     }

@@ -124,19 +124,15 @@ fn awaits_successor(work: &Pass<'_>, claim: &IngressClaim<'_>, name: &str) -> bo
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
     // Without Tailscale Services each group serves it at its own address.
     let waits = |rival: &NameConflict| !rival.serving && (rival.is_proxy() || !lacks_services(work));
-    match &claim.object.metadata().deletion_timestamp {
-        Some(deleted) => {
-            let is_recent = elapsed(deleted.0, work.observed.now) < SUCCESSOR_DEADLINE;
-            is_recent && !rivals.is_empty() && rivals.iter().all(waits)
-        }
-        None => {
-            let (rules, group) = (&work.observed.assignment, work.observed.key.group_name());
-            let is_assigned = claim.assignment.group().is_some_and(|assigned| assigned != group) || rules.has_own_proxy(claim.object);
-            // A workload that refuses it is no rival.
-            let mut own = rivals.iter().filter(|rival| rival.claimant == claim.claimant);
-            is_assigned && own.all(waits)
-        }
+    if let Some(deleted) = &claim.object.metadata().deletion_timestamp {
+        let is_recent = elapsed(deleted.0, work.observed.now) < SUCCESSOR_DEADLINE;
+        return is_recent && !rivals.is_empty() && rivals.iter().all(waits);
     }
+    let (rules, group) = (&work.observed.assignment, work.observed.key.group_name());
+    let is_assigned = claim.assignment.group().is_some_and(|assigned| assigned != group) || rules.has_own_proxy(claim.object);
+    // A workload that refuses it is no rival.
+    let mut own = rivals.iter().filter(|rival| rival.claimant == claim.claimant);
+    is_assigned && own.all(waits)
 }
 
 /// Reports that a name is removed although a replica claims that it advertises it.

@@ -421,7 +421,7 @@ fn finalizer_of_a_pod_does_not_hold_the_end_of_its_group() {
     }
 }
 
-/// The Tailscale operator's config does not say for whom a name is: two requests of one group refuse each other, and nothing changes any more.
+/// The Tailscale operator's config does not say which object has a name: two requests of one group refuse each other, and nothing changes any more.
 #[test]
 fn name_without_a_recorded_object_stays_with_the_object_that_is_served() {
     let mut faults = Vec::new();

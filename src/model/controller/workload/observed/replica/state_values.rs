@@ -29,7 +29,7 @@ pub(super) struct StateValues<'a> {
     secret: &'a Secret,
     /// Whether the reasons of rejected egress services are read.
     reasons: bool,
-    left: usize,
+    budget: usize,
 }
 
 /// An egress status without the reasons of rejections.
@@ -58,7 +58,7 @@ struct Profile {
 
 impl<'a> StateValues<'a> {
     pub(super) fn new(secret: &'a Secret, reasons: bool) -> Self {
-        Self { secret, reasons, left: MAX_ELEMENTS }
+        Self { secret, reasons, budget: MAX_ELEMENTS }
     }
 
     fn bytes(&self, key: &str) -> Option<&'a [u8]> {
@@ -113,11 +113,11 @@ impl<'a> StateValues<'a> {
     /// Parses JSON; `None` if malformed, or with more elements than `max` or are left.
     fn parse<T: DeserializeOwned>(&mut self, text: &[u8], max: usize) -> Option<T> {
         let elements = text.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
-        if elements > max.min(self.left) {
+        if elements > max.min(self.budget) {
             return None;
         }
         let parsed = serde_json::from_slice(text).ok()?;
-        self.left -= elements;
+        self.budget -= elements;
         Some(parsed)
     }
 }
@@ -243,15 +243,15 @@ mod tests {
         let full = |number| {
             format!(r#""{number:05}":{{"ports":[{{"protocol":"x"}}],"tailnetTargetIPs":["x"],"tailnetTarget":{{"ip":"x","fqdn":"y"}}}}"#)
         };
-        let egress = |left: usize| {
+        let egress = |budget: usize| {
             [
-                most(service(""), left, services),
-                most(service(r#","tailnetTargetIPs":["x"]"#), left, services),
-                most(full, left, services),
-                most(|number| format!(r#""{number:032}":["x"]"#), left, rejected),
-                most(|number| format!(r#""{number:05}":0"#), left, rejected),
-                most(|_| r#""x""#.to_owned(), left, [r#"{"services":{"a":{"ports":[],"tailnetTarget":{},"tailnetTargetIPs":["#, "]}}}"]),
-                most(|_| "{}".to_owned(), left, [r#"{"services":{"a":{"tailnetTarget":{},"ports":["#, "]}}}"]),
+                most(service(""), budget, services),
+                most(service(r#","tailnetTargetIPs":["x"]"#), budget, services),
+                most(full, budget, services),
+                most(|number| format!(r#""{number:032}":["x"]"#), budget, rejected),
+                most(|number| format!(r#""{number:05}":0"#), budget, rejected),
+                most(|_| r#""x""#.to_owned(), budget, [r#"{"services":{"a":{"ports":[],"tailnetTarget":{},"tailnetTargetIPs":["#, "]}}}"]),
+                most(|_| "{}".to_owned(), budget, [r#"{"services":{"a":{"tailnetTarget":{},"ports":["#, "]}}}"]),
             ]
         };
         let ingress = [
@@ -262,8 +262,8 @@ mod tests {
         let names = || most(|number| format!(r#""{number:05}""#), MAX_NAMES, ["[", "]"]);
         let errors = || most(|number| format!(r#""{number:05}":"x""#), MAX_NAMES, ["{", "}"]);
         let routes = || most(|number| format!(r#""{number:05}""#), MAX_NAMES, [r#"{"AdvertiseRoutes":["#, "]}"]);
-        for left in [MAX_ELEMENTS, MAX_ELEMENTS - MAX_INGRESS_ELEMENTS, MAX_ELEMENTS - MAX_INGRESS_ELEMENTS - 3 * MAX_NAMES] {
-            for (number, text) in egress(left).into_iter().enumerate() {
+        for budget in [MAX_ELEMENTS, MAX_ELEMENTS - MAX_INGRESS_ELEMENTS, MAX_ELEMENTS - MAX_INGRESS_ELEMENTS - 3 * MAX_NAMES] {
+            for (number, text) in egress(budget).into_iter().enumerate() {
                 // The rest of the text is one long name.
                 let long = "x".repeat(usize::try_from(MAX_STATUS_SIZE).expect("small").saturating_sub(text.len() + 20));
                 let text = [br#"{"fingerprint":""#.to_vec(), long.into_bytes(), br#"","#.to_vec(), text[1..].to_vec()].concat();
@@ -278,9 +278,9 @@ mod tests {
                         (state::REISSUE_AUTHKEY, vec![b'x'; SECRET / 4]),
                     ]);
                     let size = memory(&state);
-                    assert!(state.egress.is_some(), "{left} {number}: it is read");
-                    assert!(size <= 25_000_000, "{left} {number} {beside}: {size} bytes");
-                    assert!(size >= 5_000_000, "{left} {number} {beside}: {size} bytes are not the worst");
+                    assert!(state.egress.is_some(), "{budget} {number}: it is read");
+                    assert!(size <= 25_000_000, "{budget} {number} {beside}: {size} bytes");
+                    assert!(size >= 5_000_000, "{budget} {number} {beside}: {size} bytes are not the worst");
                 }
             }
         }
@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn values_of_a_state_have_one_budget() {
-        let egress = |left| most(|number| format!(r#""{number:05}":0"#), left, [r#"{"rejected":{"#, "}}"]);
+        let egress = |budget| most(|number| format!(r#""{number:05}":0"#), budget, [r#"{"rejected":{"#, "}}"]);
         let status = most(|number| format!(r#""{number:05x}":{{}}"#), MAX_INGRESS_ELEMENTS, [r#"{"configs":{"#, "}}"]);
-        let both = |left| {
-            let state = read(&[(egress::KEY_COMPRESSED, gzip::pack(&egress(left)).expect("packed")), (ingress::KEY, status.clone())]);
+        let both = |budget| {
+            let state = read(&[(egress::KEY_COMPRESSED, gzip::pack(&egress(budget)).expect("packed")), (ingress::KEY, status.clone())]);
             (state.egress.is_some(), state.ingress.is_some())
         };
         assert_eq!((both(MAX_ELEMENTS - MAX_INGRESS_ELEMENTS), both(MAX_ELEMENTS)), ((true, true), (true, false)));
