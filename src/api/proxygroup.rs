@@ -199,6 +199,14 @@ pub struct Tenant {
 /// Replicas of a group whose spec names no number.
 pub const DEFAULT_REPLICAS: u32 = 2;
 
+impl ProxyGroup {
+    /// Prefix of the host names of the replicas: `<prefix>-<ordinal>`.
+    pub fn hostname_prefix(&self) -> &str {
+        let prefix = self.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty());
+        prefix.or(self.metadata.name.as_deref()).unwrap_or_default()
+    }
+}
+
 impl ProxyGroupSpec {
     /// Number of replicas that the group is to have.
     pub fn desired_replicas(&self) -> u32 {

@@ -64,7 +64,7 @@ impl ClusterCache {
     fn groups_of_host_name(&self, label: &str) -> impl Iterator<Item = WorkloadKey> {
         let numbered = label.rsplit_once('-').filter(|(_, number)| number.parse::<u16>().is_ok_and(|parsed| parsed.to_string() == *number));
         let prefix = numbered.map(|(prefix, _)| prefix.to_owned());
-        let groups = prefix.into_iter().flat_map(|prefix| self.groups().filter(move |(_, group)| hostname_prefix(group) == prefix));
+        let groups = prefix.into_iter().flat_map(|prefix| self.groups().filter(move |(_, group)| group.hostname_prefix() == prefix));
         groups.map(|(name, _)| WorkloadKey::of_group(name))
     }
 
@@ -80,7 +80,7 @@ impl ClusterCache {
         let claimant = subject.publisher();
         let metadata = match (&claimant, subject.group()) {
             (Some(claimant), _) => self.claimant(claimant).and_then(|(_, object)| object.user_metadata()),
-            (None, Some(group)) => self.groups().find(|(name, _)| *name == group).map(|(_, group)| &group.metadata),
+            (None, Some(group)) => self.get::<ProxyGroup>(group).map(|group| &group.metadata),
             (None, None) => None,
         };
         let is_live = metadata.is_some_and(|metadata| metadata.deletion_timestamp.is_none());
@@ -142,10 +142,4 @@ impl ClusterCache {
             self.refusals.insert(key.clone(), refused);
         }
     }
-}
-
-/// Prefix of the host names of a group's replicas.
-fn hostname_prefix(group: &ProxyGroup) -> &str {
-    let prefix = group.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty());
-    prefix.or(group.metadata.name.as_deref()).unwrap_or_default()
 }

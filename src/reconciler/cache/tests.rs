@@ -10,12 +10,13 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::simulation::Simulation;
 
 mod assignment;
-mod attack;
 mod cluster;
 mod collisions;
 mod group_names;
 mod hostile;
 mod namesakes;
+mod pod_secrets;
+mod proxy_names;
 mod upgrade;
 mod variants;
 

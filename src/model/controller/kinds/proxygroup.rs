@@ -20,13 +20,12 @@ pub(crate) fn spec(group: &ProxyGroup) -> Option<WorkloadSpec<'_>> {
         ProxyGroupType::Ingress => Role::IngressGroup,
         _ => return None,
     };
-    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).or(metadata.name.as_deref());
     let options = spec.tailyard.as_ref();
     Some(WorkloadSpec {
         role,
         replicas: spec.desired_replicas(),
         tags: Cow::Borrowed(&spec.tags),
-        hostname: HostnamePattern::Numbered(prefix.unwrap_or_default()),
+        hostname: HostnamePattern::Numbered(group.hostname_prefix()),
         temporary_hostname: None,
         tailnet: spec.tailnet.as_deref(),
         tenants: options.map(|options| options.tenants.as_slice()).unwrap_or_default(),

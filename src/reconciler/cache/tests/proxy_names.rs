@@ -1,16 +1,16 @@
-//! Further ways in which an edit, another order of events or a Pod takes a name from another object, or holds another workload.
+//! An edit, another order of events or a race gives no name of the tailnet to a second object.
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::cluster::{Cluster, NS, device_id, encoded};
+use super::cluster::{Cluster, NS};
 use super::namesakes::{ALL, LABEL, NAME, Request, cluster, records};
 use super::*;
 use crate::api::names;
 use crate::model::controller::workload::observed::replica::ReplicaConfig;
 
-const PROXIES: [Request; 3] = [Request::Ingress, Request::Exposed, Request::Egress];
+pub(super) const PROXIES: [Request; 3] = [Request::Ingress, Request::Exposed, Request::Egress];
 
-fn key(request: Request, namespace: &str) -> String {
+pub(super) fn key(request: Request, namespace: &str) -> String {
     if request.kind() == "Ingress" { format!("ingress/{namespace}/{NAME}") } else { format!("{namespace}/{NAME}") }
 }
 
@@ -37,11 +37,11 @@ fn namespaces(cluster: &mut Cluster) {
     }
 }
 
-fn report(what: &str, faults: &[String]) {
+pub(super) fn report(what: &str, faults: &[String]) {
     assert!(faults.is_empty(), "{what}:\n{}", faults.join("\n"));
 }
 
-/// A proxy that exists under another name gets the name of another object by an edit: `holds` is the `StatefulSet`, not the name.
+/// A proxy that exists under another name gets no name of another object by an edit.
 #[test]
 fn edit_of_an_object_with_a_proxy_takes_no_name_of_another() {
     let mut faults = Vec::new();
@@ -71,7 +71,7 @@ fn edit_of_an_object_with_a_proxy_takes_no_name_of_another() {
     report("taken by an edit", &faults);
 }
 
-/// The index of names of proxies has the requested label, not that of the device: after a refused edit the served name is free.
+/// After a refused edit the name of the device stays with its proxy.
 #[test]
 fn name_of_a_proxy_that_stays_served_after_a_refused_edit_is_no_other_objects() {
     let mut faults = Vec::new();
@@ -102,7 +102,7 @@ fn name_of_a_proxy_that_stays_served_after_a_refused_edit_is_no_other_objects() 
     report("taken after an edit", &faults);
 }
 
-/// An object with a proxy names a group that does not exist, refuses it, or is no label: the proxy serves on, but its name is free.
+/// An object with a proxy names a group that does not exist, refuses it, or is no label: the proxy serves on, with its name.
 #[test]
 fn name_of_a_proxy_that_waits_for_a_group_is_no_other_objects() {
     let mut faults = Vec::new();
@@ -131,7 +131,7 @@ fn name_of_a_proxy_that_waits_for_a_group_is_no_other_objects() {
     report("taken during a move", &faults);
 }
 
-/// The name of an object in deletion is free at once, while its device or Tailscale Service exists: the new device gets a number for ever.
+/// The name of an object in deletion is taken while its device or Tailscale Service exists: another device would get a number for ever.
 #[test]
 fn younger_object_gets_no_device_before_the_older_one_lost_the_name() {
     let mut faults = Vec::new();
@@ -166,7 +166,7 @@ fn younger_object_gets_no_device_before_the_older_one_lost_the_name() {
     report("taken during a deletion", &faults);
 }
 
-/// An object of a group names another group that refuses it: a refused object is no rival, so the former group withdraws the name.
+/// An object of a group names another group that refuses it: the former group serves on.
 #[test]
 fn name_of_a_group_stays_served_while_the_next_group_refuses_the_object() {
     let mut faults = Vec::new();
@@ -191,7 +191,7 @@ fn name_of_a_group_stays_served_while_the_next_group_refuses_the_object() {
     report("withdrawn", &faults);
 }
 
-/// What `capacity` refuses has won its name before: the younger request of the same group never gets it.
+/// An object without room in the config leaves its name to the next one of its group.
 #[test]
 fn older_object_that_is_too_large_keeps_no_name_from_another_of_its_group() {
     let mut cluster = cluster();
@@ -214,7 +214,7 @@ fn older_object_that_is_too_large_keeps_no_name_from_another_of_its_group() {
     assert_eq!(records(&cluster), [("in", "new".to_owned())], "{:#?}", cluster.events);
 }
 
-/// Passes over two workloads run at the same time: an older request that is repaired meanwhile makes both record the name, for ever.
+/// Passes over two workloads run at the same time, and an older request is repaired meanwhile: one of both gets the name.
 #[test]
 fn two_passes_at_the_same_time_give_a_name_to_one_object() {
     let mut faults = Vec::new();
@@ -249,7 +249,7 @@ fn two_passes_at_the_same_time_give_a_name_to_one_object() {
     report("given to two", &faults);
 }
 
-/// Host names of a group's replicas are no names of the arbitration.
+/// Host names of a group's replicas are the group's.
 #[test]
 fn name_of_a_replica_of_a_group_is_no_other_objects() {
     let mut faults = Vec::new();
@@ -266,81 +266,7 @@ fn name_of_a_replica_of_a_group_is_no_other_objects() {
     report("taken from a replica", &faults);
 }
 
-/// Patches of a Secret's metadata by a Pod whose Role names it.
-fn hostile_metadata() -> [Value; 3] {
-    [
-        json!({"labels": {names::MANAGED: null}}),
-        json!({"labels": {names::PARENT_TYPE: names::PARENT_GROUP, names::PROXY_GROUP: "eg"}}),
-        json!({"finalizers": ["x.example/hold"]}),
-    ]
-}
-
-/// A Pod of a group changes metadata of a certificate; its Ingress moves to another workload, which finds the Secret in the way for ever.
-#[test]
-fn certificate_that_a_pod_of_the_former_group_changed_holds_no_other_workload() {
-    let mut faults = Vec::new();
-    for metadata in hostile_metadata() {
-        for next in [Request::SecondGroupIngress, Request::Ingress] {
-            for is_recreated in [true, false] {
-                let mut cluster = cluster();
-                cluster.put("Ingress", Request::GroupIngress.object("old"));
-                assert!(cluster.settles());
-                let dns = format!("{LABEL}.tail1234.ts.net");
-                assert!(cluster.object("Secret", NS, &dns).is_some());
-                cluster.patch("Secret", NS, &dns, &json!({"metadata": metadata}));
-                if is_recreated {
-                    let deleted = json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}});
-                    cluster.patch("Ingress", "old", NAME, &deleted);
-                    cluster.rounds(30);
-                    assert!(cluster.object("Ingress", "old", NAME).is_none(), "{metadata}");
-                    cluster.put("Ingress", next.object("old"));
-                } else {
-                    let group = next.group();
-                    cluster.patch("Ingress", "old", NAME, &json!({"metadata": {"annotations": {names::PROXY_GROUP: group}}}));
-                }
-                cluster.rounds(30);
-                let secret = cluster.object("Secret", NS, &dns);
-                let is_usable = secret.is_some_and(|secret| secret["metadata"]["deletionTimestamp"].is_null());
-                let of = next.group().map_or_else(|| key(next, "old"), str::to_owned);
-                let workload = cluster.observe(&cluster.cache, &of).workload;
-                let is_granted =
-                    cluster.object("Role", NS, &workload).is_some_and(|role| Cluster::role_secrets(role, "get").contains(&dns));
-                if !is_usable || !is_granted {
-                    let event = cluster.events.last();
-                    faults.push(format!(
-                        "{metadata} to {next:?}, recreated {is_recreated}: usable {is_usable}, granted {is_granted}: {event:?}"
-                    ));
-                }
-            }
-        }
-    }
-    report("held", &faults);
-}
-
-/// A replica changes metadata of its state Secret, and is removed; the replica of that ordinal returns: the Secret is in its way for ever.
-#[test]
-fn state_secret_that_a_removed_replica_changed_holds_no_later_replica() {
-    let mut faults = Vec::new();
-    for metadata in hostile_metadata() {
-        let mut cluster = Cluster::new();
-        cluster.put("ProxyGroup", json!({"metadata": {"name": "eg"}, "spec": {"type": "egress", "replicas": 2}}));
-        assert!(cluster.settles());
-        cluster.patch("Secret", NS, "eg-1", &json!({"metadata": metadata}));
-        cluster.patch("ProxyGroup", "", "eg", &json!({"spec": {"replicas": 1}}));
-        let first = cluster.settles();
-        cluster.patch("ProxyGroup", "", "eg", &json!({"spec": {"replicas": 2}}));
-        let second = cluster.settles();
-        let state = cluster.object("Secret", NS, "eg-1").map(|secret| secret["metadata"].clone());
-        let has_config = cluster.object("Secret", NS, "eg-1-config").is_some();
-        if !first || !second || !has_config || state.as_ref().is_none_or(|state| state["deletionTimestamp"].is_string()) {
-            let status = &cluster.object("ProxyGroup", "", "eg").expect("a group")["status"]["conditions"];
-            faults.push(format!("{metadata}: settled {first} {second}, config {has_config}: {status}"));
-        }
-    }
-    report("held", &faults);
-}
-
-fn exposed(cluster: &mut Cluster, namespace: &str, annotations: &Value) {
+pub(super) fn exposed(cluster: &mut Cluster, namespace: &str, annotations: &Value) {
     cluster.put(
         "Service",
         json!({"metadata": {"name": "web", "namespace": namespace, "annotations": annotations},
@@ -349,37 +275,7 @@ fn exposed(cluster: &mut Cluster, namespace: &str, annotations: &Value) {
     cluster.wait(1);
 }
 
-/// An upgrade without records: a Pod claims the device of another tenant's proxy, whose host name its Service requests. The first pass must not decide it.
-#[test]
-fn device_that_two_replicas_claim_after_an_upgrade_is_not_recorded_for_the_wrong_one() {
-    let mut cluster = Cluster::new();
-    exposed(&mut cluster, "victim", &json!({}));
-    exposed(&mut cluster, "t", &json!({names::HOSTNAME: "victim-web"}));
-    cluster.take_over(("victim", "web"), "ts-victim");
-    cluster.take_over(("t", "web"), "ts-evil");
-    let device = device_id("ts-victim-0");
-    cluster.patch("Secret", NS, "ts-evil-0", &json!({"data": {"device_id": encoded(device.as_str())}}));
-    for _ in 0..5 {
-        cluster.pass("t/web");
-        cluster.pass("victim/web");
-    }
-    let record = |cluster: &Cluster, config: &str| {
-        let config = cluster.object("Secret", NS, config)?;
-        config["metadata"]["annotations"][names::DEVICE].as_str().map(str::to_owned)
-    };
-    let (evil, victim) = (record(&cluster, "ts-evil-0-config"), record(&cluster, "ts-victim-0-config"));
-    cluster.patch("Secret", NS, "ts-evil-0", &json!({"data": {"reissue_authkey": encoded("")}}));
-    for _ in 0..5 {
-        cluster.pass("t/web");
-    }
-    let exists = cluster.devices.contains_key(&device);
-    assert!(
-        exists && evil.as_ref().is_none_or(|record| !record.contains(device.as_str())),
-        "exists {exists}, record of the attacker {evil:?}, of the victim {victim:?}"
-    );
-}
-
-/// A tenant requests the host name of a group's next replica, and its Pod never joins: the replica waits for its key.
+/// A tenant requests the host name of a group's next replica: it is refused, and the replica gets its key.
 #[test]
 fn request_for_the_host_name_of_a_replica_does_not_hold_the_replica() {
     for attacked in [false, true] {
@@ -403,25 +299,7 @@ fn request_for_the_host_name_of_a_replica_does_not_hold_the_replica() {
     }
 }
 
-/// A Pod puts a finalizer on its state Secret: the group ends nevertheless.
-#[test]
-fn finalizer_of_a_pod_does_not_hold_the_end_of_its_group() {
-    for finalizers in [json!([]), json!(["x.example/hold"])] {
-        let mut cluster = cluster();
-        assert!(cluster.settles());
-        cluster.patch("Secret", NS, "in-0", &json!({"metadata": {"finalizers": finalizers}}));
-        let deleted = json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}});
-        cluster.patch("ProxyGroup", "", "in", &deleted);
-        for _ in 0..30 {
-            cluster.round();
-            cluster.wait(60);
-        }
-        let remaining = &cluster.object("ProxyGroup", "", "in").expect("a group")["metadata"]["finalizers"];
-        assert!(remaining.as_array().is_none_or(Vec::is_empty), "{finalizers}: {remaining} {:?}", cluster.events.last());
-    }
-}
-
-/// The Tailscale operator's config does not say which object has a name: two requests of one group refuse each other, and nothing changes any more.
+/// The Tailscale operator's config does not say which object has a name: of two requests of one group the served one has it.
 #[test]
 fn name_without_a_recorded_object_stays_with_the_object_that_is_served() {
     let mut faults = Vec::new();
@@ -450,29 +328,4 @@ fn name_without_a_recorded_object_stays_with_the_object_that_is_served() {
         }
     }
     report("not recorded", &faults);
-}
-
-/// A Pod puts a finalizer on its state Secret: its Service or Ingress ends nevertheless.
-#[test]
-fn finalizer_of_a_pod_does_not_hold_the_end_of_its_object() {
-    let mut faults = Vec::new();
-    for request in PROXIES {
-        for finalizers in [json!([]), json!(["x.example/hold"])] {
-            let mut cluster = cluster();
-            cluster.put(request.kind(), request.object("old"));
-            assert!(cluster.settles());
-            let workload = cluster.observe(&cluster.cache, &key(request, "old")).workload;
-            cluster.patch("Secret", NS, &format!("{workload}-0"), &json!({"metadata": {"finalizers": finalizers}}));
-            let deleted = json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}});
-            cluster.patch(request.kind(), "old", NAME, &deleted);
-            for _ in 0..30 {
-                cluster.round();
-                cluster.wait(60);
-            }
-            if let Some(object) = cluster.object(request.kind(), "old", NAME) {
-                faults.push(format!("{request:?} {finalizers}: {} {:?}", object["metadata"]["finalizers"], cluster.events.last()));
-            }
-        }
-    }
-    report("held", &faults);
 }
