@@ -24,3 +24,4 @@ mod standalone;
 mod standalone_ingress;
 mod takeover;
 mod tenants;
+mod uninstall;

@@ -90,7 +90,7 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
-            assignment: Arc::clone(&self.assignment),
+            assignment: self.rules_of_passes(),
             replacements: 0,
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,

@@ -32,14 +32,10 @@ use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Pass, going, owner};
 use crate::model::controller::workload::provision;
-use crate::model::controller::workload::provision::Served;
+use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::plan::world::Single;
-
-/// Order of deletion of the objects that remain when the device is deleted.
-const REMAINING: [Kind; 7] =
-    [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
 
 pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
     let observed = pass.observed;

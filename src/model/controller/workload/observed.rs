@@ -284,6 +284,12 @@ impl Observed {
         self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
     }
 
+    /// Time since which the workload is being deleted: with its object, or by an uninstall.
+    pub(crate) fn ends_since(&self) -> Option<Timestamp> {
+        let deleted = self.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref()).map(|deleted| deleted.0);
+        deleted.into_iter().chain(self.assignment.uninstall).min()
+    }
+
     /// Whether a name has a certificate.
     pub(crate) fn is_certified(&self, dns: &str) -> bool {
         self.certificates.get(dns).is_some_and(|content| content.filled)
