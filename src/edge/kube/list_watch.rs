@@ -8,6 +8,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, Stream, StreamExt, once, poll_fn, select};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::core::DynamicResourceScope;
 use kube::discovery::ApiResource;
@@ -135,6 +136,12 @@ impl Cluster {
     /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
+    }
+
+    /// Watches the holder of a Lease in the client's namespace; needs `list` and `watch` on its name.
+    pub fn watch_lease_holder(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<Option<String>>> + Send + use<> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        one(list_watch(api, self.call(Verb::List, "Lease", name), None, backoff, |lease: Lease| lease.spec?.holder_identity))
     }
 
     /// As [`Self::watch_secret`], with the resource version for conditional writes.

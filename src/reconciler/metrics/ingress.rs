@@ -72,7 +72,7 @@ impl IngressMetrics {
 
     pub(super) fn write(&self, page: &mut Page) {
         let workloads = self.workloads();
-        let labelled = workloads.iter().filter_map(|(key, workload)| Some((label(key), workload.summary.as_ref()?)));
+        let labelled = workloads.iter().filter_map(|(key, workload)| Some((key.label(), workload.summary.as_ref()?)));
         let labelled: BTreeMap<String, &IngressSummary> = labelled.collect();
         let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
         let names = labelled.iter().flat_map(|(group, counts)| {
@@ -102,9 +102,4 @@ impl IngressMetrics {
     fn workloads(&self) -> MutexGuard<'_, BTreeMap<WorkloadKey, WorkloadMetrics>> {
         self.workloads.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Value of the label `proxygroup`: a group's name, or kind, namespace and name of another workload.
-fn label(key: &WorkloadKey) -> String {
-    key.group().map_or_else(|| format!("{}/{}/{}", key.kind().to_lowercase(), key.namespace(), key.name()), str::to_owned)
 }
