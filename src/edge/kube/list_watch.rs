@@ -36,6 +36,9 @@ const PAGE: u32 = 500;
 /// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
 const PAGE_OF_LARGE: u32 = 8;
 
+/// Field selector of the warnings about Ingresses.
+pub(super) const INGRESS_WARNINGS: &str = "regarding.kind=Ingress,type=Warning";
+
 const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,8 +126,8 @@ impl Cluster {
     /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
     pub fn follow_ingress_warnings(&self, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
         let call = ApiCall { verb: Verb::List, kind: super::Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let fields = "regarding.kind=Ingress,type=Warning".to_owned();
-        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, Some(fields)), backoff, leader_client::plain)
+        let fields = Some(INGRESS_WARNINGS.to_owned());
+        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, fields), backoff, leader_client::plain)
     }
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
