@@ -9,6 +9,7 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use super::list_watch::INGRESS_WARNINGS;
 use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
 use crate::api::names::FIELD_MANAGER;
 use crate::api::replica;
@@ -60,6 +61,14 @@ impl Cluster {
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let api: Api<DynamicObject> = self.dynamic(resource, Some(&self.namespace));
         within(|| self.call(Verb::Patch, resource.kind, name), api.patch(name, &parameters, &patch)).await.map(drop)
+    }
+
+    /// Lists the warnings about Ingresses of all namespaces; needs `list` on Events.
+    pub async fn ingress_warnings(&self) -> Result<Vec<Value>, KubeError> {
+        let call = || ApiCall { verb: Verb::List, kind: Resource::EVENT.kind, namespace: String::new(), name: String::new() };
+        let parameters = ListParams::default().limit(MAX_ITEMS).fields(INGRESS_WARNINGS);
+        let list = within(call, self.dynamic(Resource::EVENT, None).list(&parameters)).await?;
+        Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
     /// Reads one object; `None` if it or its kind does not exist. Needs `get`.
