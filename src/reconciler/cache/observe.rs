@@ -188,7 +188,11 @@ impl ClusterCache {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
-            Some(_) => Class::NotReady(name.to_owned()),
+            Some(class) => {
+                let monitors = self.has(WatchRole::Owned(Kind::ServiceMonitor));
+                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), monitors);
+                usable.map_or_else(|| Class::NotReady(name.to_owned()), |class| Class::Refused(Arc::new(class)))
+            }
         }
     }
 

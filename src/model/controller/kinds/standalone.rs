@@ -84,7 +84,8 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
 fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderContext<'a>)> {
     let spec = plan.spec?;
     let class = provision::class(plan);
-    let mut usable = class.is_ok();
+    let mut usable = class.is_ok() && !provision::awaits_class(plan);
+    plan.faults.extend(provision::refused_class(plan));
     let class = class.unwrap_or_else(|fault| {
         plan.faults.push(fault);
         None

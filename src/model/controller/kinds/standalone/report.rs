@@ -27,6 +27,7 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::provision::refused_class;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
 use crate::model::controller::workload::service_conditions::{ServiceChanges, ServiceConditions};
@@ -182,8 +183,10 @@ fn device(work: &PlanPart<'_>, owner: &Owner) -> Option<(TailnetDevice, String)>
 }
 
 fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
-    if let Some(fault) = work.faults.first() {
-        let pending = matches!(work.observed.class, Class::NotReady(_));
+    // A proxy that serves goes on without the refused variables.
+    let refused = refused_class(work).filter(|_| reached.is_some());
+    if let Some(fault) = work.faults.iter().find(|fault| Some(*fault) != refused.as_ref()) {
+        let pending = matches!(work.observed.class, Class::NotReady(_) | Class::Refused(_));
         return ProxyCondition::unready(if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED }, fault.message.clone());
     }
     if let Some(name) = reached {
@@ -199,7 +202,9 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
                  joins again with the new tags.",
             );
         }
-        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns: others };
+        let warns = others || refused.is_some();
+        message.extend(refused.map(|fault| format!(" {}", fault.message)));
+        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns };
     }
     if let TailnetState::Unavailable(why) = &work.observed.tailnet {
         return ProxyCondition::unready(reason::PROXY_FAILED, why.clone());
