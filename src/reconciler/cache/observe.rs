@@ -66,7 +66,7 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let contested = self.contested_devices(&workload, &replicas);
-        let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
         let certificates = self.certificates_of(&owned);
         let recorded_certificates = self.recorded_certificates(&owned);

@@ -95,16 +95,13 @@ fn is_presence_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
     }
     let count = u32::try_from(work.observed.devices.index.count()).unwrap_or(u32::MAX);
     let interval = PRESENCE_INTERVAL.max(PRESENCE_INTERVAL_PER_DEVICE.saturating_mul(count));
-    let wait = match work.observed.devices.reads.get(&record.id) {
-        Some(read) => {
-            let interval = if read.missing == 1 { UNCONFIRMED_INTERVAL } else { interval };
-            interval.saturating_sub(elapsed(read.at, work.observed.now))
-        }
-        None => {
-            let (now, interval) = (work.observed.now.as_second().unsigned_abs(), interval.as_secs());
-            let since = (now + fingerprint64(record.id.as_str().as_bytes()) % interval) % interval;
-            if since < PRESENCE_WINDOW.as_secs() { Duration::ZERO } else { Duration::from_secs(interval - since) }
-        }
+    let wait = if let Some(read) = work.observed.devices.reads.get(&record.id) {
+        let interval = if read.missing == 1 { UNCONFIRMED_INTERVAL } else { interval };
+        interval.saturating_sub(elapsed(read.at, work.observed.now))
+    } else {
+        let (now, interval) = (work.observed.now.as_second().unsigned_abs(), interval.as_secs());
+        let since = (now + fingerprint64(record.id.as_str().as_bytes()) % interval) % interval;
+        if since < PRESENCE_WINDOW.as_secs() { Duration::ZERO } else { Duration::from_secs(interval - since) }
     };
     if !wait.is_zero() {
         work.again(wait);

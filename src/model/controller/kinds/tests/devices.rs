@@ -357,8 +357,10 @@ fn replica_whose_device_was_deleted_at_headscale_joins_again_with_another_key() 
     world.settle();
     let proxy = replica(&world, "shop");
     let (id, config) = (device_id(&proxy), object(Kind::Secret, &format!("{proxy}-config")));
-    let marked =
-        |world: &World| serde_json::from_value::<k8s_openapi::ByteString>(world.objects[&config]["data"]["deleted-device"].clone()).ok();
+    let marked = |world: &World| {
+        let data = world.objects[&config]["data"].get("deleted-device").cloned();
+        data.and_then(|data| serde_json::from_value::<k8s_openapi::ByteString>(data).ok())
+    };
     world.asleep.insert(proxy.clone());
     world.wait(180);
     world.rounds(10);

@@ -106,7 +106,7 @@ fn class_with_refused_variables_is_for_existing_proxies_only() {
     refuse(&mut world);
     put(&mut world, to("other.tail1234.ts.net"), external());
     world.settle();
-    assert_eq!(env(&world, "TS_TAILNET_TARGET_FQDN").as_deref(), Some("other.tail1234.ts.net"));
+    assert_eq!(env(&world, "TS_TAILNET_TARGET_FQDN").as_deref(), Some("other.tail1234.ts.net."));
     assert_eq!(env(&world, "TS_DEBUG_MTU").as_deref(), Some("1200"), "the rest of the class counts");
     let (status, _, message) = condition(&world);
     assert!(status == "True" && message.contains("ProxyClass c has variables that the proxy refuses"), "{status} {message}");
