@@ -27,7 +27,7 @@ fn balanced() -> Value {
     json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "ports": [{"name": "web", "port": 80, "protocol": "TCP"}]})
 }
 
-/// A ProxyClass whose Pods the API server rejects.
+/// A class whose Pods the API server rejects.
 async fn class_with_requests_above_limits(stage: &Stage) {
     let resources = json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "100m"}});
     let class = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "toolittle"},
