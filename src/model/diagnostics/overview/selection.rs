@@ -1,4 +1,4 @@
-//! RowSelection of an overview's rows: all, one group, or one Service or Ingress with the group that serves it.
+//! Selection of an overview's rows: all, one group, or one Service or Ingress with the group that serves it.
 
 use super::Overview;
 use super::snapshot::ClusterView;
