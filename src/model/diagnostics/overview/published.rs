@@ -47,7 +47,11 @@ pub struct PublishedOverview {
 
 /// Configs of the groups of type ingress, by group, with the replicas that receive traffic.
 #[derive(Debug, Default)]
-pub(super) struct PublishedRecords<'a>(BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)>);
+pub(super) struct PublishedRecords<'a> {
+    groups: BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)>,
+    /// Group and names of each object.
+    owners: BTreeMap<Origin, (&'a str, Vec<String>)>,
+}
 
 impl<'a> PublishedRecords<'a> {
     pub(super) fn of(view: &'a ClusterView) -> Self {
@@ -61,12 +65,22 @@ impl<'a> PublishedRecords<'a> {
             let replicas = (0..group.spec.desired_replicas()).map(|ordinal| replica(name(group), ordinal));
             Some((name(group), (config, replicas.filter(live).collect())))
         };
-        Self(view.groups.iter().filter_map(record).collect())
+        let groups: BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)> = view.groups.iter().filter_map(record).collect();
+        let mut owners: BTreeMap<Origin, (&'a str, Vec<String>)> = BTreeMap::new();
+        for (group, (config, _)) in &groups {
+            for (name, owner) in &config.origins {
+                let (first, names) = owners.entry(owner.clone()).or_insert((*group, Vec::new()));
+                if first == group {
+                    names.push(name.clone());
+                }
+            }
+        }
+        Self { groups, owners }
     }
 
     /// Number of names that a replica serves, and of all names of its group; `None` if the group has no config.
     pub(super) fn advertised_by(&self, group: &str, replica: &ObservedReplica) -> Option<(usize, usize)> {
-        let (config, _) = self.0.get(group)?;
+        let (config, _) = self.groups.get(group)?;
         let all = config.names();
         Some((all.iter().filter(|name| replica.is_current() && serves(replica, config, name)).count(), all.len()))
     }
@@ -75,11 +89,10 @@ impl<'a> PublishedRecords<'a> {
     fn find(&self, publisher: &Publisher) -> Option<(&'a str, usize)> {
         let (kind, namespace, name) = (publisher.source.kind().to_owned(), publisher.namespace.clone(), publisher.name.clone());
         let origin = Origin { kind, namespace, name };
-        self.0.iter().find_map(|(group, (config, replicas))| {
-            let names: Vec<_> = config.origins.iter().filter(|(_, owner)| **owner == origin).map(|(name, _)| name).collect();
-            let count = || replicas.iter().filter(|replica| names.iter().all(|name| serves(replica, config, name))).count();
-            (!names.is_empty()).then(|| (*group, count()))
-        })
+        let (group, names) = self.owners.get(&origin)?;
+        let (config, replicas) = self.groups.get(group)?;
+        let count = replicas.iter().filter(|replica| names.iter().all(|name| serves(replica, config, name))).count();
+        Some((*group, count))
     }
 }
 
