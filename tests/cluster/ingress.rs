@@ -30,6 +30,7 @@ fn ingress_is_reached_over_https_during_rollouts() {
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
     stage.user.wait_for_answer("http", "plain", ANSWER);
     stage.user.wait_for_answer("http", "outside", ANSWER);
+    assert_eq!(stage.cluster.doctor().faults(&[]), [""; 0]);
 
     let targets = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
     let loads = targets.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));

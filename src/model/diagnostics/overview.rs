@@ -23,7 +23,7 @@ mod text;
 
 pub use ingress_faults::IngressFault;
 pub use live::changes;
-pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
+pub use replicas::{Holding, ProgramVersion, ReplicaOverview};
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use standalone::StandaloneOverview;

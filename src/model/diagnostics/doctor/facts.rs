@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use super::ReadResult;
@@ -24,12 +25,18 @@ pub struct ClusterFacts {
     pub policy_binding: ReadResult<Option<Value>>,
     pub deployments: ReadResult<Vec<Value>>,
     pub groups: ReadResult<Vec<Value>>,
+    /// `StatefulSet`s of the proxies.
+    pub sets: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.
     pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
     pub lease: ReadResult<Option<Value>>,
     /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
+    /// Events about Pods that `StatefulSet`s cannot create.
+    pub failures: ReadResult<Vec<Value>>,
+    /// Time of the API server, else of this machine.
+    pub now: Timestamp,
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,

@@ -12,6 +12,7 @@ use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
 use crate::model::controller::egress::acks::{holds, is_from_pod};
 use crate::model::controller::workload::observed::replica::ReplicaState;
+use crate::model::controller::workload::pod_fault::PodFault;
 use crate::model::controller::workload::readiness::{is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -143,23 +144,7 @@ pub(super) fn last_error(pod: Option<&Pod>, state: Option<&ReplicaState>, live: 
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())
     };
-    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
-}
-
-/// Reason why a Pod does not run.
-pub fn stuck(pod: &Pod) -> Option<String> {
-    let status = pod.status.as_ref()?;
-    let unscheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    if let Some(condition) = unscheduled {
-        return Some(format!("not scheduled: {}", condition.message.as_deref().unwrap_or("no reason given")));
-    }
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let mut waiting = containers.filter_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
-        let message = waiting.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-        Some(format!("container {} waits, {}{message}", container.name, waiting.reason.as_deref().unwrap_or("for no given reason")))
-    });
-    waiting.find(|reason| !reason.contains("ContainerCreating") && !reason.contains("PodInitializing"))
+    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(|| Some(PodFault::find(pod, None)?.text())).or_else(|| ended(pod?))
 }
 
 /// Last exit of a restarted container.
