@@ -328,7 +328,10 @@ impl ControlPlanes {
 fn unknown(tailnet: Option<&str>) -> String {
     match tailnet {
         Some(name) => format!("Tailnet {name} does not exist: make it, or name another."),
-        None => "The reconciler has no control plane of its own: give it credentials. A ProxyGroup can name a Tailnet in spec.tailnet instead.".to_owned(),
+        None => {
+            "The reconciler has no control plane of its own: give it credentials. A ProxyGroup can name a Tailnet in spec.tailnet instead."
+                .to_owned()
+        }
     }
 }
 

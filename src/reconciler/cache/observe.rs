@@ -100,7 +100,12 @@ impl ClusterCache {
     }
 
     /// Why Pods of a workload cannot be created.
-    pub(super) fn create_failure(&self, workload: &str, replicas: &BTreeMap<u32, ObservedReplica>, now: Timestamp) -> Option<CreateFailure> {
+    pub(super) fn create_failure(
+        &self,
+        workload: &str,
+        replicas: &BTreeMap<u32, ObservedReplica>,
+        now: Timestamp,
+    ) -> Option<CreateFailure> {
         let failures = self.indices.create_failures.get(workload)?.values().map(Arc::as_ref);
         CreateFailure::current(failures, replicas.values().filter_map(|replica| replica.pod.as_deref()), now).cloned()
     }

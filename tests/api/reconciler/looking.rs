@@ -318,7 +318,8 @@ fn cause_of_a_missing_pod_is_in_condition_status_and_doctor() {
         let pods = finds(&stage, "admin", "pods").await;
         assert!(pods.0 == Some(1) && pods.1[0].0 == "bad" && pods.1[0].1.contains(cause), "{pods:?}");
         let events = async || stage.events("g").await;
-        let is_reported = |events: &Vec<String>| events.iter().any(|event| event.starts_with("ProxyGroupCreating") && event.contains(cause));
+        let is_reported =
+            |events: &Vec<String>| events.iter().any(|event| event.starts_with("ProxyGroupCreating") && event.contains(cause));
         eventually_async("an Event of the group", DEADLINE, events, is_reported).await;
         stage.join("g", 1).await;
         eventually_async("it runs", DEADLINE, ready, |ready| ready.starts_with("True")).await;

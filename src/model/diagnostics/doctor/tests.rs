@@ -41,7 +41,8 @@ fn create_failure(set: &str, cause: &str) -> Value {
 
 /// A Service with an annotation and the condition of its standalone proxy.
 fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value {
-    let condition = json!({"type": "TailscaleProxyReady", "status": status, "reason": reason, "message": message});
+    let condition = json!({"type": "TailscaleProxyReady", "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let annotations = json!({format!("tailscale.com/{annotation}"): "true"});
     json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
 }

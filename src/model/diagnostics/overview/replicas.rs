@@ -144,13 +144,15 @@ pub(super) fn last_error(pod: Option<&Pod>, state: Option<&ReplicaState>, live: 
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())
     };
-    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(|| Some(PodFault::find(pod, None)?.text())).or_else(|| ended(pod?))
+    let crash = || ended(pod?, |container| !container.ready);
+    let fault = || Some(PodFault::find(pod, None)?.text());
+    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(crash).or_else(fault).or_else(|| ended(pod?, |_| true))
 }
 
-/// Last exit of a restarted container.
-fn ended(pod: &Pod) -> Option<String> {
+/// Last exit of a restarted container among these.
+fn ended(pod: &Pod, among: impl Fn(&ContainerStatus) -> bool) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
-    containers.iter().find_map(|container| {
+    containers.iter().filter(|container| among(container)).find_map(|container| {
         let ended = container.last_state.as_ref()?.terminated.as_ref()?;
         let when = ended.finished_at.as_ref().map(|at| format!(" at {}", at.0)).unwrap_or_default();
         let reason = ended.reason.as_deref().unwrap_or("ended");
