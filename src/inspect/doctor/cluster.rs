@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::{self, StreamExt};
-use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -61,6 +60,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         unreconciled.insert(resource.kind, list(resource, None, None).await);
     }
     let sets = list(Kind::StatefulSet.into(), Some(namespace), Some(PROXIES)).await;
+    let warnings = follow(Resource::EVENT, None, None, Some(Resource::INGRESS_WARNINGS));
     let failures = follow(Resource::EVENT, Some(namespace), None, Some(Resource::CREATE_FAILURES));
     let tried = match &deployments {
         Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
@@ -75,7 +75,6 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         deployments,
         groups,
         sets,
-        now: cluster.time().await.ok().flatten().unwrap_or_else(Timestamp::now),
         failures: cluster.list(&failures).await.map_err(|error| gap(&error)),
         unreconciled,
         lease: Ok(None),
@@ -83,6 +82,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         pods: list(Resource::POD, Some(namespace), Some(PROXIES)).await,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
+        ingress_events: cluster.list(&warnings).await.map_err(|error| gap(&error)),
+        now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         nodes: list(Resource::NODE, None, None).await,
         ranges: list(Resource::SERVICE_RANGE, None, None).await,
         dns: look(Resource::SERVICE, Some(SYSTEM), "kube-dns").await,

@@ -19,6 +19,7 @@ pub mod part;
 pub mod pass;
 pub mod pod_fault;
 pub mod provision;
+pub mod proxy_state;
 pub mod readiness;
 pub mod replicas;
 pub mod role;

@@ -1,8 +1,8 @@
 //! Facts about a cluster for the doctor.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use super::ReadResult;
@@ -35,11 +35,13 @@ pub struct ClusterFacts {
     pub pods: ReadResult<Vec<Value>>,
     /// Events about Pods that `StatefulSet`s cannot create.
     pub failures: ReadResult<Vec<Value>>,
-    /// Time of the API server, else of this machine.
-    pub now: Timestamp,
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,
+    /// Warnings about Ingresses.
+    pub ingress_events: ReadResult<Vec<Value>>,
+    /// Time since the Unix epoch.
+    pub now: Duration,
     pub nodes: ReadResult<Vec<Value>>,
     /// Address ranges of Services.
     pub ranges: ReadResult<Vec<Value>>,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -54,13 +55,14 @@ fn find(facts: &ClusterFacts, pods: &BTreeMap<String, Pod>, sets: &[Value]) -> F
     let events = facts.failures.iter().flatten().filter_map(|event| Event::deserialize(event).ok());
     let failures: Vec<_> = events.filter_map(|event| CreateFailure::read(&event)).collect();
     let of_pod = |(name, pod): (&String, &Pod)| Some((name.clone(), PodFault::find(Some(pod), None)?));
+    let now = i64::try_from(facts.now.as_secs()).ok().and_then(|now| Timestamp::from_second(now).ok()).unwrap_or_default();
     let mut found = Found { faults: pods.iter().filter_map(of_pod).collect(), ..Found::default() };
     for set in sets {
         let name = set["metadata"]["name"].as_str().unwrap_or_default();
         let wanted = set["spec"]["replicas"].as_u64().and_then(|wanted| u32::try_from(wanted).ok()).unwrap_or(1);
         let names: Vec<_> = (0..wanted).map(|ordinal| replica(name, ordinal)).collect();
         let existing = names.iter().filter_map(|name| pods.get(name));
-        let failure = CreateFailure::current(failures.iter().filter(|failure| failure.set == name), existing, facts.now);
+        let failure = CreateFailure::current(failures.iter().filter(|failure| failure.set == name), existing, now);
         for name in names.into_iter().filter(|name| !pods.contains_key(name)) {
             match PodFault::find(None, failure) {
                 Some(fault) => drop(found.faults.insert(name, fault)),
