@@ -13,6 +13,7 @@ use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
+use uninstall::Uninstall;
 
 use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
@@ -40,6 +41,7 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
@@ -66,6 +68,7 @@ pub struct ClusterCache {
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Names that plans give to workloads, by tailnet and label, until a record has them.
     reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
+    uninstall: Uninstall,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -89,6 +92,7 @@ impl ClusterCache {
             refused_ports: BTreeMap::new(),
             refusals: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            uninstall: Uninstall::default(),
             annotations: BTreeMap::new(),
         }
     }

@@ -67,7 +67,7 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let contested = self.contested_devices(&workload, &replicas);
-        let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
         let certificates = self.certificates_of(&owned);
         let recorded_certificates = self.recorded_certificates(&owned);
@@ -92,7 +92,7 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
-            assignment: Arc::clone(&self.assignment),
+            assignment: self.rules_of_passes(),
             replacements: 0,
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,
@@ -201,7 +201,11 @@ impl ClusterCache {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
-            Some(_) => Class::NotReady(name.to_owned()),
+            Some(class) => {
+                let monitors = self.has(WatchRole::Owned(Kind::ServiceMonitor));
+                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), monitors);
+                usable.map_or_else(|| Class::NotReady(name.to_owned()), |class| Class::Refused(Arc::new(class)))
+            }
         }
     }
 

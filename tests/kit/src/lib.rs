@@ -44,6 +44,7 @@ pub mod pebble;
 pub mod reconciler;
 pub mod report;
 pub mod ruleset_oracle;
+pub mod scenario;
 pub mod scripted_tailscaled;
 pub mod servers;
 pub mod sheet;

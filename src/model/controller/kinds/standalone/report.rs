@@ -27,8 +27,9 @@ use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, TailnetState};
-use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::provision::refused_class;
 use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
@@ -211,14 +212,16 @@ fn device(work: &PlanPart<'_>, owner: &Owner) -> Option<(TailnetDevice, String)>
 }
 
 /// The fault that is reported, with its reason: those of groups are not a proxy's.
-pub(crate) fn fault(work: &PlanPart<'_>) -> Option<(&'static str, String)> {
-    let pending = matches!(work.observed.class, Class::NotReady(_));
+pub(crate) fn fault(work: &PlanPart<'_>, tolerated: Option<&WorkloadFault>) -> Option<(&'static str, String)> {
+    let pending = matches!(work.observed.class, Class::NotReady(_) | Class::Refused(_));
     let reason = if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED };
-    work.faults.first().map(|fault| (reason, fault.message.clone()))
+    work.faults.iter().find(|fault| Some(*fault) != tolerated).map(|fault| (reason, fault.message.clone()))
 }
 
 fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
-    if let Some((reason, message)) = fault(work) {
+    // A proxy that serves goes on without the refused variables.
+    let refused = refused_class(work).filter(|_| reached.is_some());
+    if let Some((reason, message)) = fault(work, refused.as_ref()) {
         return ProxyCondition::unready(reason, message);
     }
     if let Some(name) = reached {
@@ -234,7 +237,9 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
                  joins again with the new tags.",
             );
         }
-        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns: others };
+        let warns = others || refused.is_some();
+        message.extend(refused.map(|fault| format!(" {}", fault.message)));
+        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns };
     }
     if let TailnetState::Unavailable(why) = &work.observed.tailnet {
         return ProxyCondition::unready(reason::PROXY_FAILED, why.clone());
