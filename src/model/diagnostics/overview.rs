@@ -27,7 +27,7 @@ mod text;
 pub use ingress_faults::{IngressFault, ingress_faults};
 pub use live::changes;
 pub use published::PublishedOverview;
-pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
+pub use replicas::{Holding, ProgramVersion, ReplicaOverview};
 pub use selection::RowSelection;
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};

@@ -187,7 +187,8 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     }
     let fault = report::fault(&plan, None);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
-    if let Some(news) = fault.or_else(moving) {
+    let pod_fault = || report::pod_fault(pass).map(|message| (reason::PROXY_PENDING, message));
+    if let Some(news) = fault.or_else(moving).or_else(pod_fault) {
         report::news(&mut plan, ingress, news);
     }
     plan
