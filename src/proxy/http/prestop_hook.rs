@@ -1,7 +1,7 @@
 //! preStop hook of the Tailscale operator: responds once no service is routed to this Pod.
 //!
 //! [`crate::model::flows::prestop_hook`] decides; this handler probes services and counts flows. The hook does not stop forwarding, and its
-//! calls change nothing: the kubelet's cannot be told from those of other clients. An address has one call at a time, because a call opens up
+//! calls change nothing: the kubelet's look like those of other clients. An address has one call at a time, because a call opens up
 //! to [`AT_ONCE`] connections.
 
 use std::collections::BTreeMap;

@@ -238,8 +238,8 @@ impl Reporter {
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());
         // The request for an auth key too, so that its removal writes nothing if there is none.
-        let known = first.keys().map(String::as_str).chain([REISSUE_AUTHKEY]);
-        let current = known.map(|key| (key.to_owned(), found.get(key).cloned())).collect();
+        let keys = first.keys().map(String::as_str).chain([REISSUE_AUTHKEY]);
+        let current = keys.map(|key| (key.to_owned(), found.get(key).cloned())).collect();
         Ok((outstanding(&first, &current), current))
     }
 

@@ -18,6 +18,7 @@ use crate::api::tailnet::Tailnet;
 use crate::api::vip::PREFIX;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::proxyclass;
+use crate::model::controller::kinds::proxyclass::ClassRules;
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
@@ -34,6 +35,7 @@ use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::failover::ReplicaPod;
+use crate::model::settings::class_variables;
 
 /// Known state of a group's control plane.
 #[derive(Debug)]
@@ -196,14 +198,18 @@ impl ClusterCache {
         own.chain(workloads).chain([WorkKey::DefaultControlPlane]).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
+    /// What classes are validated with.
+    pub fn class_rules(&self) -> ClassRules {
+        ClassRules { service_monitors: self.has(WatchRole::Owned(Kind::ServiceMonitor)), refusal: class_variables::refusal }
+    }
+
     /// State of a class, by its recorded condition if that is current.
     fn class_state(&self, name: &str) -> Class {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
             Some(class) => {
-                let monitors = self.has(WatchRole::Owned(Kind::ServiceMonitor));
-                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), monitors);
+                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), self.class_rules());
                 usable.map_or_else(|| Class::NotReady(name.to_owned()), |class| Class::Refused(Arc::new(class)))
             }
         }

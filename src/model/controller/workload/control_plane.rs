@@ -22,7 +22,7 @@ impl Capabilities {
     pub const TAILSCALE: Self = Self { services: true, certificates: true };
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
 
-    /// Whether a device that is deleted there is told: it logs in again. headscale leaves its session open, without updates.
+    /// Whether the session of a deleted device ends, so that it logs in again. headscale leaves it open, without updates.
     pub fn ends_sessions(self) -> bool {
         self.services
     }

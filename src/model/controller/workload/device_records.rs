@@ -26,7 +26,7 @@ const CONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
 /// First interval of reads after a report that it did not confirm; doubled each time.
 const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
-/// Minimum interval of reads of a device that nothing suggests, for a control plane that does not tell a device of its deletion.
+/// Minimum interval of reads of a device that nothing suggests, for a control plane that does not end the session of a deleted device.
 const PRESENCE_INTERVAL: Duration = Duration::from_mins(3);
 /// The same, for each device of all workloads: a fifth of the rate of requests.
 const PRESENCE_INTERVAL_PER_DEVICE: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ fn is_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
     passed >= interval
 }
 
-/// Whether a device is read although nothing suggests a change, as the control plane does not tell it of its deletion; else the pass is
+/// Whether a device is read although nothing suggests a change, as the control plane does not end the session of a deleted device; else the pass is
 /// repeated when it may be. Reads after a start of the reconciler are spread over the interval.
 fn is_presence_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
     if work.observed.tailnet.capabilities().is_none_or(Capabilities::ends_sessions) {
