@@ -11,6 +11,7 @@ mod plan;
 pub mod proxy;
 pub mod reconciler;
 mod status;
+mod uninstall;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,6 +47,12 @@ enum Command {
     Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to repair it
     Doctor(doctor::DoctorArgs),
+    #[allow(clippy::doc_markdown)]
+    /// Release every Service, Ingress and ProxyGroup and delete their devices, before the chart is uninstalled
+    ///
+    /// The reconciler deletes Pods, devices, Secrets and its other objects, and removes its finalizers; users' objects stay. Needs a
+    /// running reconciler, and get and patch on the Lease tailyard-reconciler.
+    Uninstall(uninstall::UninstallArgs),
     /// Print, offline and without root, what a config turns into
     Plan(plan::PlanArgs),
     /// Enable IP forwarding in this network namespace and exit, for an init container
@@ -75,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Reconciler(args) => reconciler::run(&args.flags),
         Command::Status(args) => status::run(&args, &mut std::io::stdout()),
         Command::Doctor(args) => doctor::run(&args, &mut std::io::stdout()),
+        Command::Uninstall(args) => uninstall::run(&args, &mut std::io::stdout()),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::EnableIpForwarding => enable_ip_forwarding::run(&mut std::io::stdout().lock()),
         Command::Crd => crd::run(&mut std::io::stdout().lock()),

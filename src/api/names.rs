@@ -187,6 +187,13 @@ pub fn issuer(group: &str) -> String {
     format!("{group}-issuer")
 }
 
+/// Ours, annotation of the reconcilers' Lease: requests an uninstall; its value is the time of the request.
+pub const UNINSTALL: &str = "tailyard.io/uninstall";
+/// Ours, annotation of that Lease: what the uninstall still has to release; [`UNINSTALLED`] at its end.
+pub const UNINSTALL_REMAINING: &str = "tailyard.io/uninstall-remaining";
+/// Value of [`UNINSTALL_REMAINING`] at the end.
+pub const UNINSTALLED: &str = "nothing";
+
 /// `ConfigMap` of [`CERTIFICATE_ORDERS`].
 pub fn certificate_orders(namespace: &str) -> String {
     format!("tailyard-certificates-{namespace}")

@@ -45,7 +45,7 @@ impl Replica {
         let available = drain::available(limit, deletion, hook, now).saturating_sub(began.elapsed());
         let budget = Budget::of(available, self.tailnet.daemon.is_some());
         tokio::select! {
-            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),
+            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "shut down"),
             () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
         }
     }
@@ -94,7 +94,10 @@ impl Replica {
                 && let Some(nft) = nft
                 && let Err(error) = nft.shut(&self.settings.interface).await
             {
-                tracing::debug!(reason = error.reason(), "new connections are refused until the next Pod: {error}");
+                tracing::debug!(
+                    reason = error.reason(),
+                    "cannot drop new connections, clients get a reset until the next Pod forwards: {error}"
+                );
             }
             self.forwarding.close(rest(), budget.resets).await;
         }
@@ -135,7 +138,7 @@ impl Replica {
 pub async fn deletion(cluster: Option<&Cluster>, pod: &Pod) -> Option<Deletion> {
     let (cluster, name, uid) = (cluster?, pod.object.as_deref()?, pod.uid.as_deref()?);
     let found = timeout(LOOKUP, cluster.look(Resource::POD, Some(cluster.namespace()), name)).await.ok()?;
-    let unread = "a grace period shorter than the drain timeout would cut the drain";
+    let unread = "cannot read the Pod's deletion grace period, assuming the drain timeout";
     let found = found.inspect_err(|error| tracing::info!(reason = error.reason(), "{unread}: {error}")).ok()?;
     Deletion::of(found.as_ref(), uid)
 }
@@ -171,7 +174,7 @@ where
 async fn mute(nft: Option<&Nft>, on: bool) -> bool {
     let Some(nft) = nft else { return false };
     let done = nft.mute(on).await;
-    done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "signs of life outside the tunnel: {error}")).is_ok()
+    done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "cannot switch the disco mute: {error}")).is_ok()
 }
 
 #[cfg(test)]

@@ -173,14 +173,14 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
         let read = || std::fs::read_to_string(&path).expect("a file").replace(char::is_whitespace, "");
-        let (first, writes) = (read(), ledger.health().borrow().writes);
-        let (done, written) = oneshot::channel();
+        let (first, count) = (read(), ledger.health().borrow().writes);
+        let (done, confirmed) = oneshot::channel();
         let write = StateWrite::RequestReissue { failed: Secret::new("k2") };
         requests.send(StateRequest { write, done }).await.expect("received");
-        timeout(LONG, written).await.expect("in time").expect("written");
+        timeout(LONG, confirmed).await.expect("in time").expect("written");
         daemon.send_modify(|daemon| daemon.phase = DaemonPhase::Running);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        (first, writes, read())
+        (first, count, read())
     }
 
     #[tokio::test(start_paused = true)]

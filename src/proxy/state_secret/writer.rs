@@ -181,7 +181,7 @@ impl Reporter {
             Ok(found) => self.current.as_ref().is_none_or(|current| lacks(&found, current)),
             Err(error) if error.is_missing() => true,
             Err(error) => {
-                tracing::debug!(reason = error.reason(), "whether the state is still there is not known: {error}");
+                tracing::debug!(reason = error.reason(), "cannot read the state Secret: {error}");
                 false
             }
         };

@@ -30,6 +30,7 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
+use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
@@ -78,6 +79,7 @@ impl ClusterCache {
             group,
             class,
             tailnet,
+            create_failure: self.create_failure(&workload, &replicas, now),
             replicas,
             waiting,
             workload,
@@ -92,11 +94,22 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
-            assignment: Arc::clone(&self.assignment),
+            assignment: self.rules_of_passes(),
             replacements: 0,
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,
         }
+    }
+
+    /// Why Pods of a workload cannot be created.
+    pub(super) fn create_failure(
+        &self,
+        workload: &str,
+        replicas: &BTreeMap<u32, ObservedReplica>,
+        now: Timestamp,
+    ) -> Option<CreateFailure> {
+        let failures = self.indices.create_failures.get(workload)?.values().map(Arc::as_ref);
+        CreateFailure::current(failures, replicas.values().filter_map(|replica| replica.pod.as_deref()), now).cloned()
     }
 
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {

@@ -61,7 +61,9 @@ fn prestop_hook_calls_of_any_length_and_end_leave_the_drain_its_time() {
     for (offset, number, begins) in events {
         sleep((began + Duration::from_secs_f32(offset + 3.0)).saturating_duration_since(Instant::now()));
         if number == usize::MAX {
-            replicas.iter().for_each(|replica| replica.signal(Signal::SIGTERM));
+            for replica in &replicas {
+                replica.signal(Signal::SIGTERM);
+            }
         } else if begins {
             let mut call = client.connect(SocketAddr::new(replicas[number].pod(Family::V4), HEALTH_PORT), QUICK).expect("accepted");
             call.write_all(format!("GET {HOOK} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).expect("sent");

@@ -19,7 +19,7 @@ use crate::model::controller::workload::finalizers::Validation;
 /// What a class is validated with, beside other classes.
 #[derive(Debug, Clone, Copy)]
 pub struct ClassRules {
-    /// Whether the cluster has `ServiceMonitor` objects.
+    /// Whether the cluster has `ServiceMonitors`.
     pub service_monitors: bool,
     /// Why the proxy refuses a variable of this name and value, if it does; and whether the class names the proxy's image.
     pub refusal: fn(&str, &str, bool) -> Option<String>,

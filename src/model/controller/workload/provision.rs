@@ -29,6 +29,18 @@ const WAITS: &str = " The deletion waits for that for five minutes, and then goe
 /// Requeue interval while a deletion waits for the control plane.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Order of deletion of the objects that remain when the devices are deleted.
+pub(crate) const REMAINING: [Kind; 8] = [
+    Kind::ServiceMonitor,
+    Kind::PodDisruptionBudget,
+    Kind::Secret,
+    Kind::ConfigMap,
+    Kind::Service,
+    Kind::RoleBinding,
+    Kind::Role,
+    Kind::ServiceAccount,
+];
+
 /// What the kind of a workload adds to it.
 #[derive(Debug)]
 pub(crate) struct Served<'a> {
@@ -80,8 +92,7 @@ pub(crate) fn remove<'a>(pass: &Pass<'a>, (withdrawal, is_withdrawn): (PlanPart<
 /// Reports what the deletion of a workload waits for.
 fn report_wait(plan: &mut PlanPart<'_>) {
     // An object that only moves waits as long as that takes.
-    let is_deleted = plan.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
-    let more = if is_deleted { WAITS } else { "" };
+    let more = if plan.observed.ends_since().is_some() { WAITS } else { "" };
     if let TailnetState::Unavailable(why) = &plan.observed.tailnet {
         plan.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{more}"));
     }
@@ -141,7 +152,7 @@ pub(crate) fn class<'a>(pass: &Pass<'a>) -> Result<Option<&'a ProxyClassSpec>, W
     let message = match &pass.observed.class {
         Class::None => return Ok(None),
         Class::Ready(class) | Class::Refused(class) => return Ok(Some(&class.spec)),
-        Class::Missing(name) => format!("ProxyClass {name} does not exist: make it, or change {}.", class_field(pass)),
+        Class::Missing(name) => format!("ProxyClass {name} does not exist: create it, or change {}.", class_field(pass)),
         Class::NotReady(name) => format!("ProxyClass {name} is not ready: its conditions say what to change."),
     };
     Err(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })

@@ -255,7 +255,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
             return false;
         }
         (TailnetState::Ready { .. }, Some(denial)) => &denial.why,
-        (TailnetState::Unavailable(_), _) if work.waited() => "it cannot be asked",
+        (TailnetState::Unavailable(_), _) if work.waited() => "it is unavailable",
         (TailnetState::Asking | TailnetState::Unavailable(_), _) => return false,
     };
     left_behind(work, (owner, ordinal), &what, why, then);

@@ -250,6 +250,9 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
     if let Some(message) = handover::joining(work.observed) {
         return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, message) };
     }
+    if let Some(fault) = pod_fault(work) {
+        return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, fault) };
+    }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
         Some((true, true)) if replica.is_some_and(is_unconfirmed) => {
@@ -262,6 +265,12 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
         _ => "its Pod does not exist",
     };
     ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.name))
+}
+
+/// Why the Pod of a proxy does not exist or does not run.
+pub(crate) fn pod_fault(work: &Pass<'_>) -> Option<String> {
+    let (name, fault) = (&work.owner.name, work.observed.pod_fault(0)?);
+    Some(format!("Proxy {name} does not serve yet: Pod {}: {}", names::replica(name, 0), fault.text()))
 }
 
 /// Whether a live Pod claims a device without a complete record.

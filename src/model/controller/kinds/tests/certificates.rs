@@ -193,6 +193,6 @@ fn role_does_not_name_secrets_of_another_group() {
         }
         // One with labels of ours that no record has is created again; another one is an administrator's.
         assert_eq!(is_former(&world), !is_managed);
-        assert_eq!(world.ready("in").2.contains("is in the way"), !is_managed, "{:?}", world.ready("in"));
+        assert_eq!(world.ready("in").2.contains("already exists"), !is_managed, "{:?}", world.ready("in"));
     }
 }
