@@ -5,6 +5,7 @@
 //! change. The cache fetches nothing and decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use annotations::AnnotationNotice;
@@ -122,8 +123,10 @@ impl ClusterCache {
     pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let missing = self.store(role).complete(namespace);
         let gone: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
+        let networks = self.users_of_networks().filter(|_| matches!(role, WatchRole::Node | WatchRole::ServiceRange));
+        let more: Vec<_> = networks.chain(gone).collect();
         // Passes that need nodes wait for this list.
-        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(gone).collect() } else { gone }
+        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(more).collect() } else { more.into_iter().collect() }
     }
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
@@ -132,6 +135,7 @@ impl ClusterCache {
             return BTreeSet::new();
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));
+        let networks = self.follow_cluster_ips(&object);
         if let CachedObject::Service(service) = &object
             && self.keys_of(&id, &object).is_empty()
             && !self.assignment.depends_on_namespace(service)
@@ -139,6 +143,7 @@ impl ClusterCache {
             object = CachedObject::backend(service);
         }
         let mut keys = self.keys(role, &id, &object);
+        keys.extend(networks);
         let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone(), settled: None });
         let old = old.map(|stored| stored.object);
         if old.as_ref() == Some(&object) {
@@ -149,6 +154,17 @@ impl ClusterCache {
         self.follow(role, &id, old.as_ref(), Some(&object));
         keys.extend(self.reassign(role, &id));
         keys
+    }
+
+    /// Follows the addresses of a Service; returns the workloads that a new range restricts.
+    fn follow_cluster_ips(&mut self, object: &CachedObject) -> Vec<WorkKey> {
+        let CachedObject::Service(service) = object else { return Vec::new() };
+        let ips = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
+        let mut is_new = false;
+        for ip in ips.filter_map(|ip| ip.parse::<IpAddr>().ok()) {
+            is_new |= self.indices.networks.add_cluster_ip(ip);
+        }
+        if is_new { self.users_of_networks().collect() } else { Vec::new() }
     }
 
     /// Removes an object; `last` is its last state.
@@ -204,9 +220,10 @@ impl ClusterCache {
         slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 
-    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them.
+    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are needed only if a class needs them, and
+    /// the target policy does not shrink before nodes and ranges are listed.
     pub fn missing(&self) -> Vec<WatchRole> {
-        let needed = |role: WatchRole| role != WatchRole::Node || self.wants_nodes();
+        let needed = |role: WatchRole| role != WatchRole::ServiceRange && (role != WatchRole::Node || self.wants_nodes());
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Watch of the replica's own config Secret: the API server reports changes in milliseconds, the kubelet mounts them after a minute or two.
 //!
-//! Publishes the newest auth key; supervision decides whether to log in with it. If no Secret is mounted, the config files are written to
+//! Publishes the newest auth key, and the target policy; supervision decides whether to log in with the key. If no Secret is mounted, the config files are written to
 //! the path of a mount, so that the Pod template needs no mount that names the Pod's ordinal.
 
 use std::path::{Path, PathBuf};
@@ -10,10 +10,13 @@ use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use crate::api::names::CONFIG_SECRET_SUFFIX;
+use crate::api::targets;
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
+use crate::proxy::tailnet::target_rules;
+use crate::proxy::tailnet::target_rules::RulesSender;
 use crate::runtime::watch_ext::put;
 
 /// The newest auth key of this Pod's config Secret, and the task that watches it until all receivers are dropped. The config files are
@@ -22,14 +25,15 @@ pub fn follow(
     cluster: &Cluster,
     pod: &str,
     fill: Option<PathBuf>,
+    rules: RulesSender,
 ) -> (watch::Receiver<Option<Secret>>, impl Future<Output = ()> + Send + 'static) {
     let (keys, newest) = watch::channel(None);
     let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
-    (newest, async move { run(cluster.watch_secret(&name, Backoff::DAEMON), keys, fill).await })
+    (newest, async move { run(cluster.watch_secret(&name, Backoff::DAEMON), keys, fill, rules).await })
 }
 
 /// A missing or unreadable Secret removes no key and no file.
-async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>) {
+async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>, rules: RulesSender) {
     let mut events = pin!(events);
     let mut lost = None;
     loop {
@@ -41,6 +45,9 @@ async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option
             ObjectEvent::Current(values) => {
                 if let Some(dir) = &fill {
                     write(dir, &values);
+                }
+                if let Some(text) = values.get(targets::KEY) {
+                    target_rules::follow(&rules, text);
                 }
                 if let Some(key) = newest(&values) {
                     put(&keys, Some(key));
@@ -61,7 +68,11 @@ async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option
 
 /// Mirrors the Secret's config files to a directory. A Secret without config files is ignored: existing files stay.
 fn write(dir: &Path, values: &Values) {
-    let files = values.iter().filter(|(name, _)| conffile::is_config(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
+    if !values.keys().any(|name| conffile::is_config(name)) {
+        return;
+    }
+    let is_ours = |name: &str| conffile::is_config(name) || name == targets::KEY;
+    let files = values.iter().filter(|(name, _)| is_ours(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
     match daemon::fill(dir, files) {
         Ok(0) => {}
         Ok(changed) => tracing::info!(changed, "config files were written to {}", dir.display()),
@@ -92,7 +103,7 @@ mod tests {
 
     async fn key_after(events: Vec<ObjectEvent>) -> Option<String> {
         let (keys, mut receiver) = watch::channel(None);
-        tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys, None));
+        tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys, None, target_rules::channel(None).0));
         while timeout(Duration::from_secs(1), receiver.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
         receiver.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
     }
@@ -134,7 +145,7 @@ mod tests {
         let two = values(&[("cap-95.hujson", "{}"), ("cap-106.hujson", r#"{"Version":"alpha0"}"#), ("../other", "x")]);
         let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
         let (keys, _seen) = watch::channel(None);
-        let events = |events: Vec<ObjectEvent>| run(stream::iter(events), keys.clone(), Some(dir.clone()));
+        let events = |events: Vec<ObjectEvent>| run(stream::iter(events), keys.clone(), Some(dir.clone()), target_rules::channel(None).0);
         let ended = |work| timeout(Duration::from_secs(1), work);
         assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned(), "cap-95.hujson".to_owned()].into());

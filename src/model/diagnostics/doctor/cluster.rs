@@ -93,7 +93,7 @@ pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
-fn is_operator(deployment: &Value) -> bool {
+pub(super) fn is_operator(deployment: &Value) -> bool {
     let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
     let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
     images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))

@@ -42,9 +42,9 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether only a part depends on it: static endpoints, scrapes, workload identity or failover.
+    /// Whether only a part depends on it: static endpoints and the target policy, scrapes, workload identity or failover.
     pub fn optional(&self) -> bool {
-        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || self.failover()
+        matches!(self.resource.as_str(), "nodes" | "servicecidrs" | "servicemonitors") || self.subresource == "token" || self.failover()
     }
 
     /// Whether only failover depends on it.

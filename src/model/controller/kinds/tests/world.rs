@@ -35,6 +35,7 @@ use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::UserCertificate;
+use crate::model::controller::workload::target_rules::TargetInputs;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, TailnetState,
@@ -99,6 +100,8 @@ pub(super) struct World {
     pub(super) renamed: &'static str,
     /// Standalone objects of the namespace before the observed one.
     pub(super) names_before: usize,
+    pub(super) targets: TargetInputs,
+    pub(super) restricted_group: Option<String>,
 }
 
 /// What the reconcilers remember; a copy of the cluster has reconcilers without memories.
@@ -162,6 +165,8 @@ impl World {
             device_reads: imbl::OrdMap::new(),
             device_requests: 0,
             names_before: 0,
+            targets: TargetInputs { is_default_class: true, is_complete: true, ..TargetInputs::default() },
+            restricted_group: None,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),

@@ -3,10 +3,12 @@
 //! A variable of the class replaces ours: a list with duplicate names cannot be applied.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+use serde_json::Value;
 
 use crate::api;
 use crate::model::controller::workload::objects::shape::{DEBUG, HEALTH, RenderContext};
 use crate::model::controller::workload::role::RoleConfig;
+use crate::model::controller::workload::target_rules::ALLOWED;
 use crate::model::flows::drain::Budget;
 
 /// Environment of the proxy's container; `configs` and `services` are the paths of the configs.
@@ -45,7 +47,7 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
     }
     let class = shape.container().map(|container| container.env.as_slice()).unwrap_or_default();
-    for variable in class {
+    for variable in class.iter().filter(|variable| shape.takes_allowed_targets || variable.name != ALLOWED) {
         set(&mut env, value(&variable.name, variable.value.as_deref().unwrap_or_default()));
     }
     if shape.metrics() {
@@ -100,6 +102,13 @@ fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
         Some("iptables-nft" | "iptables-legacy") if shape.stock() => Some("iptables"),
         mode => mode,
     }
+}
+
+/// Value of a variable in a container of an existing `StatefulSet`.
+pub(crate) fn variable_of<'a>(set: &'a Value, name: &str) -> Option<&'a str> {
+    let containers = set.pointer("/spec/template/spec/containers")?.as_array()?;
+    let mut env = containers.iter().flat_map(|container| container["env"].as_array().into_iter().flatten());
+    env.find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
 /// Replaces the variable of this name, or appends it.
