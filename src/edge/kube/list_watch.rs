@@ -30,8 +30,10 @@ const WATCH: u32 = 60;
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 5);
 /// A watch that ends sooner was interrupted; the next one waits for the backoff.
 const SHORT: Duration = Duration::from_secs(1);
-/// Page size of a list.
+/// Objects in a page of a list.
 const PAGE: u32 = 500;
+/// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
+const PAGE_OF_LARGE: u32 = 8;
 
 const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
@@ -217,7 +219,9 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     /// Lists all pages; returns the version to watch from.
     async fn list(&self) -> Result<String, KubeError> {
         let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
-        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(PAGE) };
+        let is_large = [super::Resource::SECRET.kind, super::Resource::CONFIG_MAP.kind].contains(&self.call.kind);
+        let size = if is_large { PAGE_OF_LARGE } else { PAGE };
+        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(size) };
         loop {
             let list = within(|| self.call.clone(), self.api.list(&page)).await?;
             for object in list.items {
