@@ -5,7 +5,6 @@
 //! change. The cache fetches nothing and decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use annotations::AnnotationNotice;
@@ -40,6 +39,7 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod targets;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
@@ -154,17 +154,6 @@ impl ClusterCache {
         self.follow(role, &id, old.as_ref(), Some(&object));
         keys.extend(self.reassign(role, &id));
         keys
-    }
-
-    /// Follows the addresses of a Service; returns the workloads that a new range restricts.
-    fn follow_cluster_ips(&mut self, object: &CachedObject) -> Vec<WorkKey> {
-        let CachedObject::Service(service) = object else { return Vec::new() };
-        let ips = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
-        let mut is_new = false;
-        for ip in ips.filter_map(|ip| ip.parse::<IpAddr>().ok()) {
-            is_new |= self.indices.networks.add_cluster_ip(ip);
-        }
-        if is_new { self.users_of_networks().collect() } else { Vec::new() }
     }
 
     /// Removes an object; `last` is its last state.

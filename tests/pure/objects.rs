@@ -24,7 +24,7 @@ use tailyard::model::controller::workload::objects::Manifest;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, ServiceList, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
-use tailyard::model::controller::workload::target_rules::TargetInputs;
+use tailyard::model::controller::workload::target_inputs::TargetInputs;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
 
 /// A new group with one Service.

@@ -218,7 +218,8 @@ mod tests {
     #[test]
     fn nodes_api_server_and_services_are_no_targets_of_dns_names() {
         let rules = TargetRules { cluster: nets(&["10.96.0.0/12", "10.0.0.4/32"]), ..TargetRules::default() };
-        let policy = TargetPolicy { api_server: Some(ip("10.96.0.1")), node: Some(ip("10.0.0.5")), rules: rules.into(), ..TargetPolicy::default() };
+        let policy =
+            TargetPolicy { api_server: Some(ip("10.96.0.1")), node: Some(ip("10.0.0.5")), rules: rules.into(), ..TargetPolicy::default() };
         for (text, answer) in [
             ("10.96.0.1", ReservedRange::ApiServer),
             ("10.96.0.10", ReservedRange::Cluster),
@@ -229,12 +230,17 @@ mod tests {
             assert_eq!(policy.refuses_answer(ip(text), false, "db"), Some(answer), "{text}");
         }
         assert_eq!(policy.refuses_answer(ip("10.0.0.6"), false, "db"), None);
-        assert_eq!(policy.refuses(ip("10.96.0.10"), false, "10.96.0.10"), None, "egress leaves through the tailnet, where this is another host");
+        assert_eq!(
+            policy.refuses(ip("10.96.0.10"), false, "10.96.0.10"),
+            None,
+            "egress leaves through the tailnet, where this is another host"
+        );
         let policy = |allowed: &[&str], exempt: &str| TargetPolicy {
             rules: TargetRules { allowed: nets(allowed), exempt: [exempt.to_owned()].into(), ..(*policy.rules).clone() }.into(),
             ..policy.clone()
         };
-        let refused = |policy: &TargetPolicy| ["10.96.0.1", "10.96.0.10", "10.0.0.5"].map(|text| policy.refuses_answer(ip(text), false, "db"));
+        let refused =
+            |policy: &TargetPolicy| ["10.96.0.1", "10.96.0.10", "10.0.0.5"].map(|text| policy.refuses_answer(ip(text), false, "db"));
         assert_eq!(refused(&policy(&["10.96.0.0/12", "10.0.0.5/32"], "")), [None; 3]);
         assert_eq!(refused(&policy(&[], "db")), [Some(ReservedRange::ApiServer), None, None], "what was served before");
     }
@@ -242,7 +248,12 @@ mod tests {
     #[test]
     fn class_narrows_the_policy_of_the_reconciler_and_does_not_widen_what_that_denies() {
         let rules = TargetRules { allowed: nets(&["10.1.0.0/16"]), denied: nets(&["10.0.0.0/8"]), ..TargetRules::default() };
-        let class = TargetPolicy { allowed: nets(&["10.2.0.0/16"]), denied: nets(&["10.1.1.0/24"]), rules: rules.into(), ..TargetPolicy::default() };
+        let class = TargetPolicy {
+            allowed: nets(&["10.2.0.0/16"]),
+            denied: nets(&["10.1.1.0/24"]),
+            rules: rules.into(),
+            ..TargetPolicy::default()
+        };
         let refused = ["10.1.0.1", "10.1.1.1", "10.2.0.1"].map(|text| class.refuses_answer(ip(text), false, "db"));
         assert_eq!(refused, [None, Some(ReservedRange::Denied), Some(ReservedRange::Denied)]);
     }

@@ -208,7 +208,11 @@ fn secret(name: &str) -> Option<String> {
 
 fn permitted_tags(source: &mut SettingSource<'_>) -> Patterns {
     let pattern = |text: &str| is_tag_pattern(text).then(|| text.to_owned());
-    Patterns::new(source.list("TAILYARD_PERMITTED_TAGS", "tags such as tag:web or prefixes such as tag:team-*, separated by commas", pattern))
+    Patterns::new(source.list(
+        "TAILYARD_PERMITTED_TAGS",
+        "tags such as tag:web or prefixes such as tag:team-*, separated by commas",
+        pattern,
+    ))
 }
 
 fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {

@@ -93,7 +93,8 @@ mod tests {
         let (netmap, rx_netmap) = watch::channel(None);
         let (_names, rx_names) = watch::channel(ResolvedNames::default());
         let (tx, mut planned) = watch::channel(None);
-        let inputs = Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, rules: watch::channel(Arc::default()).1 };
+        let inputs =
+            Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, rules: watch::channel(Arc::default()).1 };
         tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
         netmap.send_replace(Some(Arc::new(NetMap::default())));
         tokio::task::yield_now().await;

@@ -16,11 +16,11 @@ pub type RulesSender = watch::Sender<Arc<TargetRules>>;
 
 /// The rules in a config directory; none without a file.
 pub fn channel(dir: Option<&Path>) -> (RulesSender, watch::Receiver<Arc<TargetRules>>) {
-    let (rules, seen) = watch::channel(Arc::default());
+    let (rules, receiver) = watch::channel(Arc::default());
     if let Some(text) = dir.and_then(|dir| daemon::read_optional(&dir.join(targets::KEY))) {
         follow(&rules, &text);
     }
-    (rules, seen)
+    (rules, receiver)
 }
 
 /// Puts the rules of this document in force.
@@ -43,11 +43,11 @@ mod tests {
     fn unreadable_rules_leave_the_last_ones_in_force() {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join(targets::KEY), r#"{"denied":["10.0.0.0/8"],"later":1}"#).expect("a file");
-        let (rules, seen) = channel(Some(dir.path()));
+        let (rules, receiver) = channel(Some(dir.path()));
         follow(&rules, br#"{"denied":["10.0.0.0"]}"#);
-        assert_eq!(seen.borrow().denied.len(), 1);
+        assert_eq!(receiver.borrow().denied.len(), 1);
         follow(&rules, b"{}");
-        assert_eq!(**seen.borrow(), TargetRules::default());
+        assert_eq!(**receiver.borrow(), TargetRules::default());
         assert!(!channel(Some(&dir.path().join("missing"))).1.has_changed().expect("a sender"));
     }
 }

@@ -6,12 +6,10 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::secret_name::SecretName;
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Service;
-
 use super::index::owners;
 use super::indices::WorkloadObjects;
 use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::requests::Parent;
 
@@ -74,17 +72,6 @@ impl ClusterCache {
 
     pub(super) fn groups_that(&self, is: impl Fn(&ProxyGroup) -> bool) -> BTreeSet<WorkloadKey> {
         self.groups().filter(|(_, group)| is(group)).map(|(name, _)| WorkloadKey::of_group(name)).collect()
-    }
-
-    /// Workloads with targets that the networks of the cluster restrict: groups, Services with a DNS name, and headless ones.
-    pub(super) fn users_of_networks(&self) -> impl Iterator<Item = WorkKey> + '_ {
-        let groups = self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter();
-        let by_name = |service: &Service| {
-            let spec = service.spec.as_ref();
-            spec.is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName") || spec.cluster_ip.as_deref() == Some("None"))
-        };
-        let is_user = move |key: &&WorkloadKey| matches!(self.standalone_parent(key), Some(Parent::Service(service)) if by_name(service));
-        groups.chain(self.standalone_keys().filter(is_user).cloned()).map(WorkKey::Workload)
     }
 
     pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {

@@ -32,7 +32,6 @@ use crate::model::controller::workload::observed::{
 use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::target_rules::{TargetInputs, denied_by};
 use crate::model::failover::ReplicaPod;
 
 /// Known state of a group's control plane.
@@ -99,27 +98,6 @@ impl ClusterCache {
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,
         }
-    }
-
-    /// What the cluster and the classes of administrators say about targets. Without its annotations an object would have the default
-    /// class, or that of its default group.
-    fn target_inputs(&self, parent: Option<Parent<'_>>, class: Option<&str>) -> TargetInputs {
-        let listed = |role| self.stores.get(&role).is_none_or(|store| store.lacking || store.synced());
-        let group = parent.and_then(|parent| self.assignment.without_annotation(parent)).and_then(|name| self.group(name));
-        let group_class = group.as_deref().and_then(|group| self.class_of(group));
-        let defaults: BTreeSet<&str> = self.default_class.as_deref().into_iter().chain(group_class).collect();
-        let others = defaults.iter().filter(|name| parent.is_some() && Some(**name) != class).filter_map(|name| self.class(name));
-        TargetInputs {
-            cluster: self.indices.networks.nets(),
-            is_complete: [WatchRole::Node, WatchRole::ServiceRange].into_iter().all(listed),
-            inherited: others.flat_map(|class| denied_by(&class.spec)).collect(),
-            is_default_class: parent.is_none() || class.is_none_or(|name| defaults.contains(name)),
-        }
-    }
-
-    /// The first group with tenants.
-    fn restricted_group(&self) -> Option<String> {
-        self.groups().find(|(_, group)| has_tenants(group)).map(|(name, _)| name.clone())
     }
 
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {

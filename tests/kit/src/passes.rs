@@ -20,7 +20,7 @@ use tailyard::model::controller::workload::objects::services::egress_config;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
-use tailyard::model::controller::workload::target_rules::TargetInputs;
+use tailyard::model::controller::workload::target_inputs::TargetInputs;
 
 /// A group without pending changes, with the reconciler's memory of it.
 pub struct IdleGroup {

@@ -27,7 +27,12 @@ const ORDER_SIZE: usize = 20;
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters. Every object may have the group's own
 /// tags, the default ones, those that its name has already and, where there are no tenants, the permitted ones.
-pub(crate) fn admit(plan: &IngressPlan<'_>, claim: &IngressClaim<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<bool, Rejection> {
+pub(crate) fn admit(
+    plan: &IngressPlan<'_>,
+    claim: &IngressClaim<'_>,
+    shape: &RenderContext<'_>,
+    wish: &PublishSpec,
+) -> Result<bool, Rejection> {
     let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(&shape.owner.name));
     let is_permitted = |tag: &String| shape.spec.tenants.is_empty() && shape.settings.permitted_tags.matches(tag);
     let is_own = |tag: &String| shape.spec.tags.contains(tag) || shape.settings.tags.contains(tag);

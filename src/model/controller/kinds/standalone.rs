@@ -99,7 +99,7 @@ fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderCon
         plan.fault(reason::PROXY_FAILED, message);
     }
     if let Some(fault) = shape.userspace_fault() {
-        plan.fault(reason::PROXY_INVALID, fault.to_owned());
+        plan.fault(reason::PROXY_FAILED, fault.to_owned());
         usable = false;
     }
     if image_path(shape.image()).ends_with("k8s-proxy") {
@@ -158,7 +158,8 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         }
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
-    let read = request::ingress(ingress, &shape, &request::had_tags(pass.observed, &ingress.metadata)).and_then(|()| device_site::alone(pass, &shape));
+    let read = request::ingress(ingress, &shape, &request::had_tags(pass.observed, &ingress.metadata))
+        .and_then(|()| device_site::alone(pass, &shape));
     let site = match read {
         Ok((site, part)) => {
             plan.add(part);

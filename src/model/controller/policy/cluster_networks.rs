@@ -46,16 +46,16 @@ impl ClusterNetworks {
         let length = if ip.is_ipv4() { BLOCKS.0 } else { BLOCKS.1 };
         let Ok(block) = IpNet::new(ip, length).map(|net| net.trunc()) else { return false };
         let own = IpNet::from(ip);
-        let known = self.cluster_ips.entry(block).or_insert(own);
-        let mut widest = *known;
+        let prefix = self.cluster_ips.entry(block).or_insert(own);
+        let mut widest = *prefix;
         while !widest.contains(&ip) {
             let Some(next) = widest.supernet() else { return false };
             widest = next;
         }
-        if *known == widest && widest != own {
+        if *prefix == widest && widest != own {
             return false;
         }
-        *known = widest;
+        *prefix = widest;
         let before = Arc::clone(&self.nets);
         self.update();
         before != self.nets

@@ -31,7 +31,7 @@ use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::target_rules::TargetInputs;
+use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::ingress::certificate::Leaf;
 
 #[derive(Debug, Clone)]

@@ -90,7 +90,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint, targets: inputs.targets.cloned() };
+    let secret =
+        ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint, targets: inputs.targets.cloned() };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);

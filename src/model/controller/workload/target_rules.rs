@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::api::proxyclass::ProxyClassSpec;
@@ -17,37 +16,10 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::role::Role;
+use crate::model::controller::workload::target_inputs::{ALLOWED, class_value};
 
-/// Variable of a class that adds targets.
-pub(crate) const ALLOWED: &str = "TAILYARD_ALLOWED_TARGETS";
 /// Variable of the Pods of Tailyard.
 const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
-/// Variable of a class that denies targets.
-const DENIED: &str = "TAILYARD_DENIED_TARGETS";
-
-/// What the cluster and its administrators say about targets.
-#[derive(Debug, Clone, Default)]
-pub struct TargetInputs {
-    /// Nodes, API server endpoints and Service ranges, as far as known.
-    pub cluster: Arc<Vec<IpNet>>,
-    /// Whether their lists are complete.
-    pub is_complete: bool,
-    /// Denied by the classes that a standalone object would have without its annotations.
-    pub inherited: Vec<IpNet>,
-    /// Whether the class is one of these, or that of a group.
-    pub is_default_class: bool,
-}
-
-/// Ranges that a class denies. The proxy rejects invalid ones.
-pub fn denied_by(class: &ProxyClassSpec) -> Vec<IpNet> {
-    let text = class_value(class, DENIED).unwrap_or_default();
-    text.split(',').filter_map(|net| net.trim().parse().ok()).collect()
-}
-
-fn class_value<'a>(class: &'a ProxyClassSpec, name: &str) -> Option<&'a str> {
-    let container = class.stateful_set.as_ref()?.pod.as_ref()?.tailscale_container.as_ref()?;
-    container.env.iter().rfind(|variable| variable.name == name)?.value.as_deref()
-}
 
 /// Whether the targets that a class adds are for this workload. An object may name any class, but a class that its administrators have
 /// not chosen for it adds nothing, unless its Pods have that already.
@@ -83,13 +55,13 @@ pub(crate) fn rules(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<Target
         exempt.retain(|target| served.contains(target));
     }
     let leads_into_cluster = matches!(shape.spec.role, Role::IngressGroup | Role::IngressService);
-    let known = inputs.cluster.iter().copied();
+    let listed = inputs.cluster.iter().copied();
     let former = recorded.iter().flat_map(|rules| &rules.cluster).filter(|_| !inputs.is_complete).copied();
     Some(TargetRules {
         allowed: shape.settings.allowed_targets.clone(),
         denied: shape.settings.denied_targets.clone(),
         inherited: inputs.inherited.clone(),
-        cluster: if leads_into_cluster { joined(known.chain(former)) } else { Vec::new() },
+        cluster: if leads_into_cluster { joined(listed.chain(former)) } else { Vec::new() },
         exempt,
     })
 }

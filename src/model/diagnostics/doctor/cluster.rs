@@ -4,8 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use super::rights::{self, Right};
-use super::{Check, admission, control, is_reconciler, network, objects, page};
-use crate::model::controller::workload::objects::shape::image_path;
+use super::{Check, admission, control, is_operator, is_reconciler, network, objects, page, variable};
 use crate::model::diagnostics::overview::stuck;
 
 pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
@@ -85,18 +84,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
         }
     }
     checks
-}
-
-/// Value of an environment variable of a Deployment's first container.
-pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
-    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
-    env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
-}
-
-pub(super) fn is_operator(deployment: &Value) -> bool {
-    let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
-    let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
-    images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))
 }
 
 fn named(deployment: &Value) -> String {

@@ -7,9 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::cluster::{is_operator, variable};
 use super::facts::ClusterFacts;
-use super::{Check, ReadResult, is_reconciler, page};
+use super::{Check, ReadResult, is_operator, is_reconciler, page, variable};
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
@@ -101,9 +100,11 @@ impl PolicySettings<'_> {
         if !group.map_or(self.has_tenants, has_tenants)
             && let Some(permitted) = &self.permitted_tags
         {
-            let of_group = |tag: &str| group.is_some_and(|group| group["spec"]["tags"].as_array().is_some_and(|tags| tags.iter().any(|one| one == tag)));
+            let of_group = |tag: &str| {
+                group.is_some_and(|group| group["spec"]["tags"].as_array().is_some_and(|tags| tags.iter().any(|one| one == tag)))
+            };
             let tags = annotation(names::TAGS).unwrap_or_default().split(',').map(str::trim).filter(|tag| !tag.is_empty());
-            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(tag));
+            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(*tag));
             refusals.extend(others.map(|tag| format!("tag {tag} is not in permittedTags")));
         }
         if let Some(host) = spec["externalName"].as_str().filter(|_| annotation(names::EXPOSE).is_some() || is_balanced)

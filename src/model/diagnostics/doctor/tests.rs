@@ -337,9 +337,7 @@ fn credentials_are_read_from_the_mounted_secret() {
 
 #[test]
 fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
-    let object = |name: &str, annotations: Value, spec: Value| {
-        json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": spec})
-    };
+    let object = |name: &str, annotations: Value, spec: Value| json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": spec});
     let exposed = |more: Value| {
         let mut all = json!({"tailscale.com/expose": "true"});
         all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -371,7 +369,8 @@ fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
     finds(&strict, "policy", Finding::Warn, "Service u/to-db: db.other.svc.cluster.local is a Service of the cluster");
     finds(&strict, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
     assert_eq!(cluster::checks(&strict).iter().filter(|check| check.name == "policy").count(), 4, "two tags of one Service");
-    let permitted = [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
+    let permitted =
+        [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
     let permitted = with(json!(permitted.map(|(name, value)| variable(name, value))), json!([]));
     finds(&permitted, "policy", Finding::Ok, "it permits what Services and Ingresses request");
 }

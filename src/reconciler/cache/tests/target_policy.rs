@@ -74,11 +74,14 @@ fn accepted(policy: &TargetPolicy) -> Vec<&'static str> {
 
 #[test]
 fn no_annotation_or_label_widens_the_policy_for_targets() {
-    let ours = ["proxy-class", "proxy-group", "hostname", "tags", "funnel", "tailnet-ip", "tailnet-fqdn"].map(|key| format!("tailscale.com/{key}"));
+    let ours = ["proxy-class", "proxy-group", "hostname", "tags", "funnel", "tailnet-ip", "tailnet-fqdn"]
+        .map(|key| format!("tailscale.com/{key}"));
     let keys = ours.into_iter().chain([names::STANDBY, names::FORWARD_CLUSTER_TRAFFIC, names::PROXY_PROTOCOL].map(str::to_owned));
     let variants: Vec<Value> = keys
         .flat_map(|key| ["", "true", "wide", "strict", "10.7.0.1", "x/y"].map(|value| json!({(key.as_str()): value})))
-        .flat_map(|one| [json!({"annotations": one}), json!({"labels": one}), json!({"annotations": {names::PROXY_GROUP: ""}, "labels": one})])
+        .flat_map(|one| {
+            [json!({"annotations": one}), json!({"labels": one}), json!({"annotations": {names::PROXY_GROUP: ""}, "labels": one})]
+        })
         .collect();
     for default in [None, Some("in".to_owned())] {
         let mut cluster = cluster(DefaultGroups { ingress: default.clone(), egress: None });

@@ -72,7 +72,7 @@ fn class_in_userspace_is_refused_before_a_pod_is_created() {
         put(&mut world, annotations, spec);
         world.settle();
         let (status, reason, message) = condition(&world);
-        assert_eq!((status.as_str(), reason.as_str()), ("False", "ProxyInvalid"), "{message}");
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "ProxyFailed"), "{message}");
         assert!(message.contains("TS_USERSPACE") && message.contains("name another ProxyClass"), "{message}");
         assert!(world.objects.is_empty() && world.minted == 0, "{:?}", world.objects.keys());
         world.class = Class::None;

@@ -10,8 +10,8 @@ use super::publish::{expose, publishing};
 use super::*;
 use crate::api::condition::{INGRESS_SVC_VALID, PROXY_READY};
 use crate::model::controller::policy::assignment::StandaloneScope;
-use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::policy::tenancy::parse::parse;
+use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 
 /// Spec of a group with one tenant: namespaces of the team `shop`, with additional fields.
 fn tenant(kind: &str, more: Value) -> Value {

@@ -35,7 +35,6 @@ use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::objects::slice::{ChildSlice, SliceWrite};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, workload_of};
 use crate::model::controller::workload::observed::UserCertificate;
-use crate::model::controller::workload::target_rules::TargetInputs;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, TailnetState,
@@ -43,6 +42,7 @@ use crate::model::controller::workload::observed::{
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::simulation::Simulation;
+use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 mod devices;
