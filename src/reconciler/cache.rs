@@ -13,7 +13,9 @@ use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
+use uninstall::Uninstall;
 
+use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
@@ -40,9 +42,13 @@ mod observe;
 mod publishers;
 mod store;
 mod targets;
+mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
+
+/// Maximum stored Events: Pods with the Tailscale operator's image may create Events.
+const MAX_CREATE_FAILURES: usize = 5_000;
 
 #[derive(Debug)]
 pub struct ClusterCache {
@@ -63,6 +69,7 @@ pub struct ClusterCache {
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Names that plans give to workloads, by tailnet and label, until a record has them.
     reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
+    uninstall: Uninstall,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -86,6 +93,7 @@ impl ClusterCache {
             refused_ports: BTreeMap::new(),
             refusals: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            uninstall: Uninstall::default(),
             annotations: BTreeMap::new(),
         }
     }
@@ -131,7 +139,7 @@ impl ClusterCache {
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
     pub fn put(&mut self, ParsedObject { role, id, version, mut object }: ParsedObject) -> BTreeSet<WorkKey> {
-        if self.store(role).holds(&id, version) {
+        if self.store(role).holds(&id, version) || (role == WatchRole::CreateFailure && self.stored(role) >= MAX_CREATE_FAILURES) {
             return BTreeSet::new();
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));
@@ -209,10 +217,14 @@ impl ClusterCache {
         slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 
-    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are needed only if a class needs them, and
-    /// the target policy does not shrink before nodes and ranges are listed.
+    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are needed only if a class needs them;
+    /// Events explain faults, and decide nothing, and the target policy does not shrink before nodes and ranges are listed.
     pub fn missing(&self) -> Vec<WatchRole> {
-        let needed = |role: WatchRole| role != WatchRole::ServiceRange && (role != WatchRole::Node || self.wants_nodes());
+        let needed = |role: WatchRole| match role {
+            WatchRole::Node => self.wants_nodes(),
+            WatchRole::CreateFailure | WatchRole::ServiceRange => false,
+            _ => true,
+        };
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 
@@ -223,6 +235,19 @@ impl ClusterCache {
     /// Number of stored objects of a role, including Services that concern no group.
     pub fn stored(&self, role: WatchRole) -> usize {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
+    }
+
+    /// Conditions of a user's Service.
+    pub fn service_conditions(&self, namespace: &str, name: &str) -> Vec<Condition> {
+        let id = (namespace.to_owned(), name.to_owned());
+        let Some(CachedObject::Service(service)) = self.one(WatchRole::Service, &id) else { return Vec::new() };
+        service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default()
+    }
+
+    /// Number of users' Services that groups serve or that request one.
+    pub fn group_services(&self) -> usize {
+        let groups = self.indices.workloads.iter().filter(|(key, _)| key.group().is_some_and(|name| !name.is_empty()));
+        groups.flat_map(|(_, members)| members.services.keys()).collect::<BTreeSet<_>>().len()
     }
 
     /// Number of objects of a role that concern a group, or may do so by default.

@@ -8,6 +8,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, Stream, StreamExt, once, poll_fn, select};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::core::DynamicResourceScope;
 use kube::discovery::ApiResource;
@@ -43,6 +44,8 @@ pub struct Follow {
     pub namespace: Option<String>,
     /// Label selector, in API syntax.
     pub labels: Option<&'static str>,
+    /// Field selector, in API syntax.
+    pub fields: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -111,19 +114,12 @@ impl Cluster {
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
         let api = self.dynamic(what.resource, what.namespace.as_deref());
-        list_watch(api, call, what.labels, backoff, convert)
+        list_watch_fields(api, call, (what.labels, what.fields.map(str::to_owned)), backoff, convert)
             .map(|change| match change {
                 WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
                 change => change,
             })
             .boxed()
-    }
-
-    /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
-    pub fn follow_ingress_warnings(&self, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
-        let call = ApiCall { verb: Verb::List, kind: super::Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let fields = "regarding.kind=Ingress,type=Warning".to_owned();
-        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, Some(fields)), backoff, leader_client::plain)
     }
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
@@ -135,6 +131,12 @@ impl Cluster {
     /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
+    }
+
+    /// Watches the holder of a Lease in the client's namespace; needs `list` and `watch` on its name.
+    pub fn watch_lease_holder(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<Option<String>>> + Send + use<> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        one(list_watch(api, self.call(Verb::List, "Lease", name), None, backoff, |lease: Lease| lease.spec?.holder_identity))
     }
 
     /// As [`Self::watch_secret`], with the resource version for conditional writes.
@@ -283,7 +285,7 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
         let is_stale = matches!(&error, KubeError::Call { fault: CallFault::Malformed(_) | CallFault::Refused { code: 410, .. }, .. });
         self.send(WatchChange::Lost(error)).await;
         self.pause().await;
-        version.filter(|_| self.fields.is_none() && !is_stale)
+        version.filter(|_| self.call.name.is_empty() && !is_stale)
     }
 
     async fn pause(&mut self) {

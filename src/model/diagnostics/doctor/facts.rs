@@ -1,6 +1,7 @@
 //! Facts about a cluster for the doctor.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -24,15 +25,23 @@ pub struct ClusterFacts {
     pub policy_binding: ReadResult<Option<Value>>,
     pub deployments: ReadResult<Vec<Value>>,
     pub groups: ReadResult<Vec<Value>>,
+    /// `StatefulSet`s of the proxies.
+    pub sets: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.
     pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
     pub lease: ReadResult<Option<Value>>,
     /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
+    /// Events about Pods that `StatefulSet`s cannot create.
+    pub failures: ReadResult<Vec<Value>>,
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,
+    /// Warnings about Ingresses.
+    pub ingress_events: ReadResult<Vec<Value>>,
+    /// Time since the Unix epoch.
+    pub now: Duration,
     pub nodes: ReadResult<Vec<Value>>,
     /// Address ranges of Services.
     pub ranges: ReadResult<Vec<Value>>,

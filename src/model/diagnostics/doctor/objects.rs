@@ -8,21 +8,41 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, ReadResult, is_operator, is_reconciler, page, variable};
+use super::{Check, MAX_LISTED, ReadResult, is_operator, is_reconciler, named, page, variable};
 use crate::api::condition::PROXY_READY;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
 use crate::model::controller::policy::tenancy::Patterns;
-
-/// Maximum number of objects in a result.
-const MAX_LISTED: usize = 10;
+use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
     checks.extend(policy(facts));
     checks.extend(proxies(facts));
+    checks.extend(ingresses(facts));
     checks
+}
+
+/// Ingresses with a lasting fault, by their Events: an Ingress has no conditions.
+fn ingresses(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "ingresses";
+    let events = match &facts.ingress_events {
+        Ok(events) => events,
+        Err(gap) => return vec![Check::unread(NAME, "the Events of Ingresses", gap, "list events.events.k8s.io in all namespaces")],
+    };
+    let mut view = ClusterView { now: facts.now, ..ClusterView::new(&facts.namespace) };
+    view.take(StatusPart::Events, events.iter());
+    if let Ok(ingresses) = &facts.ingresses {
+        view.take(StatusPart::Ingresses, ingresses.iter());
+    }
+    let row = |fault: IngressFault| format!("Ingress {}/{}: {}: {}", fault.namespace, fault.name, fault.reason, fault.message);
+    let faults: Vec<_> = ingress_faults(&view).into_iter().map(row).collect();
+    if faults.is_empty() {
+        return vec![Check::ok(NAME, "no Event of the last half hour reports a fault")];
+    }
+    let fix = format!("as the message says; kubectl describe ingress shows all Events ({})", page("ingress.md"));
+    listed(NAME, faults, "more Ingresses have a fault", &fix)
 }
 
 /// Services whose standalone proxy does not serve. A missing right is reported by [`annotated`].
@@ -164,9 +184,4 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
     let fix = format!("kubectl annotate KIND NAME ANNOTATION- removes one ({})", page("standalone.md"));
     checks.extend(listed(NAME, found, "more objects have annotations without effect", &fix));
     checks
-}
-
-fn named(object: &Value) -> String {
-    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
-    format!("{}/{}", text("namespace"), text("name"))
 }

@@ -40,6 +40,7 @@ use crate::model::controller::workload::observed::{
     ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, TailnetState,
 };
 use crate::model::controller::workload::pace::Replacements;
+use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::simulation::Simulation;
 use crate::model::controller::workload::target_inputs::TargetInputs;
@@ -81,6 +82,8 @@ pub(super) struct World {
     pub(super) asleep: BTreeSet<String>,
     /// Replicas without room: their Pods are not created.
     pub(super) unmade: BTreeSet<String>,
+    /// Reported failure to create Pods.
+    pub(super) create_failure: Option<CreateFailure>,
     pub(super) minted: u32,
     /// Reasons of all Events.
     pub(super) events: Vec<&'static str>,
@@ -171,6 +174,7 @@ impl World {
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),
             unmade: BTreeSet::new(),
+            create_failure: None,
             minted: 0,
             events: Vec::new(),
             next: 0,
@@ -311,8 +315,15 @@ impl Simulation for World {
 
 /// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
-    GroupPlan { again: None, faults: Vec::new(), refused: BTreeSet::new(), new_names: BTreeSet::new(), summary: None, ..made.clone() }
-        == GroupPlan::default()
+    GroupPlan {
+        again: None,
+        faults: Vec::new(),
+        refused: BTreeSet::new(),
+        new_names: BTreeSet::new(),
+        proxy: None,
+        summary: None,
+        ..made.clone()
+    } == GroupPlan::default()
 }
 
 fn read_secret(stored: &Value) -> Secret {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::api::targets::TargetRules;
 use crate::api::{names, targets};
-use crate::model::controller::workload::identity::{DeviceRecord, KeyId, KeyMint};
+use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
 /// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::workload::auth_keys`].
@@ -22,6 +22,8 @@ pub struct ReplicaSecret {
     pub mint: Option<KeyMint>,
     /// Target policy, for an image that reads it.
     pub targets: Option<TargetRules>,
+    /// Its device, if that was deleted at the control plane.
+    pub deleted: Option<DeviceId>,
 }
 
 impl ReplicaSecret {
@@ -46,8 +48,9 @@ impl ReplicaSecret {
             metadata.annotations.get_or_insert_default().insert(names::AUTH_KEY.to_owned(), mint);
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
+        let deleted = self.deleted.as_ref().map(|id| (names::DELETED_DEVICE_KEY.to_owned(), ByteString(id.as_str().into())));
         let rules = self.targets.iter().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
-        let data = rules.chain([(names::CONFIG_KEY.to_owned(), ByteString(text))]).collect();
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).chain(rules).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }
