@@ -17,6 +17,7 @@ mod schema;
 pub mod serve;
 pub mod state;
 pub mod tailnet;
+pub mod targets;
 pub mod vip;
 pub mod whois;
 

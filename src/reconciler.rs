@@ -185,6 +185,9 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
         shared_account: settings.ingress.shared_account,
         tenancy: settings.tenancy,
         standalone_tenants: Arc::new(settings.standalone_tenants.clone()),
+        permitted_tags: settings.permitted_tags.clone(),
+        allowed_targets: settings.allowed_targets.clone(),
+        denied_targets: settings.denied_targets.clone(),
         acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };

@@ -43,8 +43,10 @@ pub struct Settings {
     pub single: Single,
     /// Whether the cluster reaches the serve listeners by the Pod's address (`EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS`).
     pub cluster_via_ingress: bool,
-    /// Addresses allowed as targets (`TAILYARD_ALLOWED_TARGETS`, `TAILYARD_DENIED_TARGETS`, `KUBERNETES_SERVICE_HOST`).
+    /// Addresses allowed as targets (`TAILYARD_ALLOWED_TARGETS`, `TAILYARD_DENIED_TARGETS`, `KUBERNETES_SERVICE_HOST`, `NODE_IP`).
     pub targets: TargetPolicy,
+    /// Directory of the config Secret (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
+    pub config_dir: Option<PathBuf>,
     pub egress: Option<ConfigInput>,
     /// Source of the L3 ingress config.
     pub ingress: Option<ConfigInput>,

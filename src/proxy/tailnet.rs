@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod peer_warmup;
 pub mod recent_peers;
 pub mod start;
+pub mod target_rules;
 
 use std::path::Path;
 use std::sync::Arc;

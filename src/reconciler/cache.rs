@@ -41,6 +41,7 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod targets;
 mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
@@ -130,8 +131,10 @@ impl ClusterCache {
     pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let missing = self.store(role).complete(namespace);
         let gone: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
+        let networks = self.users_of_networks().filter(|_| matches!(role, WatchRole::Node | WatchRole::ServiceRange));
+        let more: Vec<_> = networks.chain(gone).collect();
         // Passes that need nodes wait for this list.
-        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(gone).collect() } else { gone }
+        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(more).collect() } else { more.into_iter().collect() }
     }
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
@@ -140,6 +143,7 @@ impl ClusterCache {
             return BTreeSet::new();
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));
+        let networks = self.follow_cluster_ips(&object);
         if let CachedObject::Service(service) = &object
             && self.keys_of(&id, &object).is_empty()
             && !self.assignment.depends_on_namespace(service)
@@ -147,6 +151,7 @@ impl ClusterCache {
             object = CachedObject::backend(service);
         }
         let mut keys = self.keys(role, &id, &object);
+        keys.extend(networks);
         let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone(), settled: None });
         let old = old.map(|stored| stored.object);
         if old.as_ref() == Some(&object) {
@@ -212,12 +217,12 @@ impl ClusterCache {
         slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 
-    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them;
-    /// Events explain faults, and decide nothing.
+    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are needed only if a class needs them;
+    /// Events explain faults, and decide nothing, and the target policy does not shrink before nodes and ranges are listed.
     pub fn missing(&self) -> Vec<WatchRole> {
         let needed = |role: WatchRole| match role {
             WatchRole::Node => self.wants_nodes(),
-            WatchRole::CreateFailure => false,
+            WatchRole::CreateFailure | WatchRole::ServiceRange => false,
             _ => true,
         };
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()

@@ -44,8 +44,6 @@ pub struct Stores {
     paces: Arc<Mutex<HashMap<WorkKey, Duration>>>,
     /// Whether every required watch has had its first complete list.
     synced: watch::Sender<bool>,
-    /// Whether a class needs nodes.
-    wants_nodes: watch::Sender<bool>,
 }
 
 /// Every watch: of the objects in `namespace`, and of users' Services, Ingresses and EndpointSlices in these namespaces or in all.
@@ -90,15 +88,11 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
 impl Stores {
     /// Creates stores that enqueue changes to this queue.
     pub fn new(cache: ClusterCache, queue: Queue<WorkKey>) -> Self {
-        let [synced, wants_nodes] = [watch::channel(false).0, watch::channel(false).0];
-        Self { cache: Arc::new(Mutex::new(cache)), queue, paces: Arc::default(), synced, wants_nodes }
+        Self { cache: Arc::new(Mutex::new(cache)), queue, paces: Arc::default(), synced: watch::channel(false).0 }
     }
 
-    /// Watches one kind forever; nodes only once a class needs them.
+    /// Watches one kind forever.
     pub async fn feed(self, cluster: Cluster, watch: InformerWatch, lost: impl Fn(&'static str, &'static str) + Send) {
-        if watch.role == WatchRole::Node {
-            wait(&self.wants_nodes).await;
-        }
         let changes = watch.role.follow(&cluster, &watch.follow);
         self.follow(&watch, changes, lost).await;
     }
@@ -158,9 +152,6 @@ impl Stores {
                     continue;
                 }
             };
-            if role == WatchRole::Class && self.cache().wants_nodes() {
-                self.wants_nodes.send_if_modified(|wants| !std::mem::replace(wants, true));
-            }
             self.enqueue(keys);
         }
     }

@@ -24,6 +24,7 @@ use tailyard::model::controller::workload::objects::Manifest;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, ServiceList, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
+use tailyard::model::controller::workload::target_inputs::TargetInputs;
 use tailyard::model::controller::workload::vip_service::ServiceOwner;
 
 /// A new group with one Service.
@@ -66,6 +67,8 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         namespaces: OrdMap::new(),
         names_before: 0,
         node_ports: BTreeSet::from([30_000]),
+        targets: TargetInputs { is_complete: true, is_default_class: true, ..TargetInputs::default() },
+        restricted_group: None,
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,
@@ -94,7 +97,7 @@ fn everything() -> Value {
                 "dnsPolicy": "None",
                 "dnsConfig": {"nameservers": ["10.96.0.10"]},
                 "tailscaleContainer": {
-                    "env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "EXTRA", "value": "1"}],
+                    "env": [{"name": "TS_ENABLE_HEALTH_CHECK", "value": "false"}, {"name": "EXTRA", "value": "1"}],
                     "image": "registry:5000/tailyard:v2",
                     "imagePullPolicy": "IfNotPresent",
                     "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "256Mi"}},

@@ -16,9 +16,9 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::diagnostics::doctor::ReadResult;
 use crate::model::diagnostics::doctor::admission::POLICY;
 use crate::model::diagnostics::doctor::cluster::{
-    ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places, variable,
+    ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places,
 };
-use crate::model::diagnostics::doctor::is_reconciler;
+use crate::model::diagnostics::doctor::{is_reconciler, variable};
 use crate::model::diagnostics::doctor::rights::{self, Right};
 
 const ACCOUNT: &str = "tailyard-reconciler";

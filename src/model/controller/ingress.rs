@@ -29,13 +29,14 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::model::controller::ingress::certificates::expiries;
-use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, read};
+use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, origin, read};
 use crate::model::controller::ingress::quota::Limits;
 use crate::model::controller::ingress::service_state::{listed, standing};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::actions::device_of_replica;
+use crate::model::controller::workload::objects::env::variable_of;
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
@@ -207,9 +208,7 @@ pub(crate) fn node_sites(work: &Pass<'_>) -> bool {
         return !has_services;
     }
     let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.name.clone()));
-    let containers = set.and_then(|set| set.pointer("/spec/template/spec/containers")?.as_array());
-    let env = containers.into_iter().flatten().flat_map(|container| container["env"].as_array().into_iter().flatten());
-    env.into_iter().any(|variable| variable["name"] == "TAILYARD_SERVE_ON_NODE_ADDRESS" && variable["value"] == "true")
+    set.and_then(|set| variable_of(set, "TAILYARD_SERVE_ON_NODE_ADDRESS")) == Some("true")
 }
 
 /// Why the domain of the tailnet is not known yet.
@@ -275,7 +274,7 @@ impl<'a> IngressPlan<'a> {
         }
         let wish = read(work.observed, claim, suffix, None)?;
         supported::fits(work, shape, &wish)?;
-        let joins = quota::admit(&self.tenancy, claim, shape, &wish)?;
+        let joins = quota::admit(self, claim, shape, &wish)?;
         if !self.recorded(&name) {
             let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
             limits.admit(work, shape, &self.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;
@@ -317,6 +316,14 @@ impl<'a> IngressPlan<'a> {
     fn recorded(&self, name: &str) -> bool {
         let before = &self.before;
         before.origins.contains_key(name) || before.serve.contains_key(name) || before.mappings.contains_key(name)
+    }
+
+    /// Whether the name of an object has a tag at the control plane already, by a request of this object; unknown counts as true.
+    fn has_tag(&self, claim: &IngressClaim<'_>, tag: &String) -> bool {
+        let name = service_name(&claim.label);
+        let is_own = self.before.origins.get(&name).is_none_or(|found| *found == origin(&claim.claimant));
+        let tags = self.listed.map(|listed| listed.services.get(&name).map(|service| &service.tags));
+        self.recorded(&name) && is_own && tags.is_none_or(|tags| tags.is_some_and(|tags| tags.contains(tag)))
     }
 
     /// Plans all objects and status updates.

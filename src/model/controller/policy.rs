@@ -4,5 +4,6 @@ pub mod age;
 pub mod annotations;
 pub mod assignment;
 pub mod budget;
+pub mod cluster_networks;
 pub mod requests;
 pub mod tenancy;

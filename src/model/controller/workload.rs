@@ -32,4 +32,6 @@ pub(crate) mod simulation;
 pub mod spec;
 pub mod standby;
 pub mod static_endpoints;
+pub mod target_inputs;
+pub mod target_rules;
 pub mod vip_service;

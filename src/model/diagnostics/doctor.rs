@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::model::base::text_table::table;
+use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::diagnostics::overview::Gap;
 
 pub mod admission;
@@ -143,6 +144,18 @@ pub fn is_reconciler(deployment: &Value) -> bool {
     let labels = &deployment["spec"]["template"]["metadata"]["labels"];
     let labelled = labels["app.kubernetes.io/name"] == "tailyard" && labels["app.kubernetes.io/component"] == "reconciler";
     labelled || deployment["metadata"]["name"] == "tailyard-reconciler"
+}
+
+/// Value of an environment variable of a Deployment's first container.
+pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
+    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
+    env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
+}
+
+fn is_operator(deployment: &Value) -> bool {
+    let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
+    let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
+    images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl ReplicaPod {
             return None;
         }
         let ip: IpAddr = status.pod_ip.as_ref()?.parse().ok()?;
-        if TargetPolicy::default().refuses(ip, false).is_some() {
+        if TargetPolicy::default().refuses(ip, false, "").is_some() {
             return None;
         }
         let readiness = if is_ready(pod) {

@@ -248,7 +248,7 @@ fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Re
 
 /// A target by address, unless forbidden or without peer: by the default route it would leave unencrypted.
 pub(super) fn address(ip: IpAddr, world: &World) -> Result<IpAddr, Reason> {
-    if let Some(range) = world.targets.refuses(ip, world.is_own(ip)) {
+    if let Some(range) = world.targets.refuses(ip, world.is_own(ip), &ip.to_string()) {
         return Err(Reason::Forbidden { address: ip, range });
     }
     let routed = world.netmap.as_ref().is_none_or(|netmap| netmap.routes_to(ip));

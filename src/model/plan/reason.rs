@@ -29,7 +29,9 @@ pub enum Reason {
     #[error("no DNS server has given an address for {0:?}: check spec.externalName, and whether the Pod's DNS servers know the name")]
     NoAnswer(String),
     /// The target's address is forbidden.
-    #[error("{address} is {range}, and is no target: correct the target, or let an administrator allow it (TAILYARD_ALLOWED_TARGETS)")]
+    #[error(
+        "{address} is {range}, and is no target: correct the target, or let an administrator allow it (targets.allowed of the chart, --allowed-targets)"
+    )]
     Forbidden { address: IpAddr, range: ReservedRange },
     /// No peer has or routes the target's address.
     #[error(

@@ -3,19 +3,30 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::api::targets::TargetRules;
 use crate::model::base::netmap::in_tailscale_range;
 
-/// Administrator's policy for targets.
+/// Policy for targets: of the proxy's own settings, and of the reconciler.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TargetPolicy {
-    /// Always allowed, except the proxy's own addresses (`TAILYARD_ALLOWED_TARGETS`).
+    /// Allowed, except the proxy's own addresses and what the reconciler denies (`TAILYARD_ALLOWED_TARGETS`).
     pub allowed: Vec<IpNet>,
-    /// Rejected in addition to the [`ReservedRange`]s (`TAILYARD_DENIED_TARGETS`), including the API server (`KUBERNETES_SERVICE_HOST`).
+    /// Rejected in addition to the [`ReservedRange`]s, whatever the reconciler allows (`TAILYARD_DENIED_TARGETS`).
     pub denied: Vec<IpNet>,
+    /// The API server (`KUBERNETES_SERVICE_HOST`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_server: Option<IpAddr>,
+    /// The Kubernetes node (`NODE_IP`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<IpAddr>,
+    /// Rules of the reconciler.
+    #[serde(skip_serializing_if = "is_empty")]
+    pub rules: Arc<TargetRules>,
 }
 
 /// A range of addresses that are not targets.
@@ -23,8 +34,12 @@ pub struct TargetPolicy {
 pub enum ReservedRange {
     /// Of the Pod or its tailnet node.
     Own,
-    /// `TAILYARD_DENIED_TARGETS`, or the API server.
+    /// Denied by an administrator.
     Denied,
+    /// The API server's Service.
+    ApiServer,
+    /// A node, an endpoint of the API server, or a Service of the cluster.
+    Cluster,
     /// `0.0.0.0/8`, `::`.
     Unspecified,
     /// `127.0.0.0/8`, `::1`.
@@ -65,25 +80,53 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 }
 
 impl TargetPolicy {
-    /// Why an address must not be an egress target, if so.
-    pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
+    /// Why an address must not be an egress target, if so. `target` is the target as requested.
+    pub fn refuses(&self, ip: IpAddr, is_own: bool, target: &str) -> Option<ReservedRange> {
         let ip = behind(ip);
-        let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
         if is_own {
             return Some(ReservedRange::Own);
         }
-        if within(&self.allowed) {
+        let rules = &self.rules;
+        if within(&rules.denied, ip) && !within(&rules.allowed, ip) {
+            return Some(ReservedRange::Denied);
+        }
+        if within(&self.allowed, ip) {
             return None;
         }
-        let denied = within(&self.denied).then_some(ReservedRange::Denied);
-        denied.or_else(|| RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range))
+        if within(&self.denied, ip) {
+            return Some(ReservedRange::Denied);
+        }
+        if within(&rules.allowed, ip) {
+            return None;
+        }
+        if within(&rules.inherited, ip) && !rules.exempt.contains(target) {
+            return Some(ReservedRange::Denied);
+        }
+        let reserved = || RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range);
+        (self.api_server == Some(ip)).then_some(ReservedRange::ApiServer).or_else(reserved)
     }
 
-    /// The same for an address of a DNS answer for an ingress backend.
-    pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
-        let tailnet = || in_tailscale_range(behind(ip)) && !self.allowed.iter().any(|net| net.contains(&behind(ip)));
-        self.refuses(ip, is_own).or_else(|| tailnet().then_some(ReservedRange::Tailnet))
+    /// The same for an address of a DNS answer for an ingress backend: it leaves the proxy into the cluster, not into the tailnet.
+    pub fn refuses_answer(&self, ip: IpAddr, is_own: bool, name: &str) -> Option<ReservedRange> {
+        let refused = self.refuses(ip, is_own, name);
+        let ip = behind(ip);
+        if refused.is_some() || within(&self.allowed, ip) || within(&self.rules.allowed, ip) {
+            return refused;
+        }
+        if in_tailscale_range(ip) {
+            return Some(ReservedRange::Tailnet);
+        }
+        let is_cluster = self.node == Some(ip) || within(&self.rules.cluster, ip);
+        (is_cluster && !self.rules.exempt.contains(name)).then_some(ReservedRange::Cluster)
     }
+}
+
+fn within(nets: &[IpNet], ip: IpAddr) -> bool {
+    nets.iter().any(|net| net.contains(&ip))
+}
+
+fn is_empty(rules: &Arc<TargetRules>) -> bool {
+    **rules == TargetRules::default()
 }
 
 /// IPv4 address of a mapped or translated (`64:ff9b::/96`) one; any other address unchanged.
@@ -101,7 +144,9 @@ impl fmt::Display for ReservedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own => "an address of the proxy itself",
-            Self::Denied => "in a range that TAILYARD_DENIED_TARGETS names, or the API server",
+            Self::Denied => "in a range that an administrator denies",
+            Self::ApiServer => "the API server",
+            Self::Cluster => "a node, an API server endpoint or a Service of the cluster",
             Self::Unspecified => "an unspecified address",
             Self::Loopback => "a loopback address",
             Self::LinkLocal => "a link-local address",
@@ -127,8 +172,8 @@ mod tests {
 
     #[test]
     fn reserved_ranges_are_refused_by_name() {
-        let policy = TargetPolicy { allowed: Vec::new(), denied: nets(&["10.96.0.0/12"]) };
-        let refused = |text| (policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false));
+        let policy = TargetPolicy { denied: nets(&["10.96.0.0/12"]), ..TargetPolicy::default() };
+        let refused = |text| (policy.refuses(ip(text), false, text), policy.refuses_answer(ip(text), false, "db"));
         let rows = [
             ("10.96.0.1", Some(ReservedRange::Denied)),
             ("0.0.0.0", Some(ReservedRange::Unspecified)),
@@ -160,13 +205,56 @@ mod tests {
 
     #[test]
     fn allowed_targets_override_every_range_except_own_addresses() {
-        let policy =
-            TargetPolicy { allowed: nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]), denied: nets(&["10.96.0.0/12"]) };
+        let allowed = nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]);
+        let policy = TargetPolicy { allowed, denied: nets(&["10.96.0.0/12"]), ..TargetPolicy::default() };
         for text in ["100.100.7.7", "169.254.20.10", "10.96.0.10"] {
-            let refused = [false, true].map(|is_own| policy.refuses_answer(ip(text), is_own));
+            let refused = [false, true].map(|is_own| policy.refuses_answer(ip(text), is_own, "db"));
             assert_eq!(refused, [None, Some(ReservedRange::Own)], "{text}");
         }
-        assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false), Some(ReservedRange::LinkLocal));
-        assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false), Some(ReservedRange::Tailnet));
+        assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false, "db"), Some(ReservedRange::LinkLocal));
+        assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false, "db"), Some(ReservedRange::Tailnet));
+    }
+
+    #[test]
+    fn nodes_api_server_and_services_are_no_targets_of_dns_names() {
+        let rules = TargetRules { cluster: nets(&["10.96.0.0/12", "10.0.0.4/32"]), ..TargetRules::default() };
+        let policy =
+            TargetPolicy { api_server: Some(ip("10.96.0.1")), node: Some(ip("10.0.0.5")), rules: rules.into(), ..TargetPolicy::default() };
+        for (text, answer) in [
+            ("10.96.0.1", ReservedRange::ApiServer),
+            ("10.96.0.10", ReservedRange::Cluster),
+            ("10.0.0.4", ReservedRange::Cluster),
+            ("10.0.0.5", ReservedRange::Cluster),
+            ("::ffff:10.0.0.5", ReservedRange::Cluster),
+        ] {
+            assert_eq!(policy.refuses_answer(ip(text), false, "db"), Some(answer), "{text}");
+        }
+        assert_eq!(policy.refuses_answer(ip("10.0.0.6"), false, "db"), None);
+        assert_eq!(
+            policy.refuses(ip("10.96.0.10"), false, "10.96.0.10"),
+            None,
+            "egress leaves through the tailnet, where this is another host"
+        );
+        let policy = |allowed: &[&str], exempt: &str| TargetPolicy {
+            rules: TargetRules { allowed: nets(allowed), exempt: [exempt.to_owned()].into(), ..(*policy.rules).clone() }.into(),
+            ..policy.clone()
+        };
+        let refused =
+            |policy: &TargetPolicy| ["10.96.0.1", "10.96.0.10", "10.0.0.5"].map(|text| policy.refuses_answer(ip(text), false, "db"));
+        assert_eq!(refused(&policy(&["10.96.0.0/12", "10.0.0.5/32"], "")), [None; 3]);
+        assert_eq!(refused(&policy(&[], "db")), [Some(ReservedRange::ApiServer), None, None], "what was served before");
+    }
+
+    #[test]
+    fn class_narrows_the_policy_of_the_reconciler_and_does_not_widen_what_that_denies() {
+        let rules = TargetRules { allowed: nets(&["10.1.0.0/16"]), denied: nets(&["10.0.0.0/8"]), ..TargetRules::default() };
+        let class = TargetPolicy {
+            allowed: nets(&["10.2.0.0/16"]),
+            denied: nets(&["10.1.1.0/24"]),
+            rules: rules.into(),
+            ..TargetPolicy::default()
+        };
+        let refused = ["10.1.0.1", "10.1.1.1", "10.2.0.1"].map(|text| class.refuses_answer(ip(text), false, "db"));
+        assert_eq!(refused, [None, Some(ReservedRange::Denied), Some(ReservedRange::Denied)]);
     }
 }

@@ -29,6 +29,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let mut source = SettingSource::new(env, flags);
     let source = &mut source;
     let pod = pod(source);
+    let targets = targets(source, pod.node_ip);
     let single = single(source);
     let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
     // In userspace mode the virtual hosts of the ConfigMap are served, and nothing is forwarded.
@@ -62,7 +63,8 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         pod,
         single,
         cluster_via_ingress,
-        targets: targets(source),
+        targets,
+        config_dir: source.path(daemon::CONFIG_DIR),
         egress,
         ingress,
         serve,
@@ -132,12 +134,14 @@ fn single(source: &mut SettingSource<'_>) -> Single {
     dest_ip.or(dest_dns).or(target_ip).or(target_fqdn).unwrap_or_default()
 }
 
-/// Denies the API server by its address, as a Pod does not know the cluster's Service range.
-fn targets(source: &mut SettingSource<'_>) -> TargetPolicy {
-    let mut nets = |setting| source.list(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", |net| net.parse::<IpNet>().ok());
-    let (allowed, mut denied) = (nets("TAILYARD_ALLOWED_TARGETS"), nets("TAILYARD_DENIED_TARGETS"));
-    denied.extend(daemon::api_server(source).map(IpNet::from));
-    TargetPolicy { allowed, denied }
+/// The API server is known by its address, as a Pod does not know the cluster's Service range.
+fn targets(source: &mut SettingSource<'_>, node: Option<IpAddr>) -> TargetPolicy {
+    let (allowed, denied) = (nets(source, "TAILYARD_ALLOWED_TARGETS"), nets(source, "TAILYARD_DENIED_TARGETS"));
+    TargetPolicy { allowed, denied, api_server: daemon::api_server(source), node, ..TargetPolicy::default() }
+}
+
+pub(super) fn nets(source: &mut SettingSource<'_>, setting: &'static str) -> Vec<IpNet> {
+    source.list(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", |net| net.parse::<IpNet>().ok())
 }
 
 fn input(source: &mut SettingSource<'_>, path: &str, configmap: &str) -> Option<ConfigInput> {

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::issuing::acme_directory;
 use super::source::SettingSource;
 use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
@@ -15,8 +17,8 @@ use crate::api::proxygroup::{ProxyGroupType, Tenant};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
 use crate::model::controller::policy::assignment::DefaultGroups;
-use crate::model::controller::policy::tenancy::DefaultTenancy;
-use crate::model::controller::policy::tenancy::parse::parse;
+use crate::model::controller::policy::tenancy::parse::{is_tag_pattern, parse};
+use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
@@ -72,6 +74,12 @@ pub struct Reconciler {
     pub standalone_tenants: Vec<Tenant>,
     /// Groups of objects that name none.
     pub default_groups: DefaultGroups,
+    /// Patterns of tags that objects may request where there are no tenants.
+    pub permitted_tags: Patterns,
+    /// Ranges that proxies accept as targets although they are rejected by default.
+    pub allowed_targets: Vec<IpNet>,
+    /// Ranges that proxies reject as targets.
+    pub denied_targets: Vec<IpNet>,
     /// Limits of namespaces in groups that name no tenants.
     pub tenancy: DefaultTenancy,
     pub ingress: Ingress,
@@ -160,6 +168,9 @@ impl Reconciler {
             types: source.list("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", group_type),
             standalone: source.one_of("TAILYARD_STANDALONE", "one of on, off", &ON_OFF).unwrap_or_default(),
             standalone_tenants: standalone_tenants(source),
+            permitted_tags: permitted_tags(source),
+            allowed_targets: read::nets(source, "TAILYARD_ALLOWED_TARGETS"),
+            denied_targets: read::nets(source, "TAILYARD_DENIED_TARGETS"),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
@@ -193,6 +204,15 @@ fn label(text: &str) -> Option<String> {
 fn secret(name: &str) -> Option<String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     (!name.is_empty() && name.len() <= 253 && name.chars().all(inner)).then(|| name.to_owned())
+}
+
+fn permitted_tags(source: &mut SettingSource<'_>) -> Patterns {
+    let pattern = |text: &str| is_tag_pattern(text).then(|| text.to_owned());
+    Patterns::new(source.list(
+        "TAILYARD_PERMITTED_TAGS",
+        "tags such as tag:web or prefixes such as tag:team-*, separated by commas",
+        pattern,
+    ))
 }
 
 fn standalone_tenants(source: &mut SettingSource<'_>) -> Vec<Tenant> {

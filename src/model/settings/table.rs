@@ -142,6 +142,14 @@ const RECONCILER: [Section; 6] = [
             "Limits of namespaces in ProxyGroups that name no tenants; bounded: 5,000 ports, 100 names, 50 new certificates a week, \
              no tags, no names of other clusters",
         ),
+        flag("--permitted-tags", "TAILYARD_PERMITTED_TAGS", "TAG[,TAG]", "").help(
+            "Tags, or prefixes with a final *, that objects may request by tailscale.com/tags where no tenants are named, besides the default \
+             tags and those of their ProxyGroup",
+        ),
+        flag("--allowed-targets", "TAILYARD_ALLOWED_TARGETS", "CIDR[,CIDR]", "")
+            .help("Ranges allowed as targets of all proxies although they are rejected by default, such as a Service of the cluster"),
+        flag("--denied-targets", "TAILYARD_DENIED_TARGETS", "CIDR[,CIDR]", "")
+            .help("Ranges rejected as targets of all proxies, whatever their ProxyClass allows"),
         flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress")
             .help("Types of the ProxyGroups to manage; others are left to the Tailscale operator"),
     ]),

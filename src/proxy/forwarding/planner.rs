@@ -8,8 +8,10 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 
+use crate::api::targets::TargetRules;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::plan::targets::TargetPolicy;
 use crate::model::plan::world::World;
 use crate::model::plan::{Planned, Reason};
 
@@ -22,6 +24,7 @@ pub struct Inputs {
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub names: watch::Receiver<ResolvedNames>,
+    pub rules: watch::Receiver<Arc<TargetRules>>,
 }
 
 /// Publishes the plan of the newest world; ends when all senders are dropped.
@@ -43,6 +46,7 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
             Ok(()) = inputs.ingress.changed() => {}
             Ok(()) = inputs.netmap.changed() => {}
             Ok(()) = inputs.names.changed() => {}
+            Ok(()) = inputs.rules.changed() => {}
             else => return,
         }
     }
@@ -72,7 +76,8 @@ impl Inputs {
         let ingress = self.ingress.borrow_and_update().clone();
         let netmap = self.netmap.borrow_and_update().clone();
         let names = Arc::clone(&self.names.borrow_and_update());
-        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, ..base.clone() })
+        let targets = TargetPolicy { rules: Arc::clone(&self.rules.borrow_and_update()), ..base.targets.clone() };
+        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, targets, ..base.clone() })
     }
 }
 
@@ -88,7 +93,8 @@ mod tests {
         let (netmap, rx_netmap) = watch::channel(None);
         let (_names, rx_names) = watch::channel(ResolvedNames::default());
         let (tx, mut planned) = watch::channel(None);
-        let inputs = Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names };
+        let inputs =
+            Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, rules: watch::channel(Arc::default()).1 };
         tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
         netmap.send_replace(Some(Arc::new(NetMap::default())));
         tokio::task::yield_now().await;

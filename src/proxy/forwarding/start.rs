@@ -63,7 +63,7 @@ impl ForwardingPart {
         let (egress, ingress) = (configs.egress.services.clone(), configs.ingress.services.clone());
         let (names, report) = start_names(settings, ingress.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
-        let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names };
+        let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names, rules: tailnet.rules.clone() };
         tasks.run_until_stop("planner", planner::run(base(settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();

@@ -48,6 +48,7 @@ impl StatePart {
             pod: PodAddresses::of(settings.pod.ips.iter().copied()),
             egress: settings.egress.is_some(),
             ingress: settings.ingress.is_some(),
+            forwards: forwarding.enabled,
             grace: GRACE,
             // A file has no size limit.
             room: if matches!(settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },

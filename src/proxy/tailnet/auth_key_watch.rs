@@ -1,6 +1,6 @@
 //! Watch of the replica's own config Secret: the API server reports changes in milliseconds, the kubelet mounts them after a minute or two.
 //!
-//! Publishes the newest auth key, and the device that was deleted at the control plane; supervision decides what follows. If no Secret is mounted, the config files are written to
+//! Publishes the newest auth key, the target policy, and the device that was deleted at the control plane; supervision decides what follows. If no Secret is mounted, the config files are written to
 //! the path of a mount, so that the Pod template needs no mount that names the Pod's ordinal.
 
 use std::path::{Path, PathBuf};
@@ -10,10 +10,13 @@ use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use crate::api::names::{CONFIG_SECRET_SUFFIX, DELETED_DEVICE_KEY};
+use crate::api::targets;
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
+use crate::proxy::tailnet::target_rules;
+use crate::proxy::tailnet::target_rules::RulesSender;
 use crate::runtime::watch_ext::put;
 
 /// Content of this Pod's config Secret.
@@ -28,14 +31,20 @@ pub struct ConfigSecret {
 struct Outputs {
     key: watch::Sender<Option<Secret>>,
     deleted: watch::Sender<Option<String>>,
+    rules: RulesSender,
 }
 
 /// This Pod's config Secret, and the task that watches it until the receivers of the key are dropped. The config files are written to `fill`,
-/// if given.
-pub fn follow(cluster: &Cluster, pod: &str, fill: Option<PathBuf>) -> (ConfigSecret, impl Future<Output = ()> + Send + 'static) {
+/// if given, and the target policy to `rules`.
+pub fn follow(
+    cluster: &Cluster,
+    pod: &str,
+    fill: Option<PathBuf>,
+    rules: RulesSender,
+) -> (ConfigSecret, impl Future<Output = ()> + Send + 'static) {
     let ((key, newest), (deleted, gone)) = (watch::channel(None), watch::channel(None));
     let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
-    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted }, fill).await };
+    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted, rules }, fill).await };
     (ConfigSecret { key: newest, deleted: gone }, work)
 }
 
@@ -52,6 +61,9 @@ async fn run(events: impl Stream<Item = ObjectEvent>, outputs: Outputs, fill: Op
             ObjectEvent::Current(values) => {
                 if let Some(dir) = &fill {
                     write(dir, &values);
+                }
+                if let Some(text) = values.get(targets::KEY) {
+                    target_rules::follow(&outputs.rules, text);
                 }
                 if let Some(key) = newest(&values) {
                     put(&outputs.key, Some(key));
@@ -74,7 +86,11 @@ async fn run(events: impl Stream<Item = ObjectEvent>, outputs: Outputs, fill: Op
 
 /// Mirrors the Secret's config files to a directory. A Secret without config files is ignored: existing files stay.
 fn write(dir: &Path, values: &Values) {
-    let files = values.iter().filter(|(name, _)| conffile::is_config(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
+    if !values.keys().any(|name| conffile::is_config(name)) {
+        return;
+    }
+    let is_ours = |name: &str| conffile::is_config(name) || name == targets::KEY;
+    let files = values.iter().filter(|(name, _)| is_ours(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
     match daemon::fill(dir, files) {
         Ok(0) => {}
         Ok(changed) => tracing::info!(changed, "config files were written to {}", dir.display()),
@@ -105,7 +121,8 @@ mod tests {
 
     async fn key_after(events: Vec<ObjectEvent>) -> Option<String> {
         let ((key, mut receiver), (deleted, _)) = (watch::channel(None), watch::channel(None));
-        tokio::spawn(run(stream::iter(events).chain(stream::pending()), Outputs { key, deleted }, None));
+        let outputs = Outputs { key, deleted, rules: target_rules::channel(None).0 };
+        tokio::spawn(run(stream::iter(events).chain(stream::pending()), outputs, None));
         while timeout(Duration::from_secs(1), receiver.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
         receiver.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
     }
@@ -147,8 +164,9 @@ mod tests {
         let two = values(&[("cap-95.hujson", "{}"), ("cap-106.hujson", r#"{"Version":"alpha0"}"#), ("../other", "x")]);
         let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#), ("deleted-device", "17")]);
         let ((key, _seen), (deleted, gone)) = (watch::channel(None), watch::channel(None));
-        let events =
-            |events: Vec<ObjectEvent>| run(stream::iter(events), Outputs { key: key.clone(), deleted: deleted.clone() }, Some(dir.clone()));
+        let rules = target_rules::channel(None).0;
+        let outputs = || Outputs { key: key.clone(), deleted: deleted.clone(), rules: rules.clone() };
+        let events = |events: Vec<ObjectEvent>| run(stream::iter(events), outputs(), Some(dir.clone()));
         let ended = |work| timeout(Duration::from_secs(1), work);
         assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned(), "cap-95.hujson".to_owned()].into());

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::Id;
 use crate::model::controller::key::{Publisher, WorkloadKey};
+use crate::model::controller::policy::cluster_networks::ClusterNetworks;
 use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::device_index::DeviceIndex;
 use crate::model::controller::workload::identity::DeviceId;
@@ -39,6 +40,7 @@ pub(super) struct Indices {
     pub(super) recorded: BTreeMap<Publisher, BTreeSet<WorkloadKey>>,
     /// Number of EndpointSlices of a Service with an endpoint that receives traffic.
     pub(super) backed: BTreeMap<Id, usize>,
+    pub(super) networks: ClusterNetworks,
     pub(super) namespaces: OrdMap<String, Arc<Labels>>,
     /// Owners of child Services, by name.
     pub(super) child_owners: OrdMap<Arc<str>, ChildOwner>,

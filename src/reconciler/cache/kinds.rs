@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
@@ -255,8 +255,10 @@ watched_kinds! {
     /// Users' Services, pruned unless they concern a group.
     Service(Service) "Service of users" Resource::SERVICE, WatchScope::Users;
     Pod(Pod) "Pod" Resource::POD, WatchScope::Proxies(MANAGED);
-    /// Nodes, for static endpoints.
+    /// Nodes, for static endpoints and the target policy.
     Node(Node) "Node" Resource::NODE, WatchScope::Unrestricted;
+    /// Ranges of Services, for the target policy.
+    ServiceRange(ServiceCIDR) "ServiceCIDR" Resource::SERVICE_RANGE, WatchScope::Everywhere;
     Namespace(Labels) "Namespace" Resource::NAMESPACE, WatchScope::Everywhere;
     /// Users' Ingresses.
     Ingress(Ingress) "Ingress" Resource::INGRESS, WatchScope::Users;

@@ -56,6 +56,7 @@ impl ClusterCache {
             Some(parent) => requests::class(parent.metadata(), self.default_class.as_deref()),
             None => group.as_deref().and_then(|group| self.class_of(group)),
         };
+        let targets = self.target_inputs(parent, class);
         let class = class.map_or(Class::None, |name| self.class_state(name));
         let workload = self.workload(key);
         let namespaces = match parent.and_then(|parent| parent.metadata().namespace.as_ref()) {
@@ -92,6 +93,8 @@ impl ClusterCache {
             namespaces,
             names_before,
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
+            targets,
+            restricted_group: parent.and_then(|_| self.restricted_group()),
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
             assignment: self.rules_of_passes(),

@@ -17,6 +17,7 @@ mod hostile;
 mod namesakes;
 mod pod_secrets;
 mod proxy_names;
+mod target_policy;
 mod upgrade;
 mod variants;
 
@@ -326,7 +327,7 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
     let awaits = |world: &ClusterCache, name: &str| world.awaits_nodes(&world.group(name).expect("a group"));
     assert!(awaits(&world, "h") && !awaits(&world, "g"));
     let node = json!({"metadata": {"name": "n", "resourceVersion": "4"}});
-    assert_eq!(groups_of(&world.listed_json(WatchRole::Node, None, node)), ["h"]);
+    assert_eq!(groups_of(&world.listed_json(WatchRole::Node, None, node)), ["h"], "no group of type ingress");
     assert_eq!(groups_of(&world.complete(WatchRole::Node, None)), ["h"], "also of a cluster in which none is seen");
     assert!(!awaits(&world, "h") && world.missing().is_empty());
 }

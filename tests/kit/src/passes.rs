@@ -20,6 +20,7 @@ use tailyard::model::controller::workload::objects::services::egress_config;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use tailyard::model::controller::workload::observed::{Class, DeviceInputs, Observed, PublishInputs, TailnetState};
 use tailyard::model::controller::workload::settings::GroupSettings;
+use tailyard::model::controller::workload::target_inputs::TargetInputs;
 
 /// A group without pending changes, with the reconciler's memory of it.
 pub struct IdleGroup {
@@ -128,6 +129,8 @@ fn nothing() -> Observed {
         namespaces: OrdMap::new(),
         names_before: 0,
         node_ports: [].into(),
+        targets: TargetInputs { is_complete: true, is_default_class: true, ..TargetInputs::default() },
+        restricted_group: None,
         publish: PublishInputs::default(),
         waiting: None,
         replacements: 0,

@@ -21,17 +21,22 @@ const VIP: &str = "100.99.1.2";
 /// Modes of all firewalls.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
 
-/// Lab in which a cluster node answers at the forbidden addresses, and a second tailnet node at its own.
-fn lab() -> (Lab, [kit::netns::Server; 2]) {
+/// Lab in which a cluster node answers at these addresses, and a second tailnet node at its own.
+fn lab_with(strangers: &[&str]) -> (Lab, [kit::netns::Server; 2]) {
     let lab = Lab::build(&Shape { clients: 2, targets: 2, ..Shape::default() });
     let stranger = &lab.clients[1];
-    for ip in STRANGERS {
+    for ip in strangers {
         stranger.ip(&format!("addr add {ip}/32 dev lo\n"));
         lab.proxies[0].ip(&format!("route add {ip}/32 via {} dev eth0\n", stranger.cluster[&Family::V4]));
     }
     lab.targets[0].ip(&format!("route add {VIP}/32 via {}\n", lab.proxies[0].tailnet[&Family::V4]));
     let servers = [stranger.serve(80), lab.targets[1].serve(80)];
     (lab, servers)
+}
+
+/// The same with the forbidden addresses.
+fn lab() -> (Lab, [kit::netns::Server; 2]) {
+    lab_with(&STRANGERS)
 }
 
 fn environment() -> Vec<(String, String)> {
@@ -101,5 +106,46 @@ fn ingress_by_external_name_cannot_reach_node_or_cluster() {
             let status: Option<Value> = state["ingress-config.json"].as_str().and_then(|text| serde_json::from_str(text).ok());
             status.is_some_and(|status| status["rejected"]["svc:db"][0].is_string())
         });
+    }
+}
+
+#[test]
+fn external_name_cannot_reach_nodes_api_server_or_services_by_default() {
+    // Own node, another one, an endpoint of the API server, a Service of another namespace, and an address outside of the cluster.
+    let targets = ["10.0.0.5", "10.0.0.4", "10.0.9.9", "10.96.0.10", "192.0.2.9"];
+    for backend in FIREWALLS {
+        let (lab, _servers) = lab_with(&targets);
+        let (proxy, client) = (&lab.proxies[0], &lab.targets[0]);
+        let files = tempfile::TempDir::new().expect("a directory");
+        // What the reconciler writes into the config Secret.
+        let rules = json!({"cluster": ["10.0.0.4/31", "10.0.9.9/32", "10.96.0.0/12"]});
+        std::fs::write(files.path().join("target-policy.json"), rules.to_string()).expect("a file");
+        let address = |number: usize| format!("100.99.1.{}", number + 10);
+        let service = |(number, target): (usize, &&str)| {
+            let mapping = json!({"TailscaleServiceIP": address(number), "ClusterIP": ""});
+            (format!("svc:s{number}"), json!({"IPv4Mapping": mapping, "externalName": target}))
+        };
+        let config: serde_json::Map<String, Value> = targets.iter().enumerate().map(service).collect();
+        for number in 0..targets.len() {
+            lab.targets[0].ip(&format!("route add {}/32 via {}\n", address(number), lab.proxies[0].tailnet[&Family::V4]));
+        }
+        let path = files.path().join("ingress-config.json");
+        std::fs::write(&path, Value::Object(config).to_string()).expect("a file");
+        let args = ["--ingress-config", &path.display().to_string(), "--firewall-mode", backend].map(str::to_owned).to_vec();
+        let env = [("NODE_IP", "10.0.0.5".to_owned()), ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", files.path().display().to_string())];
+        let env = env.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        let mut replica = Replica::launch(proxy, "{}", &netmap(proxy, &lab.targets), &Start { args, env });
+        replica.wait_ready();
+        let to = |number: usize| SocketAddr::new(address(number).parse().expect("an address"), 80);
+        until(&format!("{backend}: an address outside of the cluster answers"), PATIENCE, || {
+            client.ask_tcp(to(4), QUICK).is_ok_and(|greeting| greeting.name == "client1")
+        });
+        for (number, target) in targets[..4].iter().enumerate() {
+            until(&format!("{backend}: the refusal of {target} is counted"), PATIENCE, || {
+                let labels = format!("proxied_service=\"svc:s{number}\",reason=\"ForbiddenTarget\"");
+                replica.metric(&format!("tailyard_service_rejected{{{labels}}}")) == Some(1.0)
+            });
+            assert!(client.ask_tcp(to(number), QUICK / 5).is_err(), "{backend} {target}");
+        }
     }
 }

@@ -26,13 +26,20 @@ const ORDERS_ROOM: usize = 64 << 10;
 const ORDER_SIZE: usize = 20;
 
 /// Checks a request against the tenancy; returns whether the name may be shared with other clusters. Every object may have the group's own
-/// tags and the default ones.
-pub(crate) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<bool, Rejection> {
+/// tags, the default ones, those that its name has already and, where there are no tenants, the permitted ones.
+pub(crate) fn admit(
+    plan: &IngressPlan<'_>,
+    claim: &IngressClaim<'_>,
+    shape: &RenderContext<'_>,
+    wish: &PublishSpec,
+) -> Result<bool, Rejection> {
     let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(&shape.owner.name));
-    let is_foreign = |tag: &&String| !shape.spec.tags.contains(tag) && !shape.settings.tags.contains(tag);
+    let is_permitted = |tag: &String| shape.spec.tenants.is_empty() && shape.settings.permitted_tags.matches(tag);
+    let is_own = |tag: &String| shape.spec.tags.contains(tag) || shape.settings.tags.contains(tag);
+    let is_foreign = |tag: &&String| !is_own(tag) && !is_permitted(tag) && !plan.has_tag(claim, tag);
     let tags: Vec<String> = wish.tags.iter().filter(is_foreign).cloned().collect();
     let funnel = matches!(&wish.target, PublishTarget::Site(site) if site.funnel);
-    let allowed = tenancy.allowance(namespace, scope).and_then(|allowance| {
+    let allowed = plan.tenancy.allowance(namespace, scope).and_then(|allowance| {
         allowance.allows(namespace, scope, &wish.label, &tags)?;
         allowance.allows_funnel(namespace, scope, funnel)?;
         Ok(allowance.shares(&wish.label))

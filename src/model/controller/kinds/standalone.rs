@@ -35,6 +35,7 @@ use crate::model::controller::workload::provision;
 use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::secret_name::SecretName;
+use crate::model::controller::workload::target_rules::takes_allowed;
 use crate::model::plan::world::Single;
 
 pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
@@ -95,9 +96,14 @@ fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderCon
     let mut shape = RenderContext::new(plan.owner.clone(), spec, class, &plan.observed.settings);
     shape.target = target;
     shape.node_sites = shape.role().serves_sites;
+    shape.takes_allowed_targets = takes_allowed(plan, class);
     if spec.standby && shape.stock() {
         let message = format!("{} needs Tailyard's image: remove the annotation, or change the ProxyClass.", names::STANDBY);
         plan.fault(reason::PROXY_FAILED, message);
+    }
+    if let Some(fault) = shape.userspace_fault() {
+        plan.fault(reason::PROXY_FAILED, fault.to_owned());
+        usable = false;
     }
     if image_path(shape.image()).ends_with("k8s-proxy") {
         plan.fault(reason::PROXY_FAILED, "The image of the ProxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
@@ -124,7 +130,7 @@ fn serve<'a>(pass: &Pass<'a>, service: &Service) -> PlanPart<'a> {
             return plan;
         }
     }
-    let target = match request::read(service, &pass.observed.settings) {
+    let target = match request::read(service, &pass.observed.settings, &request::had_tags(pass.observed, &service.metadata)) {
         Ok(target) => target,
         Err(wrong) => {
             refuse(&mut plan, reason::PROXY_INVALID);
@@ -155,7 +161,8 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         }
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
-    let read = request::ingress(ingress, &shape).and_then(|()| device_site::alone(pass, &shape));
+    let read = request::ingress(ingress, &shape, &request::had_tags(pass.observed, &ingress.metadata))
+        .and_then(|()| device_site::alone(pass, &shape));
     let site = match read {
         Ok((site, part)) => {
             plan.add(part);

@@ -212,6 +212,15 @@ impl AssignmentRules {
         }
     }
 
+    /// The group of an object that has its own proxy by an annotation or the label of its namespace, without these.
+    pub fn without_annotation<'a>(&'a self, parent: Parent<'a>) -> Option<&'a str> {
+        match (parent, &self.parameters) {
+            (Parent::Ingress(_), ClassParameters::Group(group)) => Some(group),
+            (Parent::Ingress(_), _) => self.defaults.ingress.as_deref(),
+            (Parent::Service(service), _) => self.default_group(direction(service)?).map(String::as_str),
+        }
+    }
+
     /// Whether the label of its namespace can change the group of a Service.
     pub fn depends_on_namespace(&self, service: &Service) -> bool {
         let default = direction(service).and_then(|direction| self.default_group(direction));

@@ -75,6 +75,10 @@ impl Patterns {
         Self(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned).collect())
     }
 
+    pub fn new(patterns: Vec<String>) -> Self {
+        Self(patterns)
+    }
+
     pub fn matches(&self, text: &str) -> bool {
         self.0.iter().any(|pattern| pattern.strip_suffix('*').map_or(pattern == text, |begin| text.starts_with(begin)))
     }

@@ -32,6 +32,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::pod_fault::{CreateFailure, PodFault};
 use crate::model::controller::workload::settings::GroupSettings;
+use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::ingress::certificate::Leaf;
 
 #[derive(Debug, Clone)]
@@ -79,6 +80,10 @@ pub struct Observed {
     pub node_ports: BTreeSet<u16>,
     /// Requests for advertised names.
     pub publish: PublishInputs,
+    /// What the cluster and its administrators say about targets.
+    pub targets: TargetInputs,
+    /// A group with tenants; of a standalone object.
+    pub restricted_group: Option<String>,
     /// Pod of a standalone proxy that waits to take over; the active one is in `replicas`.
     pub waiting: Option<Arc<Pod>>,
     /// Other standalone proxies that are being replaced.

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::api::targets::TargetRules;
 use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete, end_of_device};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
 use crate::model::controller::workload::device_records;
@@ -25,6 +26,7 @@ use crate::model::controller::workload::observed::replica::{ObservedReplica, Rep
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
 use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::target_rules;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
 const ABANDONED: Duration = Duration::from_mins(2);
@@ -45,6 +47,7 @@ struct ReplicaInputs<'a> {
     endpoints: Option<&'a Vec<String>>,
     /// `None`: another writer decides it.
     advertised: Option<&'a ReplicaAdvertisement>,
+    targets: Option<&'a TargetRules>,
 }
 
 /// Plans the Secrets of every desired replica, by ordinal: static endpoints, and what is advertised if the reconciler decides it.
@@ -55,7 +58,7 @@ pub(crate) fn secrets<'a>(
     advertised: Option<&BTreeMap<u32, ReplicaAdvertisement>>,
 ) -> PlanPart<'a> {
     let mut work = pass.part();
-    let none = ObservedReplica::default();
+    let (none, targets) = (ObservedReplica::default(), target_rules::rules(pass, shape));
     for ordinal in 0..shape.spec.replicas {
         work.want(state(&shape.owner, ordinal));
         if work.foreign(&state_ref(&shape.owner, ordinal)) {
@@ -72,7 +75,11 @@ pub(crate) fn secrets<'a>(
             last.adopt = false;
         }
         let replica = pass.observed.replicas.get(&ordinal).unwrap_or(&none);
-        let inputs = ReplicaInputs { endpoints: endpoints.get(&ordinal), advertised: advertised.and_then(|all| all.get(&ordinal)) };
+        let inputs = ReplicaInputs {
+            endpoints: endpoints.get(&ordinal),
+            advertised: advertised.and_then(|all| all.get(&ordinal)),
+            targets: targets.as_ref(),
+        };
         config(&mut work, shape, ordinal, replica, &inputs);
     }
     work
@@ -84,7 +91,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
     let deleted = device_records::deleted(work, ordinal, replica);
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint, deleted };
+    let (device, targets) = (recorded.cloned(), inputs.targets.cloned());
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, targets, deleted };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
@@ -145,7 +153,7 @@ fn document(
     shape: &RenderContext<'_>,
     ordinal: u32,
     existing: Option<&ReplicaConfig>,
-    ReplicaInputs { endpoints, advertised }: &ReplicaInputs<'_>,
+    ReplicaInputs { endpoints, advertised, .. }: &ReplicaInputs<'_>,
 ) -> Option<Map<String, Value>> {
     let found = existing.and_then(|entry| entry.document.as_ref());
     let server = match tailnet {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::api::proxygroup::{ProxyGroupType, Tenant};
-use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
@@ -37,6 +39,12 @@ pub struct GroupSettings {
     pub tenancy: DefaultTenancy,
     /// Tenants of standalone proxies; none if every namespace may have them.
     pub standalone_tenants: Arc<Vec<Tenant>>,
+    /// Tags that objects may request where no tenants are named, besides the default ones and those of their group.
+    pub permitted_tags: Patterns,
+    /// Ranges that proxies accept as targets although they are rejected by default.
+    pub allowed_targets: Vec<IpNet>,
+    /// Ranges that proxies reject as targets.
+    pub denied_targets: Vec<IpNet>,
     /// ACME directory URL, if not Let's Encrypt's.
     pub acme_directory: Option<String>,
     /// Whether the `ServiceMonitor` CRD exists.
@@ -62,6 +70,9 @@ impl GroupSettings {
             shared_account: None,
             tenancy: DefaultTenancy::default(),
             standalone_tenants: Arc::default(),
+            permitted_tags: Patterns::default(),
+            allowed_targets: Vec::new(),
+            denied_targets: Vec::new(),
             acme_directory: None,
             service_monitors: false,
             linger: LINGER,

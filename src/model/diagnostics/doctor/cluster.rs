@@ -90,10 +90,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
     checks
 }
 
-/// Value of an environment variable of a Deployment's first container.
-pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
-    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
-    env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
 fn reconciler(facts: &ClusterFacts) -> Check {

@@ -1,18 +1,24 @@
 //! Checks of users' Services and Ingresses.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, MAX_LISTED, ReadResult, named, page};
+use super::{Check, MAX_LISTED, ReadResult, is_operator, is_reconciler, named, page, variable};
 use crate::api::condition::PROXY_READY;
+use crate::api::names;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
+use crate::model::controller::policy::tenancy::Patterns;
 use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
+    checks.extend(policy(facts));
     checks.extend(proxies(facts));
     checks.extend(ingresses(facts));
     checks
@@ -60,6 +66,88 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
     }
     let fix = format!("as the message says; tailyard status shows Pod and device ({})", page("standalone.md"));
     listed(NAME, unready, "more Services are not served by their proxies", &fix)
+}
+
+/// Objects with something that the reconciler permits no new object. Without a reconciler it has its defaults.
+fn policy(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "policy";
+    let deployments = facts.deployments.as_deref().unwrap_or_default();
+    let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
+    let setting = |name: &str| reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default();
+    let settings = PolicySettings {
+        tags: setting("PROXY_TAGS").split(',').collect(),
+        permitted_tags: (setting("TAILYARD_TENANCY") != "open").then(|| Patterns::parse(setting("TAILYARD_PERMITTED_TAGS"))),
+        allowed: setting("TAILYARD_ALLOWED_TARGETS").split(',').filter_map(|net| net.trim().parse().ok()).collect(),
+        has_tenants: !setting("TAILYARD_STANDALONE_TENANTS").is_empty(),
+        serves_standalone: setting("TAILYARD_STANDALONE") != "off",
+    };
+    let mut found = Vec::new();
+    for (source, _, objects) in kinds(facts) {
+        for object in objects.iter().flatten() {
+            found.extend(settings.refusals(facts, object).into_iter().map(|why| format!("{} {}: {why}", source.kind(), named(object))));
+        }
+    }
+    if found.is_empty() {
+        return vec![Check::ok(NAME, "it permits what Services and Ingresses request")];
+    }
+    let fix = format!("set the value of the chart that it names; what is served already stays served ({})", page("tenancy.md"));
+    listed(NAME, found, "more objects request what new ones may not", &fix)
+}
+
+struct PolicySettings<'a> {
+    tags: Vec<&'a str>,
+    /// `None` if all are permitted.
+    permitted_tags: Option<Patterns>,
+    allowed: Vec<IpNet>,
+    has_tenants: bool,
+    serves_standalone: bool,
+}
+
+impl PolicySettings<'_> {
+    fn refusals(&self, facts: &ClusterFacts, object: &Value) -> Vec<String> {
+        let annotation = |key: &str| object["metadata"]["annotations"][key].as_str().map(str::trim).filter(|text| !text.is_empty());
+        let spec = &object["spec"];
+        let is_ingress = spec["ingressClassName"] == "tailscale";
+        let is_balanced = spec["loadBalancerClass"] == "tailscale";
+        let requested = [names::EXPOSE, names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(key).is_some());
+        if !is_ingress && !is_balanced && !requested {
+            return Vec::new();
+        }
+        let groups = facts.groups.as_deref().unwrap_or_default();
+        let has_tenants = |group: &Value| group["spec"]["tailyard"]["tenants"].as_array().is_some_and(|tenants| !tenants.is_empty());
+        let group = annotation(names::PROXY_GROUP).and_then(|name| groups.iter().find(|group| group["metadata"]["name"] == name));
+        let mut refusals = Vec::new();
+        if !group.map_or(self.has_tenants, has_tenants)
+            && let Some(permitted) = &self.permitted_tags
+        {
+            let of_group = |tag: &str| {
+                group.is_some_and(|group| group["spec"]["tags"].as_array().is_some_and(|tags| tags.iter().any(|one| one == tag)))
+            };
+            let tags = annotation(names::TAGS).unwrap_or_default().split(',').map(str::trim).filter(|tag| !tag.is_empty());
+            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(*tag));
+            refusals.extend(others.map(|tag| format!("tag {tag} is not in permittedTags")));
+        }
+        if let Some(host) = spec["externalName"].as_str().filter(|_| annotation(names::EXPOSE).is_some() || is_balanced)
+            && self.is_refused_service(facts, host)
+        {
+            refusals.push(format!("{host} is a Service of the cluster, and not in targets.allowed"));
+        }
+        let opted_out = object["metadata"]["annotations"][names::PROXY_GROUP].as_str() == Some("");
+        if opted_out && self.serves_standalone && !self.has_tenants && groups.iter().any(has_tenants) {
+            refusals.push("it names no ProxyGroup, a ProxyGroup has tenants, and standalone.tenants is empty".to_owned());
+        }
+        refusals
+    }
+
+    /// Whether a DNS name is that of a Service whose address new objects may not have as target.
+    fn is_refused_service(&self, facts: &ClusterFacts, host: &str) -> bool {
+        let mut labels = host.split('.');
+        let (Some(name), Some(namespace), Some("svc")) = (labels.next(), labels.next(), labels.next()) else { return false };
+        let is_it = |service: &&Value| service["metadata"]["name"] == name && service["metadata"]["namespace"] == namespace;
+        let service = facts.services.iter().flatten().find(is_it);
+        let address = service.and_then(|service| service["spec"]["clusterIP"].as_str()?.parse::<IpAddr>().ok());
+        address.is_some_and(|address| !self.allowed.iter().any(|net| net.contains(&address)))
+    }
 }
 
 /// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.

@@ -5,12 +5,10 @@ use k8s_openapi::api::networking::v1::Ingress;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::cluster::variable;
 use super::facts::ClusterFacts;
-use super::{Check, is_reconciler, listed, named, page};
+use super::{Check, is_operator, is_reconciler, listed, named, page, variable};
 use crate::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
 use crate::model::controller::policy::requests::Parent;
-use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::diagnostics::overview::Gap;
 
 const NAME: &str = "operators";
@@ -38,12 +36,6 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
 
 fn is_running(deployment: &Value) -> bool {
     deployment["spec"]["replicas"].as_i64().unwrap_or(1) > 0
-}
-
-fn is_operator(deployment: &Value) -> bool {
-    let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
-    let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
-    images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))
 }
 
 /// Warns about an operator whose process is an API server proxy: kubectl of the tailnet's users ends with it.

@@ -46,11 +46,11 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether only a part depends on it: static endpoints, scrapes, causes of missing Pods, workload identity or failover.
+    /// Whether only a part depends on it: static endpoints, the target policy, scrapes, causes of missing Pods, workload identity or failover.
     pub fn optional(&self) -> bool {
         let resource = self.resource.as_str();
         let reads_events = resource == "events" && matches!(self.verb.as_str(), "list" | "watch");
-        matches!(resource, "nodes" | "servicemonitors") || reads_events || self.subresource == "token" || self.failover()
+        matches!(resource, "nodes" | "servicecidrs" | "servicemonitors") || reads_events || self.subresource == "token" || self.failover()
     }
 
     /// Whether only failover depends on it.

@@ -462,6 +462,46 @@ fn credentials_are_read_from_the_mounted_secret() {
 }
 
 #[test]
+fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
+    let object = |name: &str, annotations: Value, spec: Value| json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": spec});
+    let exposed = |more: Value| {
+        let mut all = json!({"tailscale.com/expose": "true"});
+        all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        all
+    };
+    let external = json!({"type": "ExternalName", "externalName": "db.other.svc.cluster.local"});
+    let mut db = object("db", json!({}), json!({"clusterIP": "10.96.3.4"}));
+    db["metadata"]["namespace"] = json!("other");
+    let services = vec![
+        object("tagged", exposed(json!({"tailscale.com/tags": "tag:k8s, tag:hr, tag:web-1"})), json!({})),
+        object("grouped", exposed(json!({"tailscale.com/tags": "tag:group", "tailscale.com/proxy-group": "web"})), json!({})),
+        object("to-db", exposed(json!({})), external),
+        object("out", exposed(json!({"tailscale.com/proxy-group": ""})), json!({})),
+        object("plain", json!({"tailscale.com/tags": "tag:hr"}), json!({})),
+        db,
+    ];
+    let with = |env: Value, tenants: Value| {
+        let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
+        reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = env;
+        let mut web = group("web", "ingress");
+        web["spec"]["tags"] = json!(["tag:group"]);
+        let mut restricted = group("tenants", "ingress");
+        restricted["spec"]["tailyard"] = json!({"tenants": tenants});
+        ClusterFacts { deployments: Ok(vec![reconciler]), groups: Ok(vec![web, restricted]), services: Ok(services.clone()), ..well() }
+    };
+    let variable = |name: &str, value: &str| json!({"name": name, "value": value});
+    let strict = with(json!([variable("PROXY_TAGS", "tag:k8s")]), json!([{"namespaceSelector": {}}]));
+    finds(&strict, "policy", Finding::Warn, "Service u/tagged: tag tag:hr is not in permittedTags");
+    finds(&strict, "policy", Finding::Warn, "Service u/to-db: db.other.svc.cluster.local is a Service of the cluster");
+    finds(&strict, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
+    assert_eq!(cluster::checks(&strict).iter().filter(|check| check.name == "policy").count(), 4, "two tags of one Service");
+    let permitted =
+        [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
+    let permitted = with(json!(permitted.map(|(name, value)| variable(name, value))), json!([]));
+    finds(&permitted, "policy", Finding::Ok, "it permits what Services and Ingresses request");
+}
+
+#[test]
 fn fault_of_an_ingress_is_found_while_its_events_are_repeated() {
     let event = |minutes| Ok(vec![ingress_event("shop", "NameConflict", "Service u/web has the name shop already.", minutes)]);
     let ingress = |uid: &str| Ok(vec![json!({"metadata": {"namespace": "u", "name": "shop", "uid": uid}})]);

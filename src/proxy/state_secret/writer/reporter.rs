@@ -32,6 +32,8 @@ pub struct ReportInputs {
     pub pod: PodAddresses,
     pub egress: bool,
     pub ingress: bool,
+    /// Whether rules are applied: not in userspace, where tailscaled itself serves.
+    pub forwards: bool,
     /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::GRACE`].
     pub grace: Duration,
     /// Maximum size of the egress status, in bytes.
@@ -49,6 +51,9 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
         let now = start.elapsed();
         if let Some(node) = inputs.netmap.borrow_and_update().as_ref().and_then(|netmap| netmap.node.as_ref()) {
             device(&ledger, node);
+            if !about.forwards {
+                reachable(&ledger, node);
+            }
         }
         let programmed = inputs.programmed.borrow_and_update().clone();
         let reported = programmed.planned.filter(|planned| programmed.current && planned.world.netmap.is_some());
@@ -81,7 +86,15 @@ fn device(ledger: &Ledger, node: &SelfNode) {
     }
 }
 
-/// Name and addresses mean that the device is reachable, so they are reported after the rules are applied.
+/// Name and addresses mean that the device is reachable, so they are reported after the rules are applied, if there are any.
+fn reachable(ledger: &Ledger, node: &SelfNode) {
+    if !node.name.is_empty() {
+        let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
+        ledger.set(state::DEVICE_FQDN, format!("{}.", node.name.trim_end_matches('.')));
+        ledger.set(state::DEVICE_IPS, json(&ips));
+    }
+}
+
 fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &mut ServeHistory, now: Duration) {
     let (plan, world) = (&planned.plan, &planned.world);
     if let Some(mode) = world.single.variable() {
@@ -90,10 +103,8 @@ fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &
             None => ledger.remove(state::REJECTED_TARGET),
         }
     }
-    if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
-        let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
-        ledger.set(state::DEVICE_FQDN, format!("{}.", node.name.trim_end_matches('.')));
-        ledger.set(state::DEVICE_IPS, json(&ips));
+    if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()) {
+        reachable(ledger, node);
     }
     if about.egress {
         let withheld = patience.withheld(plan, &world.egress, now);

@@ -1,14 +1,18 @@
 //! The cluster that proxies run in: their Pods, Events about Pods that cannot be created, nodes, namespaces, and Secrets with credentials.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeStatus, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::WatchedKind;
 use crate::edge::kube::MetadataOnly;
+use crate::model::controller::policy::cluster_networks::NetworkSource;
 use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::reconciler::cache::indices::Indices;
@@ -55,7 +59,32 @@ impl WatchedKind for Node {
     }
 
     fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
-        cache.groups_with_nodes()
+        cache.groups_with_nodes().into_iter().chain(cache.users_of_networks()).collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
+        let addresses = self.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+        let nets = addresses.filter_map(|address| address.address.parse::<IpAddr>().ok()).map(IpNet::from);
+        indices.networks.set(NetworkSource::Node(name.clone()), nets.filter(|_| came).collect());
+    }
+}
+
+impl WatchedKind for ServiceCIDR {
+    type Object = Self;
+
+    fn prune(range: Self) -> Option<Self> {
+        let metadata = ObjectMeta { name: range.metadata.name, ..ObjectMeta::default() };
+        Some(Self { metadata, spec: range.spec, status: None })
+    }
+
+    fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
+        cache.users_of_networks().collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
+        let cidrs = self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref()).into_iter().flatten();
+        let nets = cidrs.filter_map(|net| net.parse::<IpNet>().ok()).map(|net| net.trunc());
+        indices.networks.set(NetworkSource::ServiceRange(name.clone()), nets.filter(|_| came).collect());
     }
 }
 

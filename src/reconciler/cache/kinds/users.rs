@@ -1,8 +1,10 @@
 //! Users' objects that request proxies, and what they refer to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
@@ -12,6 +14,7 @@ use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::ingress::spec::backend::backends;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::cluster_networks::NetworkSource;
 use crate::model::controller::policy::requests;
 use crate::model::controller::workload::objects::slice::SERVICE_NAME;
 use crate::reconciler::cache::indices::{Indices, count, put};
@@ -74,6 +77,8 @@ pub(in crate::reconciler::cache) struct BackendSlice {
     service: Box<str>,
     /// Whether an endpoint receives traffic.
     is_ready: bool,
+    /// Addresses of the API server's endpoints, of its Service only.
+    api_server: Box<[IpNet]>,
 }
 
 impl WatchedKind for BackendSlice {
@@ -83,15 +88,25 @@ impl WatchedKind for BackendSlice {
         let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?.as_str().into();
         // An endpoint without conditions receives traffic.
         let ready = |conditions: &k8s_openapi::api::discovery::v1::EndpointConditions| conditions.ready != Some(false);
-        Some(Self { service, is_ready: slice.endpoints.iter().flatten().any(|endpoint| endpoint.conditions.as_ref().is_none_or(ready)) })
+        let is_ready = slice.endpoints.iter().flatten().any(|endpoint| endpoint.conditions.as_ref().is_none_or(ready));
+        let is_api_server =
+            slice.metadata.namespace.as_deref() == Some("default") && slice.metadata.labels.as_ref()?.get(SERVICE_NAME)? == "kubernetes";
+        let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses).filter(|_| is_api_server);
+        let api_server = addresses.filter_map(|ip| ip.parse::<IpAddr>().ok()).map(IpNet::from).collect();
+        Some(Self { service, is_ready, api_server })
     }
 
     fn keys(&self, cache: &ClusterCache, (namespace, _): &Id) -> BTreeSet<WorkKey> {
         let service = (namespace.clone(), self.service.to_string());
-        cache.publisher(PublishSource::Service, &service).map(WorkKey::Workload).into_iter().collect()
+        let networks = cache.users_of_networks().filter(|_| !self.api_server.is_empty());
+        cache.publisher(PublishSource::Service, &service).map(WorkKey::Workload).into_iter().chain(networks).collect()
     }
 
-    fn index(self: &Arc<Self>, indices: &mut Indices, (namespace, _): &Id, came: bool) {
+    fn index(self: &Arc<Self>, indices: &mut Indices, (namespace, name): &Id, came: bool) {
+        if !self.api_server.is_empty() {
+            let nets = if came { self.api_server.to_vec() } else { Vec::new() };
+            indices.networks.set(NetworkSource::ApiServer(name.clone()), nets);
+        }
         if self.is_ready {
             count(&mut indices.backed, &(namespace.clone(), self.service.to_string()), came);
         }

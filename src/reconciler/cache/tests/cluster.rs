@@ -159,6 +159,10 @@ impl Cluster {
         cache
     }
 
+    pub(super) fn settings_mut(&mut self) -> &mut GroupSettings {
+        Arc::make_mut(&mut self.settings)
+    }
+
     pub(super) fn object(&self, kind: &'static str, namespace: &str, name: &str) -> Option<&Value> {
         self.objects.get(&(kind, namespace.to_owned(), name.to_owned()))
     }

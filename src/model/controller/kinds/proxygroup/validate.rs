@@ -28,6 +28,9 @@ pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<Str
     if image_path(shape.image()).ends_with("k8s-proxy") {
         return Some("The image of spec.proxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
     }
+    if let Some(fault) = shape.userspace_fault() {
+        return Some(fault.to_owned());
+    }
     let own = group.spec.tailyard.as_ref();
     if let Some(ports) = own.and_then(|own| own.match_port_range) {
         let range = MatchPortRange::new(ports.start.try_into().unwrap_or(0), ports.end.try_into().unwrap_or(0));

@@ -7,13 +7,16 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress::claims::name_conflict;
 use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::kinds::standalone::request::{extra_tags, had_tags};
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::annotations::{annotation, is_true};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
 use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
 use crate::model::controller::workload::observed::{Observed, name_winner};
 use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::provision::POLL_INTERVAL;
 
 /// Whether an object may have its proxy as it requests it.
@@ -40,6 +43,17 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         return Admission::Refused(reason::NAME_CONFLICT, name_conflict(first, &parent.label()));
     }
     work.plan.new_names.extend((!holds).then(|| parent.label()));
+    if let Some(group) = observed.restricted_group.as_ref().filter(|_| observed.settings.standalone_tenants.is_empty())
+        && !(holds && is_served(work, parent))
+    {
+        // A change of the group enqueues nothing of this one.
+        work.again(POLL_INTERVAL);
+        let why = format!(
+            "ProxyGroup {group} has tenants, and proxies without a ProxyGroup have none: an administrator can allow namespaces in \
+             standalone.tenants of the chart (--standalone-tenants)."
+        );
+        return Admission::Refused(reason::NOT_ALLOWED, why);
+    }
     let Some(spec) = work.spec.filter(|spec| !spec.tenants.is_empty()) else {
         return Admission::Granted;
     };
@@ -49,9 +63,9 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         return Admission::Undecided;
     }
     let tenancy = Tenancy::of(spec.tenants, observed.settings.tenancy, &observed.namespaces);
-    let tags: Vec<_> = spec.tags.iter().filter(|tag| !observed.settings.tags.contains(tag)).cloned().collect();
+    let tags = extra_tags(metadata, &observed.settings, &had_tags(observed, metadata));
     let label = parent.label();
-    let funnel = matches!(parent, Parent::Ingress(_)) && annotation(metadata.annotations.as_ref(), names::FUNNEL).is_some_and(is_true);
+    let funnel = requests_funnel(parent);
     let scope = TenancyScope::Standalone;
     let allowed = tenancy.allowance(namespace, scope).and_then(|quota| {
         quota.allows(namespace, scope, &label, &tags)?;
@@ -71,6 +85,17 @@ pub(crate) fn admit(work: &mut PlanPart<'_>, parent: Parent<'_>) -> Admission {
         }
         Ok(_) => Admission::Granted,
     }
+}
+
+fn requests_funnel(parent: Parent<'_>) -> bool {
+    matches!(parent, Parent::Ingress(_)) && annotation(parent.metadata().annotations.as_ref(), names::FUNNEL).is_some_and(is_true)
+}
+
+/// Whether an object has a proxy, and Funnel if it requests that.
+fn is_served(work: &Pass<'_>, parent: Parent<'_>) -> bool {
+    let config = || work.owned(&ingress_config_ref(work.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
+    let has_funnel = || config().routes.values().any(|site| site.funnel);
+    work.observed.of(Kind::StatefulSet).next().is_some() && (!requests_funnel(parent) || has_funnel())
 }
 
 /// Whether an object has the name that it requests, and who else has it or requested it earlier.

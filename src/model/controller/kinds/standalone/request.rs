@@ -51,7 +51,7 @@ pub(crate) fn spec<'a>(observed: &'a Observed, parent: Parent<'a>) -> WorkloadSp
 }
 
 /// Target of the proxy of a Service.
-pub(crate) fn read(service: &Service, settings: &GroupSettings) -> Result<Single, Vec<String>> {
+pub(crate) fn read(service: &Service, settings: &GroupSettings, had: &[String]) -> Result<Single, Vec<String>> {
     let (single, mut wrong) = match directions(service) {
         (true, true) => {
             let both = format!(
@@ -68,12 +68,12 @@ pub(crate) fn read(service: &Service, settings: &GroupSettings) -> Result<Single
     if !dns_label(&service_label(service)) {
         wrong.push(format!("Set {} to a DNS label.", names::HOSTNAME));
     }
-    wrong.extend(foreign_tags(&service.metadata, settings));
+    wrong.extend(foreign_tags(&service.metadata, settings, had));
     single.filter(|_| wrong.is_empty()).ok_or(wrong)
 }
 
 /// Checks an Ingress besides its routes. The error is reason and message of an Event.
-pub(crate) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>) -> Result<(), (&'static str, String)> {
+pub(crate) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>, had: &[String]) -> Result<(), (&'static str, String)> {
     let metadata = &ingress.metadata;
     let name = metadata.name.as_deref().unwrap_or_default();
     let long = (name.len() > MAX_LABEL).then(|| {
@@ -82,20 +82,40 @@ pub(crate) fn ingress(ingress: &Ingress, shape: &RenderContext<'_>) -> Result<()
             name.len()
         )
     });
-    long.or_else(|| foreign_tags(metadata, shape.settings)).map_or(Ok(()), |wrong| Err((reason::PROXY_INVALID, wrong)))
+    long.or_else(|| foreign_tags(metadata, shape.settings, had)).map_or(Ok(()), |wrong| Err((reason::PROXY_INVALID, wrong)))
 }
 
-/// Fault of tags that only administrators may set.
-fn foreign_tags(metadata: &ObjectMeta, settings: &GroupSettings) -> Option<String> {
-    let own = || requests::tags(metadata).iter().any(|tag| !settings.tags.contains(tag));
-    // Tenants permit tags by namespace.
-    let refused = settings.standalone_tenants.is_empty() && settings.tenancy == DefaultTenancy::Bounded && own();
-    refused.then(|| {
-        format!(
-            "{}: own tags are not permitted: remove the annotation, or permit them by standalone.tenants or tenancy: open in the chart.",
-            names::TAGS
-        )
-    })
+/// Tags that the device of an object has already. One that joined before Tailyard managed its replica, and is not recorded yet, has the
+/// requested ones: it is adopted with exactly these only.
+pub(crate) fn had_tags(observed: &Observed, metadata: &ObjectMeta) -> Vec<String> {
+    let Some(replica) = observed.replicas.get(&0) else { return Vec::new() };
+    let is_former = || replica.has_device() && replica.config.as_ref().is_none_or(|config| config.mint.is_none());
+    match replica.device() {
+        Some(record) => record.tags.clone(),
+        None if is_former() => requests::tags(metadata),
+        None => Vec::new(),
+    }
+}
+
+/// Requested tags besides the default ones, those that the device has, and the permitted ones. Tenants permit tags by namespace.
+pub(crate) fn extra_tags(metadata: &ObjectMeta, settings: &GroupSettings, had: &[String]) -> Vec<String> {
+    let is_permitted = |tag: &String| settings.standalone_tenants.is_empty() && settings.permitted_tags.matches(tag);
+    let mut tags = requests::tags(metadata);
+    tags.retain(|tag| !settings.tags.contains(tag) && !had.contains(tag) && !is_permitted(tag));
+    tags
+}
+
+/// Fault of tags that only administrators may permit.
+fn foreign_tags(metadata: &ObjectMeta, settings: &GroupSettings, had: &[String]) -> Option<String> {
+    if !settings.standalone_tenants.is_empty() || settings.tenancy == DefaultTenancy::Open {
+        return None;
+    }
+    let tag = extra_tags(metadata, settings, had).into_iter().next()?;
+    Some(format!(
+        "{}: the tag {tag} is not permitted: remove it, or have an administrator permit it by permittedTags or standalone.tenants of the \
+         chart (--permitted-tags, --standalone-tenants).",
+        names::TAGS
+    ))
 }
 
 fn published(service: &Service, settings: &GroupSettings) -> (Option<Single>, Vec<String>) {
@@ -140,9 +160,12 @@ fn egress(service: &Service) -> (Option<Single>, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::model::controller::policy::tenancy::Patterns;
 
     fn service(annotations: &Value, spec: &Value) -> Service {
         let metadata = json!({"name": "web", "namespace": "default", "annotations": annotations});
@@ -157,10 +180,20 @@ mod tests {
     fn own_tags_need_open_tenancy() {
         let tagged =
             |tags: &str| service(&json!({"tailscale.com/expose": "true", "tailscale.com/tags": tags}), &json!({"clusterIP": "10.0.0.1"}));
-        let wrong = read(&tagged("tag:other"), &settings(DefaultTenancy::Bounded)).expect_err("refused");
-        assert!(wrong[0].contains("tailscale.com/tags") && wrong[0].contains("tenancy: open"), "{wrong:?}");
-        assert!(read(&tagged("tag:k8s"), &settings(DefaultTenancy::Bounded)).is_ok());
-        assert!(read(&tagged("tag:other, tag:k8s"), &settings(DefaultTenancy::Open)).is_ok());
+        let wrong = read(&tagged("tag:other"), &settings(DefaultTenancy::Bounded), &[]).expect_err("refused");
+        assert!(wrong[0].contains("tailscale.com/tags: the tag tag:other") && wrong[0].contains("permittedTags"), "{wrong:?}");
+        assert!(read(&tagged("tag:k8s"), &settings(DefaultTenancy::Bounded), &[]).is_ok());
+        assert!(read(&tagged("tag:other, tag:k8s"), &settings(DefaultTenancy::Open), &[]).is_ok());
+    }
+
+    #[test]
+    fn permitted_tags_and_those_of_the_device_need_no_tenancy() {
+        let metadata = service(&json!({"tailscale.com/tags": "tag:web-1,tag:had,tag:k8s,tag:hr"}), &json!({})).metadata;
+        let mut settings = settings(DefaultTenancy::Bounded);
+        settings.permitted_tags = Patterns::parse("tag:web-*");
+        assert_eq!(extra_tags(&metadata, &settings, &["tag:had".to_owned()]), ["tag:hr"]);
+        settings.standalone_tenants = Arc::new(vec![crate::api::proxygroup::Tenant::default()]);
+        assert_eq!(extra_tags(&metadata, &settings, &[]), ["tag:web-1", "tag:had", "tag:hr"], "tenants permit tags by namespace");
     }
 
     #[test]
@@ -179,7 +212,7 @@ mod tests {
             (json!({"tailscale.com/tailnet-fqdn": "db.example.com."}), &external, "TS_TAILNET_TARGET_FQDN=db.example.com."),
         ];
         for (annotations, spec, wanted) in table {
-            let single = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded)).expect("a valid Service");
+            let single = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded), &[]).expect("a valid Service");
             assert_eq!(format!("{}={}", single.variable().expect("a mode"), single.value().expect("a target")), wanted);
         }
     }
@@ -214,7 +247,7 @@ mod tests {
             (json!({"tailscale.com/tailnet-fqdn": "db"}), &external, "is not a full name"),
         ];
         for (annotations, spec, fix) in table {
-            let wrong = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded)).expect_err("a fault").join(" ");
+            let wrong = read(&service(&annotations, spec), &settings(DefaultTenancy::Bounded), &[]).expect_err("a fault").join(" ");
             assert!(wrong.contains(fix), "{annotations} {spec}: {wrong}");
         }
     }

@@ -155,6 +155,11 @@ fn invalid_groups_report_the_reason() {
     world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/k8s-proxy:v1"}}}}));
     world.settle();
     assert!(world.ready("pg").2.contains("kube-apiserver"));
+    world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}]}}}}));
+    world.settle();
+    let ready = world.ready("pg");
+    assert!(ready.1 == "ProxyGroupInvalid" && ready.2.contains("TS_USERSPACE"), "{ready:?}");
+    assert!(!world.objects.keys().any(|object| object.kind == Kind::StatefulSet), "no Pod before a class that can serve");
     world.class = Class::None;
     world.settle();
     assert_eq!(world.ready("pg").1, "ProxyGroupReady");

@@ -123,7 +123,9 @@ fn proxy_protocol_ports_are_in_the_config() {
 
 #[test]
 fn userspace_group_serves_sites_and_refuses_l4_services() {
-    let class = json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}]}}}});
+    let container = json!({"env": [{"name": "TS_USERSPACE", "value": "true"}]});
+    let init = json!({"securityContext": {"privileged": false, "capabilities": {"drop": ["ALL"]}}});
+    let class = json!({"statefulSet": {"pod": {"tailscaleContainer": container, "tailscaleInitContainer": init}}});
     let mut world = publishing_by(Some(class), ingress());
     with_paths(&mut world, "site", 1);
     expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));

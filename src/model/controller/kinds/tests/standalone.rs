@@ -65,6 +65,23 @@ fn ends(mut world: World) {
 }
 
 #[test]
+fn class_in_userspace_is_refused_before_a_pod_is_created() {
+    for (annotations, spec) in [(json!({}), balanced()), (json!({"tailscale.com/tailnet-ip": "100.64.0.9"}), external())] {
+        let mut world = world();
+        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}]}}}}));
+        put(&mut world, annotations, spec);
+        world.settle();
+        let (status, reason, message) = condition(&world);
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "ProxyFailed"), "{message}");
+        assert!(message.contains("TS_USERSPACE") && message.contains("name another ProxyClass"), "{message}");
+        assert!(world.objects.is_empty() && world.minted == 0, "{:?}", world.objects.keys());
+        world.class = Class::None;
+        world.settle();
+        assert_eq!(condition(&world).1, "ProxyCreated");
+    }
+}
+
+#[test]
 fn load_balancer_gets_addresses_when_its_proxy_serves() {
     let mut world = world();
     put(&mut world, json!({}), balanced());

@@ -10,8 +10,8 @@ use super::publish::{expose, publishing};
 use super::*;
 use crate::api::condition::{INGRESS_SVC_VALID, PROXY_READY};
 use crate::model::controller::policy::assignment::StandaloneScope;
-use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::policy::tenancy::parse::parse;
+use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 
 /// Spec of a group with one tenant: namespaces of the team `shop`, with additional fields.
 fn tenant(kind: &str, more: Value) -> Value {
@@ -124,6 +124,35 @@ fn group_without_tenants_refuses_object_tags_unless_open() {
         world.settle();
         assert_eq!(world.hosted.vips.len(), published, "{tenancy:?}");
     }
+}
+
+#[test]
+fn permitted_tags_and_those_in_use_need_no_tenancy() {
+    let tags = json!({"tailscale.com/tags": "tag:used"});
+    let with_tags = |more: Value| {
+        let mut all = tags.clone();
+        all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        all
+    };
+    let mut world = publishing(json!({"type": "ingress"}));
+    world.assignment.standalone = StandaloneScope::Everywhere;
+    expose(&mut world, "grouped", tags.clone(), whole(1));
+    world.plain("alone", with_tags(json!({"tailscale.com/expose": "true"})), whole(2));
+    world.settle();
+    let is_valid = |world: &World, name: &str| world.condition(name, INGRESS_SVC_VALID).expect("a condition").0 == "True";
+    assert!(is_valid(&world, "grouped") && proxy(&world, "alone").0 == "ProxyCreated");
+    world.settings.tenancy = DefaultTenancy::Bounded;
+    world.settle();
+    assert!(is_valid(&world, "grouped") && proxy(&world, "alone").0 == "ProxyCreated", "its device has the tag");
+    expose(&mut world, "late", tags.clone(), whole(3));
+    world.plain("other", with_tags(json!({"tailscale.com/expose": "true"})), whole(4));
+    expose(&mut world, "grouped", json!({"tailscale.com/tags": "tag:used,tag:hr"}), whole(1));
+    world.settle();
+    assert!(!is_valid(&world, "late") && !is_valid(&world, "grouped"));
+    assert!(proxy(&world, "other").1.contains("the tag tag:used is not permitted"), "{:?}", proxy(&world, "other"));
+    world.settings.permitted_tags = Patterns::parse("tag:used, tag:h*");
+    world.settle();
+    assert!(is_valid(&world, "late") && is_valid(&world, "grouped") && proxy(&world, "other").0 == "ProxyCreated");
 }
 
 #[test]
@@ -247,6 +276,30 @@ fn number_of_standalone_proxies_is_limited_and_existing_ones_stay() {
     world.names_before = 7;
     world.settle();
     assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+}
+
+#[test]
+fn group_with_tenants_restricts_standalone_proxies_without_tenants() {
+    let mut world = standalone_world(json!({}));
+    world.settings.standalone_tenants = Arc::default();
+    let exposed = || json!({"tailscale.com/expose": "true"});
+    world.plain("web", exposed(), whole(1));
+    world.put_ingress("shop", json!({}), site("shop", "web"));
+    world.settle();
+    assert_eq!(proxy(&world, "web").0, "ProxyCreated");
+    world.restricted_group = Some("in".to_owned());
+    world.settle();
+    assert_eq!((proxy(&world, "web").0.as_str(), world.event_count("NotAllowed")), ("ProxyCreated", 0), "what is served stays");
+    world.plain("late", exposed(), whole(2));
+    world.put_ingress("shop", json!({"tailscale.com/funnel": "true"}), site("shop", "web"));
+    world.settle();
+    let why = "ProxyGroup in has tenants, and proxies without a ProxyGroup have none: an administrator can allow namespaces in \
+               standalone.tenants of the chart (--standalone-tenants).";
+    assert_eq!(proxy(&world, "late"), ("NotAllowed".to_owned(), why.to_owned()));
+    assert_eq!((world.event_count("NotAllowed"), world.minted), (2, 2), "also a new Funnel");
+    world.plain("web", json!({"tailscale.com/expose": "true", "tailscale.com/hostname": "payroll"}), whole(1));
+    world.settle();
+    assert_eq!(proxy(&world, "web"), ("NotAllowed".to_owned(), why.to_owned()), "another name is new");
 }
 
 #[test]

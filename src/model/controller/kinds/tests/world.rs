@@ -43,6 +43,7 @@ use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::simulation::Simulation;
+use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 mod devices;
@@ -102,6 +103,8 @@ pub(super) struct World {
     pub(super) renamed: &'static str,
     /// Standalone objects of the namespace before the observed one.
     pub(super) names_before: usize,
+    pub(super) targets: TargetInputs,
+    pub(super) restricted_group: Option<String>,
 }
 
 /// What the reconcilers remember; a copy of the cluster has reconcilers without memories.
@@ -165,6 +168,8 @@ impl World {
             device_reads: imbl::OrdMap::new(),
             device_requests: 0,
             names_before: 0,
+            targets: TargetInputs { is_default_class: true, is_complete: true, ..TargetInputs::default() },
+            restricted_group: None,
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),

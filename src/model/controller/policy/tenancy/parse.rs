@@ -43,7 +43,7 @@ fn tenant(value: Value) -> Result<Tenant, String> {
     }
     let tenant: Tenant = serde_json::from_value(value).map_err(|error| error.to_string())?;
     let names = tenant.names.as_deref().unwrap_or_default();
-    for (field, patterns, is_valid) in [("names", names, is_name as fn(&str) -> bool), ("tags", &tenant.tags, is_tag)] {
+    for (field, patterns, is_valid) in [("names", names, is_name as fn(&str) -> bool), ("tags", &tenant.tags, is_tag_pattern)] {
         if patterns.len() > MAX_PATTERNS {
             return Err(format!("{field} has {} patterns: at most {MAX_PATTERNS} are permitted", patterns.len()));
         }
@@ -75,7 +75,7 @@ fn is_name(pattern: &str) -> bool {
     pattern == "*" || (name.starts_with(|c| is_inner(c) && c != '-') && name.len() <= 63 && name.chars().all(is_inner))
 }
 
-fn is_tag(pattern: &str) -> bool {
+pub fn is_tag_pattern(pattern: &str) -> bool {
     let name = |rest: &str| rest.strip_suffix('*').unwrap_or(rest).to_owned();
     let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '-';
     let is_tag = |rest: &str| rest == "*" || (rest.starts_with(|c: char| c.is_ascii_alphabetic()) && name(rest).chars().all(is_inner));

@@ -3,10 +3,13 @@
 //! A variable of the class replaces ours: a list with duplicate names cannot be applied.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+use serde_json::Value;
 
 use crate::api;
+use crate::api::proxyclass::ClassContainer;
 use crate::model::controller::workload::objects::shape::{DEBUG, HEALTH, RenderContext};
 use crate::model::controller::workload::role::RoleConfig;
+use crate::model::controller::workload::target_inputs::ALLOWED;
 use crate::model::flows::drain::Budget;
 
 /// Environment of the proxy's container; `configs` and `services` are the paths of the configs.
@@ -44,9 +47,8 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
         let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
     }
-    let class = shape.container().map(|container| container.env.as_slice()).unwrap_or_default();
-    for variable in class {
-        set(&mut env, value(&variable.name, variable.value.as_deref().unwrap_or_default()));
+    for variable in shape.container().into_iter().flat_map(|container| of_class(shape, container)) {
+        set(&mut env, variable);
     }
     if shape.metrics() {
         set(&mut env, value("TS_ENABLE_METRICS", "true"));
@@ -100,6 +102,20 @@ fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
         Some("iptables-nft" | "iptables-legacy") if shape.stock() => Some("iptables"),
         mode => mode,
     }
+}
+
+/// Variables of a class for one of its containers.
+pub(crate) fn of_class(shape: &RenderContext<'_>, class: &ClassContainer) -> impl Iterator<Item = EnvVar> {
+    let applies = |name: &str| shape.takes_allowed_targets || name != ALLOWED;
+    let own = class.env.iter().filter(move |variable| applies(&variable.name));
+    own.map(|variable| value(&variable.name, variable.value.as_deref().unwrap_or_default()))
+}
+
+/// Value of a variable in a container of an existing `StatefulSet`.
+pub(crate) fn variable_of<'a>(set: &'a Value, name: &str) -> Option<&'a str> {
+    let containers = set.pointer("/spec/template/spec/containers")?.as_array()?;
+    let mut env = containers.iter().flat_map(|container| container["env"].as_array().into_iter().flatten());
+    env.find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
 /// Replaces the variable of this name, or appends it.

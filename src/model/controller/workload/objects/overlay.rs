@@ -22,7 +22,7 @@ pub(crate) fn overlay(set: &mut StatefulSet, shape: &RenderContext<'_>) {
         add(&mut metadata.annotations, &pod.annotations);
     }
     if let Some(spec) = spec.template.spec.as_mut() {
-        shaped(spec, pod);
+        shaped(spec, pod, shape);
     }
 }
 
@@ -44,7 +44,7 @@ fn filled<T>(list: &Vec<T>) -> Option<&Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-fn shaped(spec: &mut PodSpec, pod: &ClassPod) {
+fn shaped(spec: &mut PodSpec, pod: &ClassPod, shape: &RenderContext<'_>) {
     let sysctls = spec.security_context.as_mut().and_then(|context| context.sysctls.take());
     replace(&mut spec.security_context, pod.security_context.as_ref());
     if let (Some(context), Some(sysctls)) = (spec.security_context.as_mut(), sysctls) {
@@ -69,12 +69,12 @@ fn shaped(spec: &mut PodSpec, pod: &ClassPod) {
             _ => None,
         };
         if let Some(class) = class {
-            contained(container, class);
+            contained(container, class, shape);
         }
     }
 }
 
-fn contained(container: &mut Container, class: &ClassContainer) {
+fn contained(container: &mut Container, class: &ClassContainer, shape: &RenderContext<'_>) {
     replace(&mut container.image, class.image.as_ref().filter(|image| !image.is_empty()));
     replace(&mut container.image_pull_policy, class.image_pull_policy.as_ref());
     replace(&mut container.security_context, class.security_context.as_ref());
@@ -89,7 +89,7 @@ fn contained(container: &mut Container, class: &ClassContainer) {
         }
     }
     // The proxy's container has them already; they replace ours.
-    for variable in &class.env {
-        env::set(container.env.get_or_insert_default(), env::value(&variable.name, variable.value.as_deref().unwrap_or_default()));
+    for variable in env::of_class(shape, class) {
+        env::set(container.env.get_or_insert_default(), variable);
     }
 }

@@ -4,7 +4,8 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Map, Value};
 
-use crate::api::names;
+use crate::api::targets::TargetRules;
+use crate::api::{names, targets};
 use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
@@ -19,6 +20,8 @@ pub struct ReplicaSecret {
     pub device: Option<DeviceRecord>,
     /// The last auth key that was created for it.
     pub mint: Option<KeyMint>,
+    /// Target policy, for an image that reads it.
+    pub targets: Option<TargetRules>,
     /// Its device, if that was deleted at the control plane.
     pub deleted: Option<DeviceId>,
 }
@@ -46,7 +49,8 @@ impl ReplicaSecret {
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
         let deleted = self.deleted.as_ref().map(|id| (names::DELETED_DEVICE_KEY.to_owned(), ByteString(id.as_str().into())));
-        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).collect();
+        let rules = self.targets.iter().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).chain(rules).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }

@@ -60,6 +60,8 @@ pub struct RenderContext<'a> {
     pub own_certificates: BTreeSet<String>,
     /// Certificate Secrets that the Pods read and write.
     pub certificates: BTreeSet<String>,
+    /// Whether the Pods get the targets that the class adds.
+    pub takes_allowed_targets: bool,
 }
 
 impl<'a> RenderContext<'a> {
@@ -76,6 +78,7 @@ impl<'a> RenderContext<'a> {
             node_sites: false,
             own_certificates: BTreeSet::new(),
             certificates: BTreeSet::new(),
+            takes_allowed_targets: true,
         }
     }
 
@@ -125,6 +128,14 @@ impl<'a> RenderContext<'a> {
             variable.and_then(|variable| boolean(variable.value.as_deref()?)) == Some(true)
         };
         !self.stock() && self.container().is_some_and(says)
+    }
+
+    /// Why replicas that forward nothing cannot serve the workload, with an action.
+    pub fn userspace_fault(&self) -> Option<&'static str> {
+        (self.userspace() && !self.role().serves_sites).then_some(
+            "The ProxyClass sets TS_USERSPACE, so that its proxies forward nothing: name another ProxyClass, or remove the variable; Ingresses \
+             are served with it.",
+        )
     }
 
     /// Location of the ACME account; `None` where each replica has its own.

@@ -89,15 +89,14 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
     set
 }
 
-/// Removes the init container where the proxy can enable IP forwarding itself, or forwards nothing: it only delays starts.
+/// Removes the init container where the proxy forwards nothing, or can enable IP forwarding itself and no class configures the container: it
+/// only delays starts.
 fn spare_sysctler(set: &mut StatefulSet, shape: &RenderContext<'_>) {
-    let class = shape.class.and_then(|class| class.stateful_set.as_ref()?.pod.as_ref());
-    if class.is_some_and(|pod| pod.tailscale_init_container.is_some()) {
-        return;
-    }
+    let is_configured = shape.pod().is_some_and(|pod| pod.tailscale_init_container.is_some());
     let Some(pod) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) else { return };
     let privileged = |container: &Container| container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
-    if shape.userspace() || pod.containers.iter().any(|container| container.name == PROXY && privileged(container)) {
+    let is_privileged = pod.containers.iter().any(|container| container.name == PROXY && privileged(container));
+    if shape.userspace() || (is_privileged && !is_configured) {
         pod.init_containers = None;
     }
 }

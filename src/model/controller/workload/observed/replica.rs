@@ -8,7 +8,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde_json::Value;
 
-use crate::api::{egress, ingress, names, state};
+use crate::api::targets::TargetRules;
+use crate::api::{egress, ingress, names, state, targets};
 use crate::model::controller::workload::device_index::DeviceEntry;
 use crate::model::controller::workload::identity::{DeviceAddresses, DeviceId, DeviceName, DeviceRecord, KeyId, KeyMint};
 
@@ -65,6 +66,8 @@ pub struct ReplicaConfig {
     pub mint: Option<KeyMint>,
     /// Its device, once verified.
     pub device: Option<DeviceRecord>,
+    /// Its target policy.
+    pub targets: Option<TargetRules>,
 }
 
 impl ObservedReplica {
@@ -163,13 +166,14 @@ impl ReplicaState {
 
 impl ReplicaConfig {
     pub fn read(secret: &Secret) -> Self {
-        let text = secret.data.as_ref().and_then(|data| data.get(names::CONFIG_KEY));
+        let data = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
         let annotation = |key: &str| secret.metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
         Self {
-            document: text.and_then(|text| serde_json::from_slice(&text.0).ok()),
+            document: data(names::CONFIG_KEY).and_then(|text| serde_json::from_slice(&text.0).ok()),
             key_id: annotation(names::AUTH_KEY_ID).and_then(|id| KeyId::parse(&id)),
             mint: annotation(names::AUTH_KEY).and_then(|text| serde_json::from_str(&text).ok()),
             device: annotation(names::DEVICE).and_then(|text| serde_json::from_str(&text).ok()),
+            targets: data(targets::KEY).map(|text| serde_json::from_slice(&text.0).unwrap_or_default()),
         }
     }
 

@@ -28,6 +28,10 @@ struct Play {
 }
 
 fn play() -> Play {
+    play_with(true)
+}
+
+fn play_with(forwards: bool) -> Play {
     let place = TempDir::new().expect("a directory");
     let (ledger, reporter) = writer::new(
         Store::File(place.path().join("state.json")),
@@ -39,11 +43,24 @@ fn play() -> Play {
     let (serving, serving_rx) = watch::channel(ServeStatus::default());
     let (standing, standing_rx) = watch::channel(AdvertiseStatus::default());
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
-    let about = ReportInputs { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
+    let about = ReportInputs { pod, egress: forwards, ingress: forwards, forwards, grace: GRACE, room: ROOM };
     tokio::spawn(reporter.run());
     let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
     tokio::spawn(run(inputs, about, ledger.clone()));
     Play { place, ledger, programmed, netmap, serving, standing }
+}
+
+#[tokio::test(start_paused = true)]
+async fn device_in_userspace_is_reported_without_rules() {
+    for forwards in [false, true] {
+        let play = play_with(forwards);
+        play.netmap.send_replace(Some(netmap(false)));
+        let reported = play.reported().await;
+        assert_eq!(reported["device_id"], "n1");
+        let wanted = (!forwards).then_some("eg-0.tail.lab.");
+        assert_eq!(reported.get("device_fqdn").map(String::as_str), wanted, "{reported:?}");
+        assert_eq!(reported.contains_key("device_ips"), !forwards);
+    }
 }
 
 /// A netmap with this node and, if `peer`, with a peer `db.tail.lab`.

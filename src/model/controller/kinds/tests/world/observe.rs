@@ -49,6 +49,8 @@ impl World {
             names_before: self.names_before,
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
+            targets: self.targets.clone(),
+            restricted_group: self.restricted_group.clone(),
             waiting,
             replacements: self.memory.replacements.besides(name),
             devices: DeviceInputs { index: self.device_index(), reads: self.device_reads.clone(), contested: BTreeMap::new() },

@@ -1,0 +1,122 @@
+//! Addresses of the cluster that are no targets of DNS names: nodes, API server endpoints and Service ranges, as the watches report them.
+//!
+//! Where the API server has no `ServiceCIDR`s, the smallest prefixes of the ClusterIPs that are known stand for the Service ranges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+/// Prefix lengths of the largest Service range that an API server accepts as a flag.
+const BLOCKS: (u8, u8) = (12, 108);
+
+/// Object that names addresses of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NetworkSource {
+    Node(String),
+    /// EndpointSlice of the Service `default/kubernetes`.
+    ApiServer(String),
+    ServiceRange(String),
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ClusterNetworks {
+    by_source: BTreeMap<NetworkSource, Vec<IpNet>>,
+    /// Smallest prefix of the known ClusterIPs in each block. It only grows.
+    cluster_ips: BTreeMap<IpNet, IpNet>,
+    nets: Arc<Vec<IpNet>>,
+}
+
+impl ClusterNetworks {
+    /// Sets the addresses of an object; none if it is gone.
+    pub fn set(&mut self, source: NetworkSource, nets: Vec<IpNet>) {
+        let is_changed = if nets.is_empty() {
+            self.by_source.remove(&source).is_some()
+        } else {
+            self.by_source.insert(source, nets.clone()) != Some(nets)
+        };
+        if is_changed {
+            self.update();
+        }
+    }
+
+    /// Adds a ClusterIP; returns whether that changes the networks.
+    pub fn add_cluster_ip(&mut self, ip: IpAddr) -> bool {
+        let length = if ip.is_ipv4() { BLOCKS.0 } else { BLOCKS.1 };
+        let Ok(block) = IpNet::new(ip, length).map(|net| net.trunc()) else { return false };
+        let own = IpNet::from(ip);
+        let prefix = self.cluster_ips.entry(block).or_insert(own);
+        let mut widest = *prefix;
+        while !widest.contains(&ip) {
+            let Some(next) = widest.supernet() else { return false };
+            widest = next;
+        }
+        if *prefix == widest && widest != own {
+            return false;
+        }
+        *prefix = widest;
+        let before = Arc::clone(&self.nets);
+        self.update();
+        before != self.nets
+    }
+
+    /// All networks, sorted, without those that others contain.
+    pub fn nets(&self) -> Arc<Vec<IpNet>> {
+        Arc::clone(&self.nets)
+    }
+
+    fn update(&mut self) {
+        let all: BTreeSet<IpNet> = self.by_source.values().flatten().chain(self.cluster_ips.values()).copied().collect();
+        self.nets = Arc::new(joined(all));
+    }
+}
+
+/// Sorted networks of a list, without those that others contain.
+pub fn joined(nets: impl IntoIterator<Item = IpNet>) -> Vec<IpNet> {
+    let mut nets = IpNet::aggregate(&nets.into_iter().collect());
+    nets.sort();
+    nets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().expect("a prefix")
+    }
+
+    fn texts(networks: &ClusterNetworks) -> Vec<String> {
+        networks.nets().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn nodes_come_and_go_and_neighbours_are_joined() {
+        let mut networks = ClusterNetworks::default();
+        let node = |name: &str| NetworkSource::Node(name.to_owned());
+        for (name, ip) in [("a", "10.0.0.4/32"), ("b", "10.0.0.5/32"), ("c", "10.0.0.9/32")] {
+            networks.set(node(name), vec![net(ip)]);
+        }
+        networks.set(NetworkSource::ServiceRange("kubernetes".into()), vec![net("10.96.0.0/16"), net("fd00:96::/112")]);
+        assert_eq!(texts(&networks), ["10.0.0.4/31", "10.0.0.9/32", "10.96.0.0/16", "fd00:96::/112"]);
+        networks.set(node("b"), Vec::new());
+        assert_eq!(texts(&networks), ["10.0.0.4/32", "10.0.0.9/32", "10.96.0.0/16", "fd00:96::/112"]);
+        assert!(!networks.add_cluster_ip("10.96.7.7".parse().expect("an address")), "in a known range");
+    }
+
+    #[test]
+    fn known_cluster_ips_stand_for_the_range_and_never_for_more_than_a_block() {
+        let mut networks = ClusterNetworks::default();
+        let mut add = |ip: &str| {
+            networks.add_cluster_ip(ip.parse().expect("an address"));
+            texts(&networks)
+        };
+        assert_eq!(add("10.96.0.1"), ["10.96.0.1/32"]);
+        assert_eq!(add("10.96.0.10"), ["10.96.0.0/28"]);
+        assert_eq!(add("10.96.200.3"), ["10.96.0.0/16"]);
+        assert_eq!(add("10.96.0.7"), ["10.96.0.0/16"]);
+        assert_eq!(add("192.168.3.4"), ["10.96.0.0/16", "192.168.3.4/32"]);
+        assert_eq!(add("fd00:96::a"), ["10.96.0.0/16", "192.168.3.4/32", "fd00:96::a/128"]);
+    }
+}

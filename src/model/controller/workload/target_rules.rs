@@ -1,0 +1,80 @@
+//! Target policy of a workload's proxies, in their config Secrets: the reconciler's, whatever the class of the object.
+//!
+//! A target that was served before there were such rules stays served until its object names another one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::api::proxyclass::ProxyClassSpec;
+use crate::api::targets::TargetRules;
+use crate::model::controller::policy::cluster_networks::joined;
+use crate::model::controller::workload::objects::env::variable_of;
+use crate::model::controller::workload::objects::ingress::{IngressConfigMap, ingress_config_ref};
+use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::objects::{Kind, ObjectRef};
+use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::role::Role;
+use crate::model::controller::workload::target_inputs::{ALLOWED, class_value};
+
+/// Variable of the Pods of Tailyard.
+const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
+
+/// Whether the targets that a class adds are for this workload. An object may name any class, but a class that its administrators have
+/// not chosen for it adds nothing, unless its Pods have that already.
+pub(crate) fn takes_allowed(pass: &Pass<'_>, class: Option<&ProxyClassSpec>) -> bool {
+    let value = class.and_then(|class| class_value(class, ALLOWED));
+    pass.observed.targets.is_default_class || value.is_none() || own_set(pass).and_then(|set| variable_of(set, ALLOWED)) == value
+}
+
+fn own_set<'a>(pass: &Pass<'a>) -> Option<&'a Arc<Value>> {
+    pass.owned(&ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone()))
+}
+
+/// The rules for a workload's proxies; `None` for an image that does not read them.
+pub(crate) fn rules(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<TargetRules> {
+    if shape.stock() {
+        return None;
+    }
+    let inputs = &pass.observed.targets;
+    let existing = || pass.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
+    let recorded: Vec<&TargetRules> = existing().filter_map(|config| config.targets.as_ref()).collect();
+    let target = shape.target.value();
+    if shape.role().config.is_none() && target.is_none() {
+        // The proxy leaves its object, and serves the former target until then.
+        return recorded.first().copied().cloned();
+    }
+    // Our Pods never run without a config Secret that was written before; those of the Tailscale operator may.
+    let is_former = || existing().next().is_some() || own_set(pass).is_some_and(|set| variable_of(set, FROM_API).is_none());
+    let mut exempt: BTreeSet<String> = recorded.iter().flat_map(|rules| &rules.exempt).cloned().collect();
+    if recorded.is_empty() && is_former() {
+        exempt = served(pass, shape);
+    } else if !exempt.is_empty() {
+        let served = served(pass, shape);
+        exempt.retain(|target| served.contains(target));
+    }
+    let leads_into_cluster = matches!(shape.spec.role, Role::IngressGroup | Role::IngressService);
+    let listed = inputs.cluster.iter().copied();
+    let former = recorded.iter().flat_map(|rules| &rules.cluster).filter(|_| !inputs.is_complete).copied();
+    Some(TargetRules {
+        allowed: shape.settings.allowed_targets.clone(),
+        denied: shape.settings.denied_targets.clone(),
+        inherited: inputs.inherited.clone(),
+        cluster: if leads_into_cluster { joined(listed.chain(former)) } else { Vec::new() },
+        exempt,
+    })
+}
+
+/// Targets that the proxies of a workload have now: of the Service, or the external names of a group.
+fn served(pass: &Pass<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
+    if let (Some(variable), Some(target)) = (shape.target.variable(), shape.target.value()) {
+        let is_served = own_set(pass).and_then(|set| variable_of(set, variable)) == Some(&*target);
+        return is_served.then_some(target).into_iter().collect();
+    }
+    if shape.spec.role != Role::IngressGroup {
+        return BTreeSet::new();
+    }
+    let config = pass.owned(&ingress_config_ref(pass.owner)).map(|object| IngressConfigMap::read(object)).unwrap_or_default();
+    config.mappings.into_values().map(|mapping| mapping.external_name).filter(|name| !name.is_empty()).collect()
+}
