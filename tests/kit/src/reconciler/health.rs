@@ -19,6 +19,7 @@ const PORT: u16 = 9002;
 pub struct Health(Arc<Server>);
 
 struct Server {
+    ip: String,
     answering: watch::Sender<bool>,
     /// Times of the requests.
     requests: Mutex<Vec<Instant>>,
@@ -29,7 +30,7 @@ impl Health {
         let added = Command::new("ip").args(["address", "add", &format!("{ip}/32"), "dev", "lo"]).status();
         assert!(added.expect("the ip command").success());
         let listener = TcpListener::bind((ip, PORT)).await.expect("a listener");
-        let server = Arc::new(Server { answering: watch::Sender::new(true), requests: Mutex::default() });
+        let server = Arc::new(Server { ip: ip.to_owned(), answering: watch::Sender::new(true), requests: Mutex::default() });
         let shared = Arc::clone(&server);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -42,6 +43,16 @@ impl Health {
     /// Connections stay open and are accepted, as if all processes of the node had stopped.
     pub fn hang(&self) {
         self.0.answering.send_replace(false);
+    }
+
+    /// Drops all packets from processes of this group to the replica.
+    pub fn cut_off(&self, gid: u32) {
+        let rules = format!(
+            "add table ip cut; add chain ip cut output {{ type filter hook output priority 0; }}; \
+            add rule ip cut output meta skgid {gid} ip daddr {} drop",
+            self.0.ip
+        );
+        assert!(Command::new("nft").arg(rules).status().expect("the nft command").success());
     }
 
     pub fn resume(&self) {
