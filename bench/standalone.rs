@@ -70,7 +70,8 @@ fn goals(event: Event, party: &Party) -> [Option<&'static str>; 2] {
         _ if !party.standby => [None, None],
         Event::Restart => [Some("most ≤ 0"), None],
         Event::Killed => [None, Some("most ≤ 3")],
-        Event::Lost => [None, Some("most ≤ 15")],
+        // A reconciler on the other node passes the claim of the lost Pod; the peer sends to that for 6.5 s.
+        Event::Lost => [None, Some("most ≤ 8")],
         _ => [None, None],
     }
 }

@@ -13,7 +13,9 @@ use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
+use uninstall::Uninstall;
 
+use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
@@ -39,6 +41,7 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
@@ -62,6 +65,7 @@ pub struct ClusterCache {
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Names that plans give to workloads, by tailnet and label, until a record has them.
     reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
+    uninstall: Uninstall,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -85,6 +89,7 @@ impl ClusterCache {
             refused_ports: BTreeMap::new(),
             refusals: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            uninstall: Uninstall::default(),
             annotations: BTreeMap::new(),
         }
     }
@@ -217,6 +222,19 @@ impl ClusterCache {
     /// Number of stored objects of a role, including Services that concern no group.
     pub fn stored(&self, role: WatchRole) -> usize {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
+    }
+
+    /// Conditions of a user's Service.
+    pub fn service_conditions(&self, namespace: &str, name: &str) -> Vec<Condition> {
+        let id = (namespace.to_owned(), name.to_owned());
+        let Some(CachedObject::Service(service)) = self.one(WatchRole::Service, &id) else { return Vec::new() };
+        service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default()
+    }
+
+    /// Number of users' Services that groups serve or that request one.
+    pub fn group_services(&self) -> usize {
+        let groups = self.indices.workloads.iter().filter(|(key, _)| key.group().is_some_and(|name| !name.is_empty()));
+        groups.flat_map(|(_, members)| members.services.keys()).collect::<BTreeSet<_>>().len()
     }
 
     /// Number of objects of a role that concern a group, or may do so by default.

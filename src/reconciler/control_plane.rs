@@ -327,7 +327,7 @@ impl ControlPlanes {
 
 fn unknown(tailnet: Option<&str>) -> String {
     match tailnet {
-        Some(name) => format!("Tailnet {name} does not exist: make it, or name another."),
+        Some(name) => format!("Tailnet {name} does not exist: create it, or name another."),
         None => "The reconciler has no control plane of its own: set spec.tailnet, or give the reconciler credentials.".to_owned(),
     }
 }
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(ControlPlanes::new(true).state(None, false), TailnetState::Asking);
         assert!(matches!(ControlPlanes::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
         assert_eq!(ControlPlanes::new(false).state(Some("t"), true), TailnetState::Asking);
-        assert!(matches!(ControlPlanes::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
+        assert!(matches!(ControlPlanes::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("create it")));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //!
 //! Every process probes, leader or standby. The Lease [`LEASE`] makes one of them the writer of suspicions and marks; a process takes it
 //! when it suspects a replica and releases it afterwards, so that nothing is written while all replicas answer. Each process removes notes
-//! of replicas that it reaches without the Lease: that takes no replica out.
+//! of replicas that it reaches without the Lease: that takes no replica out. The claim of the
+//! lost active Pod of a standalone proxy passes to the waiting one before its Pod is made unready.
+
+mod pair;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +26,9 @@ use crate::api::failover::REACHABLE_PATH;
 use crate::api::names;
 use crate::edge::health_probe;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, ObjectPart, Resource};
-use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::base::leader::{ClaimObserver, LeaseCandidate, LeaseTerms};
+use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::objects::labels_of;
 use crate::model::failover::{Detector, DetectorTurn, NoteStep, Observation, PROBE_TIMEOUT, PodChange, Probe, ReplicaPod};
 use crate::runtime::tasks::Stop;
 
@@ -57,6 +62,8 @@ pub struct Failover {
     leader_events: EventWriter,
     /// Whether this process needs the Lease.
     wants_lease: watch::Sender<bool>,
+    /// Leases of lost active Pods of standalone proxies.
+    claims: Mutex<ClaimObserver>,
     /// Groups with a replica to suspect or mark.
     suspected: watch::Sender<BTreeSet<String>>,
     /// Groups with a note to remove.
@@ -95,6 +102,7 @@ impl Failover {
             writes,
             leading,
             wants_lease: watch::Sender::new(false),
+            claims: Mutex::default(),
             suspected: watch::Sender::default(),
             refuted: watch::Sender::default(),
             logged: Mutex::default(),
@@ -269,8 +277,9 @@ impl Failover {
                 Err(error) => break Err(error),
             }
         };
+        let effect = if WorkloadKey::of_label(group).is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
         for ReplicaPod { name, node, .. } in marked {
-            let message = format!("replica {name} on node {node} does not answer health probes: made its Pod unready");
+            let message = format!("replica {name} on node {node} does not answer health probes: {effect}");
             self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
         }
         done
@@ -278,10 +287,14 @@ impl Failover {
 
     /// Reads the Pods of a group, and changes one. Each change is confirmed by Pods read after the change before.
     async fn mark_next(&self, group: &str) -> Result<Option<PodChange>, KubeError> {
-        let begun = now();
+        let (begun, is_standalone) = (now(), WorkloadKey::of_label(group).is_standalone());
         let pods = self.pods(&self.writes, group).await?;
+        let others = if is_standalone { pods.clone() } else { Vec::new() };
         let change = self.detector().confirm(group, pods, begun, now());
         let Some(change) = change else { return Ok(None) };
+        if is_standalone && !self.pass_claim(&change.pod, &others).await? {
+            return Ok(None);
+        }
         self.write(&self.writes, &change).await?;
         let (ReplicaPod { uid, name, node, .. }, silence) = (&change.pod, change.silence);
         match change.step {
@@ -290,6 +303,9 @@ impl Failover {
                 tracing::info!(proxygroup = group, pod = name, node, ?silence, "replica does not answer health probes");
             }
             NoteStep::MakeUnready => {
+                if is_standalone {
+                    self.detector().suspected(uid, now());
+                }
                 self.metrics.made_unready(group);
                 tracing::warn!(
                     proxygroup = group,
@@ -306,8 +322,8 @@ impl Failover {
 
     /// Pods of a group, as the API server has them now.
     async fn pods(&self, client: &LeaderClient, group: &str) -> Result<Vec<Value>, KubeError> {
-        let labels = format!("{}={},{}={group}", names::PARENT_TYPE, names::PARENT_GROUP, names::PARENT);
-        client.list(Resource::POD, self.cluster.namespace(), &labels).await
+        let labels: Vec<_> = labels_of(&WorkloadKey::of_label(group)).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        client.list(Resource::POD, self.cluster.namespace(), &labels.join(",")).await
     }
 
     async fn write(&self, client: &LeaderClient, change: &PodChange) -> Result<(), KubeError> {
@@ -319,15 +335,21 @@ impl Failover {
 
     async fn report_return(&self, pod: ReplicaPod) {
         let ReplicaPod { name, node, group, .. } = &pod;
-        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again, and its Pod is ready");
+        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again");
         let message = format!("replica {name} on node {node} answers health probes again");
         self.report(&self.leader_events, group, false, reason::REPLICA_REACHABLE, &message).await;
     }
 
-    /// Writes an Event about a group.
+    /// Writes an Event about the object of a workload.
     async fn report(&self, events: &EventWriter, group: &str, warning: bool, reason: &'static str, message: &str) {
-        let uid = self.stores.cache().group(group).and_then(|group| group.metadata.uid.clone());
-        match events.write_event(&Resource::PROXY_GROUP.reference("", group, uid), warning, reason, message).await {
+        let key = WorkloadKey::of_label(group);
+        let kind = match key {
+            WorkloadKey::ProxyGroup(_) => Resource::PROXY_GROUP,
+            WorkloadKey::Service(..) => Resource::SERVICE,
+            WorkloadKey::Ingress(..) => Resource::INGRESS,
+        };
+        let about = kind.reference(key.namespace(), key.name(), self.stores.cache().uid(&key));
+        match events.write_event(&about, warning, reason, message).await {
             Ok(()) | Err(KubeError::NotLeading { .. }) => {}
             Err(error) => tracing::warn!(reason = error.reason(), "cannot write an Event: {error}"),
         }
@@ -335,6 +357,10 @@ impl Failover {
 
     fn detector(&self) -> MutexGuard<'_, Detector> {
         self.detector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claims(&self) -> MutexGuard<'_, ClaimObserver> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

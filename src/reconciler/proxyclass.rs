@@ -19,7 +19,11 @@ pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, Act
         let cache = context.stores.cache();
         let Some(class) = cache.class(name) else { return Ok(WorkOutcome::Done) };
         let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
-        let validation = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
+        let validation = if cache.is_uninstalled() {
+            Validation::released(&class.metadata)
+        } else {
+            validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now())
+        };
         (class, validation)
     };
     apply(context, (Resource::PROXY_CLASS, WatchRole::Class), &class.metadata, validation).await?;

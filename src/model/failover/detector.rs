@@ -4,7 +4,7 @@
 //! of this process, so a *survivor* must exist: a ready replica of the group on another node that answered a probe sent after the first
 //! missed one, and is not noted as lost. [`Detector::confirm`] repeats both with Pods read from the API server: a process without API
 //! server writes nothing, and a replica that another process has made unready is no survivor. Hence each mark leaves a ready replica that
-//! answers.
+//! answers. Of a standalone proxy with standby the waiting Pod is the survivor, and its claim decides in place of notes.
 //!
 //! Only the path from this process to the replica may be broken. So a suspicion is noted on the Pod for [`OBJECTION_TIME`] before the mark,
 //! and a process that reaches the replica removes the note ([`Detector::refutes`]). The first process then suspects it again after
@@ -26,11 +26,12 @@ use super::note::{NoteStep, PodChange};
 use super::replica::{ReplicaPod, ReplicaReadiness};
 use crate::api::failover::{UnreachableNote, UnreachableStage};
 
-/// Interval of probes of a replica. It is longer with more than [`MAX_PROBES_PER_SECOND`] × this interval replicas.
+/// Interval of probes of a replica. It is longer with more than [`MAX_PROBES_PER_SECOND`] × this interval replicas, or Pods of standalone
+/// proxies: these have probes of their own, so that they delay no failover of a group.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// Time after which a probe is missed.
 pub const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
-/// Maximum probes of a process in a second.
+/// Maximum probes of a process in a second, of replicas and of standalone proxies each.
 const MAX_PROBES_PER_SECOND: u32 = 400;
 /// Minimum time without an answer from a lost replica.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -72,7 +73,7 @@ struct ProbedReplica {
     /// Missed probes that were sent since then.
     misses: u32,
     first_missed: Option<Instant>,
-    /// Time at which this process noted its suspicion; no answer followed.
+    /// Time at which this process noted its suspicion, or marked a Pod of a standalone proxy; no answer followed.
     suspected: Option<Instant>,
     /// Time at which another process removed that note.
     disputed: Option<Instant>,
@@ -127,7 +128,7 @@ impl Detector {
         Self { process: process.to_owned(), node: node.map(str::to_owned), ..Self::default() }
     }
 
-    /// Sets the replicas. Groups with one replica are not probed.
+    /// Sets the replicas. Groups with one replica, and standalone proxies without standby, are not probed.
     pub fn observe(&mut self, pods: Vec<ReplicaPod>, now: Instant) -> Observation {
         let (mut sizes, mut ready): (BTreeMap<String, usize>, BTreeMap<String, usize>) = Default::default();
         for pod in &pods {
@@ -142,7 +143,9 @@ impl Detector {
             replica.read(pod, now);
             // Without another ready replica the note was not in dispute, but of no use.
             let others = ready.get(&replica.pod.group).copied().unwrap_or_default() - usize::from(is_ready(&replica.pod));
-            if others == 0 && replica.pod.note.is_none() {
+            if replica.pod.is_standalone() {
+                // It has no notes.
+            } else if others == 0 && replica.pod.note.is_none() {
                 replica.suspected = None;
             } else if replica.is_disputed(now) {
                 self.last_suspicion = None;
@@ -173,13 +176,16 @@ impl Detector {
             self.last_suspicion = Some(now);
         }
         let wants_lease = self.last_suspicion.is_some_and(|last| now.saturating_duration_since(last) < LEASE_LINGER);
-        DetectorTurn { probes: self.due(gap.unwrap_or_default(), now), suspected, refuted, wants_lease, paused }
+        let gap = gap.unwrap_or_default();
+        let probes = [false, true].into_iter().flat_map(|standalone| self.due(standalone, gap, now)).collect();
+        DetectorTurn { probes, suspected, refuted, wants_lease, paused }
     }
 
     /// Probes that are due, those that wait longest first, within the rate limit.
-    fn due(&mut self, gap: Duration, now: Instant) -> Vec<Probe> {
-        let (interval, is_connected, node) = (self.interval(), self.is_connected(now), self.node.clone());
-        let mut due: Vec<_> = self.replicas.values_mut().filter(|replica| replica.next_probe <= now).collect();
+    fn due(&mut self, standalone: bool, gap: Duration, now: Instant) -> Vec<Probe> {
+        let (interval, is_connected, node) = (self.interval(standalone), self.is_connected(now), self.node.clone());
+        let is_due = |replica: &&mut ProbedReplica| replica.next_probe <= now && replica.pod.is_standalone() == standalone;
+        let mut due: Vec<_> = self.replicas.values_mut().filter(is_due).collect();
         due.sort_by_key(|replica| replica.next_probe);
         let limit = (gap.min(MAX_TURN_GAP).as_millis() * u128::from(MAX_PROBES_PER_SECOND)).div_ceil(1000).max(1);
         due.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -240,7 +246,7 @@ impl Detector {
         })
     }
 
-    /// Records that the suspicion of a replica was noted.
+    /// Records that the suspicion of a replica was noted, or a Pod of a standalone proxy marked.
     pub fn suspected(&mut self, uid: &str, now: Instant) {
         if let Some(replica) = self.replicas.get_mut(uid) {
             replica.suspected = Some(now);
@@ -255,7 +261,7 @@ impl Detector {
 
     /// Whether a replica takes the traffic of another one whose first missed probe was sent at this time.
     fn survives(&self, pod: &ReplicaPod, lost: &ReplicaPod, first: Instant, now: Instant) -> bool {
-        let may_serve = pod.group == lost.group && pod.node != lost.node && is_ready(pod) && !pod.is_noted_lost();
+        let may_serve = pod.group == lost.group && pod.node != lost.node && pod.is_survivor() && !pod.is_noted_lost();
         may_serve && self.replicas.get(&pod.uid).is_some_and(|replica| self.answers_since(replica, first, now))
     }
 
@@ -275,9 +281,11 @@ impl Detector {
 
     /// Whether this process reaches a replica on a node that is not its own.
     fn is_connected(&self, now: Instant) -> bool {
-        let age = self.max_answer_age();
-        let is_fresh = |answer: &ProbeAnswer| now.saturating_duration_since(answer.at) <= age;
-        self.node.is_none() || self.replicas.values().any(|other| !self.is_local(&other.pod) && other.answer.as_ref().is_some_and(is_fresh))
+        let is_fresh = |other: &ProbedReplica| {
+            let age = self.max_answer_age(&other.pod);
+            other.answer.is_some_and(|answer| now.saturating_duration_since(answer.at) <= age)
+        };
+        self.node.is_none() || self.replicas.values().any(|other| !self.is_local(&other.pod) && is_fresh(other))
     }
 
     fn is_local(&self, pod: &ReplicaPod) -> bool {
@@ -286,16 +294,17 @@ impl Detector {
 
     /// Whether a replica has just answered a probe that was sent after this time.
     fn answers_since(&self, replica: &ProbedReplica, time: Instant, now: Instant) -> bool {
-        let age = self.max_answer_age();
+        let age = self.max_answer_age(&replica.pod);
         replica.answer.is_some_and(|answer| answer.sent >= time && now.saturating_duration_since(answer.at) <= age)
     }
 
-    fn max_answer_age(&self) -> Duration {
-        SURVIVOR_AGE.max(2 * self.interval())
+    fn max_answer_age(&self, pod: &ReplicaPod) -> Duration {
+        SURVIVOR_AGE.max(2 * self.interval(pod.is_standalone()))
     }
 
-    fn interval(&self) -> Duration {
-        let count = u32::try_from(self.replicas.len()).unwrap_or(u32::MAX);
+    fn interval(&self, standalone: bool) -> Duration {
+        let count = self.replicas.values().filter(|replica| replica.pod.is_standalone() == standalone).count();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         PROBE_INTERVAL.max(Duration::from_secs(1) * count / MAX_PROBES_PER_SECOND)
     }
 }
@@ -350,6 +359,9 @@ impl ProbedReplica {
                 if is_ready(pod) { Some(NoteStep::MakeUnready) } else { is_old.then_some(NoteStep::Renew) }
             }
             _ if !is_ready(pod) => None,
+            (_, since) if pod.is_standalone() => {
+                since.is_none_or(|since| elapsed(since) >= DISPUTE_INTERVAL).then_some(NoteStep::MakeUnready)
+            }
             (Some(note), Some(since)) if note.process == process => (elapsed(since) >= OBJECTION_TIME).then_some(NoteStep::MakeUnready),
             // The note was removed; the next read of the cache shows that.
             (None, Some(_)) => None,
@@ -357,10 +369,10 @@ impl ProbedReplica {
         }
     }
 
-    /// Whether a lost replica is ready and answers again; true once.
+    /// Whether a lost replica is ready, or waits, and answers again; true once.
     fn returns(&mut self) -> bool {
         let answers = self.misses == 0 && self.answer.is_some_and(|answer| answer.at == self.silent_since);
-        let returns = self.lost && answers && !self.pod.is_noted_lost() && is_ready(&self.pod);
+        let returns = self.lost && answers && self.suspected.is_none() && !self.pod.is_noted_lost() && self.pod.is_survivor();
         self.lost &= !returns;
         returns
     }

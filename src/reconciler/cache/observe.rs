@@ -66,7 +66,7 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let contested = self.contested_devices(&workload, &replicas);
-        let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
         let certificates = self.certificates_of(&owned);
         let recorded_certificates = self.recorded_certificates(&owned);
@@ -90,7 +90,7 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
-            assignment: Arc::clone(&self.assignment),
+            assignment: self.rules_of_passes(),
             replacements: 0,
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,
@@ -188,7 +188,11 @@ impl ClusterCache {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
-            Some(_) => Class::NotReady(name.to_owned()),
+            Some(class) => {
+                let monitors = self.has(WatchRole::Owned(Kind::ServiceMonitor));
+                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), monitors);
+                usable.map_or_else(|| Class::NotReady(name.to_owned()), |class| Class::Refused(Arc::new(class)))
+            }
         }
     }
 
@@ -343,18 +347,26 @@ impl ClusterCache {
         self.standalone_keys_in(&own.namespace).filter(before).count()
     }
 
-    /// Running replicas of all groups.
+    /// UID of the object that requests a workload.
+    pub fn uid(&self, key: &WorkloadKey) -> Option<String> {
+        match key.group() {
+            Some(group) => self.group(group)?.metadata.uid.clone(),
+            None => self.standalone_parent(key)?.metadata().uid.clone(),
+        }
+    }
+
+    /// Running replicas of all groups, and Pods of standalone proxies.
     pub fn replica_pods(&self) -> Vec<ReplicaPod> {
         self.pods().filter_map(|pod| ReplicaPod::read(pod)).collect()
     }
 
-    /// Number of lost replicas of each group with Pods.
+    /// Number of lost replicas of each group with Pods, and of each standalone proxy with one.
     pub fn lost_replicas(&self) -> BTreeMap<String, usize> {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
             let key = pod.metadata.labels.as_ref().and_then(workload_of);
-            if let Some(WorkloadKey::ProxyGroup(group)) = key {
-                *lost.entry(group).or_default() += usize::from(is_lost(pod));
+            if let Some(key) = key.filter(|key| is_lost(pod) || !key.is_standalone()) {
+                *lost.entry(key.label()).or_default() += usize::from(is_lost(pod));
             }
         }
         lost

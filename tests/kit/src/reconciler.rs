@@ -172,7 +172,7 @@ impl Stage {
         self.reconciler_with(name, port, &[])
     }
 
-    /// Starts a reconciler with more arguments.
+    /// Starts a reconciler with more arguments, and the allocator of the image.
     pub fn reconciler_with(&self, name: &str, port: u16, arguments: &[&str]) -> Running {
         self.start_reconciler(name, port, arguments, 0)
     }
@@ -198,6 +198,7 @@ impl Stage {
             .args(arguments)
             .env("POD_NAME", name)
             .gid(gid)
+            .envs(crate::allocator_variables())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)

@@ -9,12 +9,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE, reason};
 use crate::api::names::FINALIZER;
-use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
+use crate::api::proxyclass::{ClassContainer, ClassEnv, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
+use crate::model::settings::class_variables::refusal;
 
 /// Whether the current generation of a class is valid.
 pub fn is_ready(class: &ProxyClass) -> bool {
@@ -75,6 +76,24 @@ fn own_variables(spec: &ProxyClassSpec) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Why the proxy refuses a variable of a container, if it does. Those of the init container are for the proxy too: they have no effect there.
+fn refused(spec: &ProxyClassSpec, variable: &ClassEnv) -> Option<String> {
+    let proxy = containers(spec).find(|(name, _)| *name == "tailscaleContainer");
+    let own_image = proxy.and_then(|(_, container)| container.image.as_deref()).is_some_and(|image| !image.is_empty());
+    refusal(&variable.name, variable.value.as_deref().unwrap_or_default(), own_image)
+}
+
+/// The class without the variables that the proxy refuses, if these are its only faults: for existing proxies. No new one is created.
+pub fn without_refused_variables(class: &ProxyClass, others: &[Arc<ProxyClass>], service_monitors: bool) -> Option<ProxyClass> {
+    let mut usable = class.clone();
+    if let Some(pod) = usable.spec.stateful_set.as_mut().and_then(|set| set.pod.as_mut()) {
+        for container in [&mut pod.tailscale_container, &mut pod.tailscale_init_container].into_iter().flatten() {
+            container.env.retain(|variable| refused(&class.spec, variable).is_none());
+        }
+    }
+    (usable != *class && faults(&usable.spec, others, service_monitors).is_empty()).then_some(usable)
+}
+
 fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: bool) -> Vec<String> {
     let mut faults = Vec::new();
     if let Some(set) = &spec.stateful_set {
@@ -89,6 +108,8 @@ fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: b
         if let Some(image) = container.image.as_deref().filter(|image| !image.is_empty() && !is_image(image)) {
             faults.push(format!("spec.statefulSet.pod.{name}.image {image:?} is no image reference such as registry.example.com/path:tag"));
         }
+        let refused = container.env.iter().filter_map(|variable| refused(spec, variable));
+        faults.extend(refused.map(|why| format!("spec.statefulSet.pod.{name}.env: {why}")));
         if name == "tailscaleInitContainer" && container.debug.is_some() {
             faults.push(format!("spec.statefulSet.pod.{name}.debug has no meaning for an init container: remove it"));
         }

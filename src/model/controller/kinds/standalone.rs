@@ -32,16 +32,18 @@ use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Pass, going, owner};
 use crate::model::controller::workload::provision;
-use crate::model::controller::workload::provision::Served;
+use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::plan::world::Single;
 
-/// Order of deletion of the objects that remain when the device is deleted.
-const REMAINING: [Kind; 7] =
-    [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
-
 pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
+    let mut plan = changes(pass);
+    plan.plan.proxy = report::state(&plan);
+    plan
+}
+
+fn changes<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
     let observed = pass.observed;
     let rules = &observed.assignment;
     if !rules.standalone.has(observed.key.namespace()) {
@@ -84,7 +86,8 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
 fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderContext<'a>)> {
     let spec = plan.spec?;
     let class = provision::class(plan);
-    let mut usable = class.is_ok();
+    let mut usable = class.is_ok() && !provision::awaits_class(plan);
+    plan.faults.extend(provision::refused_class(plan));
     let class = class.unwrap_or_else(|fault| {
         plan.faults.push(fault);
         None
@@ -164,6 +167,9 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
             return plan;
         }
     };
+    if waits_for_control_plane(&mut plan, ingress) {
+        return plan;
+    }
     if shape.stock() {
         let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
                        take Tailyard's image.";
@@ -179,12 +185,25 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
         plan.fault(reason::PROXY_FAILED, why.clone());
     }
-    let fault = plan.faults.first().map(|fault| (fault.reason, fault.message.clone()));
+    let fault = report::fault(&plan, None);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
     if let Some(news) = fault.or_else(moving) {
         report::news(&mut plan, ingress, news);
     }
     plan
+}
+
+/// Whether a new proxy waits until the control plane says whether it issues certificates: without one it would serve nothing.
+fn waits_for_control_plane(plan: &mut PlanPart<'_>, ingress: &Ingress) -> bool {
+    let observed = plan.observed;
+    if observed.tailnet.capabilities().is_some() || observed.of(Kind::StatefulSet).next().is_some() {
+        return false;
+    }
+    plan.plan = GroupPlan::default();
+    if let TailnetState::Unavailable(why) = &observed.tailnet {
+        report::news(plan, ingress, (reason::PROXY_FAILED, why.clone()));
+    }
+    true
 }
 
 /// What a proxy needs while it stays, as its object moves to a group that does not serve it yet: `None` if it does not stay. The device

@@ -41,6 +41,7 @@ mod standalone_pace;
 mod standalone_standby;
 mod teardown;
 mod tenants;
+mod uninstall;
 mod world;
 
 /// A cluster with an egress group and Services `s0`, `s1` and so on, not reconciled yet.

@@ -21,6 +21,7 @@ use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef};
+use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::vip_service::DesiredVipService;
 
 /// All changes of a pass.
@@ -51,6 +52,8 @@ pub struct GroupPlan {
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.
     pub replaces: bool,
+    /// State of a standalone proxy; `None` without an object that requests it.
+    pub proxy: Option<ProxyState>,
     /// Numbers of advertised names and certificates; `None` if the workload advertises nothing.
     pub summary: Option<IngressSummary>,
 }
@@ -267,7 +270,7 @@ impl ConfigDraft {
 
     /// The Secret with a device record and without auth key.
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
-        self.of_existing(ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt))
+        self.of_existing(ReplicaSecret { device: Some(device), deleted: None, ..self.inputs.clone() }.manifest(None, self.adopt))
     }
 
     fn of_existing(&self, mut manifest: Manifest) -> Manifest {

@@ -159,6 +159,15 @@ pub struct DeviceRead {
     pub at: Timestamp,
     /// Number of reads since the last one that confirmed the replica's report.
     pub unconfirmed: u32,
+    /// Number of reads since the control plane had the device.
+    pub missing: u32,
+}
+
+impl DeviceRead {
+    /// Whether the device is deleted: one absence can be an error of the control plane or of a proxy before it.
+    pub fn is_deleted(&self) -> bool {
+        self.missing >= 2
+    }
 }
 
 /// Approved routes of a device at a time.
@@ -232,6 +241,8 @@ pub enum Class {
     Missing(String),
     /// The class of this name is invalid or not validated yet.
     NotReady(String),
+    /// The proxy refuses variables of this class: without them, for existing proxies only.
+    Refused(Arc<ProxyClass>),
 }
 
 /// Control plane of a group.
@@ -282,6 +293,12 @@ impl Observed {
     /// Metadata of the object that requests the workload, if it exists.
     pub(crate) fn metadata(&self) -> Option<&ObjectMeta> {
         self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
+    }
+
+    /// Time since which the workload is being deleted: with its object, or by an uninstall.
+    pub(crate) fn ends_since(&self) -> Option<Timestamp> {
+        let deleted = self.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref()).map(|deleted| deleted.0);
+        deleted.into_iter().chain(self.assignment.uninstall).min()
     }
 
     /// Whether a name has a certificate.

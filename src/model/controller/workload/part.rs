@@ -52,8 +52,22 @@ impl<'a> Pass<'a> {
 impl PlanPart<'_> {
     /// Appends another part. An object is deleted once.
     pub(crate) fn add(&mut self, part: PlanPart<'_>) {
-        let GroupPlan { apply, slices, delete, control, group, services, events, faults, refused, new_names, again, replaces, summary } =
-            part.plan;
+        let GroupPlan {
+            apply,
+            slices,
+            delete,
+            control,
+            group,
+            services,
+            events,
+            faults,
+            refused,
+            new_names,
+            again,
+            replaces,
+            proxy,
+            summary,
+        } = part.plan;
         let plan = &mut self.plan;
         plan.apply.extend(apply);
         plan.slices.extend(slices);
@@ -71,6 +85,7 @@ impl PlanPart<'_> {
         plan.new_names.extend(new_names);
         plan.again = plan.again.into_iter().chain(again).min();
         plan.replaces |= replaces;
+        plan.proxy = proxy.max(plan.proxy);
         plan.summary = summary.or(plan.summary.take());
         self.faults.extend(part.faults);
         self.conditions.extend(part.conditions);
@@ -142,6 +157,6 @@ impl PlanPart<'_> {
 /// Fault of an object with the name of one of ours.
 pub(crate) fn in_the_way(owner: &Owner, object: &ObjectRef) -> WorkloadFault {
     let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
-    let message = format!("{object} is in the way: it was not made for this {}. {end}", owner.key.kind());
+    let message = format!("{object} already exists and does not belong to this {}. {end}", owner.key.kind());
     WorkloadFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }

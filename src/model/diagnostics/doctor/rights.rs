@@ -159,7 +159,7 @@ mod tests {
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(
             text_of(&of("leases")),
-            "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-failover in ts, \
+            "create/get/list/watch/patch/update/delete leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-failover in ts, \
              get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
         );
         assert!(text_of(&all).ends_with(" kinds of objects more"), "{}", text_of(&all));

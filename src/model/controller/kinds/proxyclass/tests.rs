@@ -34,6 +34,14 @@ fn each_class_violation_has_a_message() {
         (json!({"statefulSet": {"pod": {"annotations": {"UPPER.example/x": "anything at all"}}}}), "no valid key"),
         (json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "no spaces please"}}}}), "no image reference"),
         (json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"debug": {"enable": true}}}}}), "no meaning for an init container"),
+        (
+            json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_HOSTNAME", "value": "x"}]}}}}),
+            "tailscale.com/hostname",
+        ),
+        (
+            json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"env": [{"name": "TS_EXTRA_ARGS", "value": "--advertise-tags=tag:x"}]}}}}),
+            "tailscaleInitContainer.env: TS_EXTRA_ARGS cannot be set",
+        ),
         (json!({"metrics": {"enable": true, "serviceMonitor": {"enable": true}}}), "no ServiceMonitor"),
         (json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 90}]}}}), "no range of ports"),
         (
@@ -78,4 +86,15 @@ fn reserved_env_variables_cause_a_warning() {
         json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
     let warnings = validate(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;
     assert_eq!(warnings.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), ["CustomTSEnvVar"]);
+}
+
+#[test]
+fn class_is_usable_without_its_refused_variables_if_it_has_no_other_fault() {
+    let env = json!([{"name": "TS_EXTRA_ARGS", "value": "--advertise-tags=tag:x"}, {"name": "TS_DEBUG_MTU", "value": "1200"}]);
+    let spec = |image: &str| json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": env, "image": image}}}});
+    let usable = without_refused_variables(&class(spec("r.io/a:1")), &[], false).expect("no other fault");
+    let names: Vec<_> = containers(&usable.spec).flat_map(|(_, container)| &container.env).map(|env| env.name.as_str()).collect();
+    assert_eq!(names, ["TS_DEBUG_MTU"]);
+    assert_eq!(without_refused_variables(&class(spec("no image")), &[], false), None);
+    assert_eq!(without_refused_variables(&class(json!({})), &[], false), None);
 }

@@ -88,6 +88,32 @@ fn load_balancer_gets_addresses_when_its_proxy_serves() {
 }
 
 #[test]
+fn class_with_refused_variables_is_for_existing_proxies_only() {
+    let refuse = |world: &mut World| {
+        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_DEBUG_MTU", "value": "1200"}]}}}}));
+        let Class::Ready(class) = world.class.clone() else { panic!("a class") };
+        world.class = Class::Refused(class);
+    };
+    let to = |name: &str| json!({"tailscale.com/tailnet-fqdn": name});
+    let (mut new, mut world) = (world(), world());
+    refuse(&mut new);
+    put(&mut new, to("db.tail1234.ts.net"), external());
+    new.settle();
+    assert_eq!((condition(&new).0.as_str(), new.objects.len()), ("False", 0));
+    assert!(condition(&new).2.contains("ProxyClass c has variables that the proxy refuses"), "{:?}", condition(&new));
+    put(&mut world, to("db.tail1234.ts.net"), external());
+    world.settle();
+    refuse(&mut world);
+    put(&mut world, to("other.tail1234.ts.net"), external());
+    world.settle();
+    assert_eq!(env(&world, "TS_TAILNET_TARGET_FQDN").as_deref(), Some("other.tail1234.ts.net."));
+    assert_eq!(env(&world, "TS_DEBUG_MTU").as_deref(), Some("1200"), "the rest of the class counts");
+    let (status, _, message) = condition(&world);
+    assert!(status == "True" && message.contains("ProxyClass c has variables that the proxy refuses"), "{status} {message}");
+    ends(world);
+}
+
+#[test]
 fn exposed_services_forward_to_address_or_name() {
     let expose = json!({"tailscale.com/expose": "true"});
     for (spec, variable, value) in [
@@ -358,4 +384,20 @@ fn proxies_outside_of_the_scope_are_not_touched() {
     world.assignment.standalone = StandaloneScope::new(true, &["default".to_owned()]);
     world.settle();
     assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
+}
+
+#[test]
+fn state_of_a_proxy_follows_the_condition_of_its_service() {
+    use crate::model::controller::workload::proxy_state::ProxyState;
+    let mut world = world();
+    put(&mut world, json!({"tailscale.com/hostname": "a.b"}), balanced());
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Rejected));
+    put(&mut world, json!({}), balanced());
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Pending));
+    world.settle();
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Ready));
+    let observed = world.observe("default/web");
+    assert_eq!(super::super::standalone::rejected(&observed, "no").services.len(), 1);
+    world.delete_service("web");
+    assert_eq!(world.pass("default/web").proxy, None);
 }
