@@ -82,6 +82,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         health_addr,
         admin_addr: admin_addr(source),
         drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
+        unreachable_note: source.path("TAILYARD_UNREACHABLE_NOTE"),
         log: log(source),
         init: source.parsed(INIT, "a number, and why it is not 0", init),
         notes: std::mem::take(&mut source.notes),

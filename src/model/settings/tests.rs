@@ -59,6 +59,7 @@ fn egress_pod() -> Vec<(&'static str, &'static str)> {
 fn environment_of_an_egress_pod_is_read() {
     let settings = read(&egress_pod());
     let expected = Settings {
+        unreachable_note: None,
         tailnet: settings.tailnet.clone(),
         interface: InterfaceName::tailscale0(),
         pod: Pod {
