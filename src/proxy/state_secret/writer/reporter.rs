@@ -32,7 +32,7 @@ pub struct ReportInputs {
     pub pod: PodAddresses,
     pub egress: bool,
     pub ingress: bool,
-    /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::GRACE`].
+    /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::RESOLUTION_GRACE`].
     pub grace: Duration,
     /// Maximum size of the egress status, in bytes.
     pub room: usize,
