@@ -63,7 +63,7 @@ enum Command {
     Version,
     /// Offer new connections to a service at a fixed rate, and report the outcome of each
     Load(load::LoadArgs),
-    /// Show a whole group on this machine, under load; no root, cluster or account needed
+    /// Show a whole group on this machine, under load; needs root or unprivileged user namespaces, no cluster and no account
     Demo(demo::DemoArgs),
 }
 
@@ -92,6 +92,8 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
+        // The reader, such as `head`, has enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
             // Nothing is left to do when standard error is closed too.
@@ -99,6 +101,16 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether standard output is a pipe without a reader. Every other pipe and socket is an error of the command.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    use std::io::{Error, ErrorKind};
+    let of_output = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
+        Some(error) => error.io_error_kind(),
+        None => cause.downcast_ref::<Error>().map(Error::kind),
+    };
+    error.chain().next().is_some_and(|first| of_output(first) == Some(ErrorKind::BrokenPipe))
 }
 
 /// An error and its causes, without those that the text before them holds already.

@@ -59,6 +59,8 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// Key of a replica's config in the config Secret. Its number is the minimum capability version that can read it.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Ours, key of a config Secret: ID of the replica's device, if that was deleted at the control plane. A replica that has it joins again.
+pub const DELETED_DEVICE_KEY: &str = "deleted-device";
 /// Labels of metrics objects, which are copied to each sample: kind, name and namespace of the parent.
 pub const PROXY_TYPE: &str = "ts_proxy_type";
 pub const PROXY_PARENT: &str = "ts_proxy_parent_name";

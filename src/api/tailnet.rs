@@ -44,7 +44,7 @@ pub struct TailnetSpec {
 #[serde(rename_all = "camelCase")]
 pub struct TailnetCredentials {
     /// Name of a Secret in the reconciler's namespace. Keys: `client_id` and `client_secret` (OAuth client); `client_id` and `audience`
-    /// (workload identity federation by a token of the reconciler's ServiceAccount); or `api_key` (headscale).
+    /// (workload identity federation by a token of the reconciler's service account); or `api_key` (headscale).
     pub secret_name: String,
 }
 

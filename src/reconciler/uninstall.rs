@@ -41,13 +41,15 @@ pub async fn follow(context: Arc<Context>, mut requested: watch::Receiver<Option
                 cache.set_uninstall(time);
                 cache.all()
             };
-            keys.into_iter().for_each(|key| context.stores.queue().add(key));
+            for key in keys {
+                context.stores.queue().add(key);
+            }
             (current, reported) = (request, None);
         }
         if current.is_some() && context.actor.writes().open() && context.stores.is_synced() {
             match progress(&context, reported.as_deref()).await {
                 Ok(text) => reported = Some(text),
-                Err(error) if matches!(error, KubeError::NotLeading { .. }) => {}
+                Err(KubeError::NotLeading { .. }) => {}
                 Err(error) => tracing::warn!(reason = error.reason(), "cannot finish the uninstall, retrying: {error}"),
             }
         }

@@ -31,6 +31,7 @@ fn ingress_is_reached_over_https_during_rollouts() {
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
     stage.user.wait_for_answer("http", "plain", ANSWER);
     stage.user.wait_for_answer("http", "outside", ANSWER);
+    assert_eq!(stage.cluster.doctor().faults(&[]), [""; 0]);
 
     scenario("a rolling restart", || roll(&stage));
     scenario("containers start without an API server", || outage::containers_start_without_an_api_server(&stage));

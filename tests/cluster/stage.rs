@@ -64,6 +64,7 @@ impl Stage {
         let stage = Self { cluster, guide, _targets: targets };
         stage.answered_by("db");
         println!("first answer: {:?}", begin.elapsed());
+        assert_eq!(stage.cluster.doctor().faults(&[]), [""; 0]);
         stage
     }
 

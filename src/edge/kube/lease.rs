@@ -202,7 +202,9 @@ impl Lease {
 
     async fn read(&mut self) -> Result<(), KubeError> {
         let found = self.call(Verb::Get, self.api().get_opt(&self.name)).await?;
-        found.iter().for_each(|found| self.publish_annotation(found));
+        if let Some(found) = &found {
+            self.publish_annotation(found);
+        }
         self.candidate.observe(found.map(record), Instant::now().into_std());
         Ok(())
     }

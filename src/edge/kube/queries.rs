@@ -9,8 +9,7 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::list_watch::INGRESS_WARNINGS;
-use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
+use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, leader_client, within};
 use crate::api::names::{FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
 use crate::api::replica;
 
@@ -45,13 +44,14 @@ impl Cluster {
         Ok(date.and_then(|date| date.try_into().ok()))
     }
 
-    /// Lists the objects of a kind, in one namespace or all, by this label selector; needs `list`.
-    pub async fn list(&self, resource: Resource, namespace: Option<&str>, labels: Option<&str>) -> Result<Vec<Value>, KubeError> {
+    /// Lists objects; needs `list`.
+    pub async fn list(&self, Follow { resource, namespace, labels, fields }: &Follow) -> Result<Vec<Value>, KubeError> {
+        let namespace = namespace.as_deref();
         let call =
             || ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
-        let mut parameters = ListParams::default().limit(MAX_ITEMS);
-        parameters.label_selector = labels.map(str::to_owned);
-        let list = within(call, self.dynamic(resource, namespace).list(&parameters)).await?;
+        let [label_selector, field_selector] = [labels, fields].map(|selector| selector.map(str::to_owned));
+        let parameters = ListParams { label_selector, field_selector, ..ListParams::default().limit(MAX_ITEMS) };
+        let list = within(call, self.dynamic(*resource, namespace).list(&parameters)).await?;
         Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
@@ -62,14 +62,6 @@ impl Cluster {
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let api: Api<DynamicObject> = self.dynamic(Resource::LEASE, Some(&self.namespace));
         within(|| self.call(Verb::Patch, Resource::LEASE.kind, lease), api.patch(lease, &parameters, &patch)).await.map(drop)
-    }
-
-    /// Lists the warnings about Ingresses of all namespaces; needs `list` on Events.
-    pub async fn ingress_warnings(&self) -> Result<Vec<Value>, KubeError> {
-        let call = || ApiCall { verb: Verb::List, kind: Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let parameters = ListParams::default().limit(MAX_ITEMS).fields(INGRESS_WARNINGS);
-        let list = within(call, self.dynamic(Resource::EVENT, None).list(&parameters)).await?;
-        Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
     /// Reads one object; `None` if it or its kind does not exist. Needs `get`.

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::state::REISSUE_AUTHKEY;
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::state::{Start, StateChanges, forget_identity, lacks, outstanding};
 
@@ -236,7 +237,9 @@ impl Reporter {
         self.next_look = look_after(if found.is_empty() { self.intervals.look / SOONER } else { self.intervals.look });
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());
-        let current = first.keys().map(|key| (key.clone(), found.get(key).cloned())).collect();
+        // The request for an auth key too, so that its removal writes nothing if there is none.
+        let keys = first.keys().map(String::as_str).chain([REISSUE_AUTHKEY]);
+        let current = keys.map(|key| (key.to_owned(), found.get(key).cloned())).collect();
         Ok((outstanding(&first, &current), current))
     }
 

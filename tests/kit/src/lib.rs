@@ -28,6 +28,7 @@ pub mod certs;
 pub mod cluster;
 pub mod definitions;
 pub mod dns;
+pub mod doctor;
 pub mod golden;
 pub mod guide;
 pub mod hosted;

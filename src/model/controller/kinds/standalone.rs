@@ -86,7 +86,8 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
 fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderContext<'a>)> {
     let spec = plan.spec?;
     let class = provision::class(plan);
-    let mut usable = class.is_ok();
+    let mut usable = class.is_ok() && !provision::awaits_class(plan);
+    plan.faults.extend(provision::refused_class(plan));
     let class = class.unwrap_or_else(|fault| {
         plan.faults.push(fault);
         None
@@ -184,9 +185,10 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
         plan.fault(reason::PROXY_FAILED, why.clone());
     }
-    let fault = report::fault(&plan);
+    let fault = report::fault(&plan, None);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
-    if let Some(news) = fault.or_else(moving) {
+    let pod_fault = || report::pod_fault(pass).map(|message| (reason::PROXY_PENDING, message));
+    if let Some(news) = fault.or_else(moving).or_else(pod_fault) {
         report::news(&mut plan, ingress, news);
     }
     plan

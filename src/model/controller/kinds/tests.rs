@@ -27,6 +27,7 @@ mod devices;
 mod handover;
 mod objects;
 mod orders;
+mod pod_faults;
 mod publish;
 mod publishing;
 mod refusals;

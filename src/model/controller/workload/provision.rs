@@ -151,11 +151,25 @@ fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
 pub(crate) fn class<'a>(pass: &Pass<'a>) -> Result<Option<&'a ProxyClassSpec>, WorkloadFault> {
     let message = match &pass.observed.class {
         Class::None => return Ok(None),
-        Class::Ready(class) => return Ok(Some(&class.spec)),
+        Class::Ready(class) | Class::Refused(class) => return Ok(Some(&class.spec)),
         Class::Missing(name) => format!("ProxyClass {name} does not exist: create it, or change {}.", class_field(pass)),
         Class::NotReady(name) => format!("ProxyClass {name} is not ready: its conditions say what to change."),
     };
     Err(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
+}
+
+/// The fault of a class that existing proxies use without the variables that the proxy refuses.
+pub(crate) fn refused_class(pass: &Pass<'_>) -> Option<WorkloadFault> {
+    let Class::Refused(class) = &pass.observed.class else { return None };
+    let name = class.metadata.name.as_deref().unwrap_or_default();
+    let message = format!("ProxyClass {name} has variables that the proxy refuses, and no new proxy gets it: its conditions name them.");
+    Some(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
+}
+
+/// Whether the workload is new and must wait for its class.
+pub(crate) fn awaits_class(pass: &Pass<'_>) -> bool {
+    let set = ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone());
+    matches!(pass.observed.class, Class::Refused(_)) && pass.owned(&set).is_none()
 }
 
 fn class_field(pass: &Pass<'_>) -> &'static str {

@@ -13,7 +13,9 @@ use crate::model::controller::workload::objects::metrics::metrics_refs;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
-use crate::model::controller::workload::provision::{REMAINING, Served, class, provision as workload, remove, report_denials};
+use crate::model::controller::workload::provision::{
+    REMAINING, Served, awaits_class, class, provision as workload, refused_class, remove, report_denials,
+};
 use crate::model::controller::workload::spec::WorkloadSpec;
 use crate::model::controller::workload::static_endpoints;
 
@@ -27,7 +29,8 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     let mut plan = pass.part();
     let class = class(pass);
     plan.faults.extend(class.as_ref().err().cloned());
-    let is_class_usable = class.is_ok();
+    plan.faults.extend(refused_class(pass));
+    let is_class_usable = class.is_ok() && !awaits_class(pass);
     let mut shape = RenderContext::new(pass.owner.clone(), spec, class.unwrap_or_default(), &observed.settings);
     shape.present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     shape.wireguard = static_endpoints::wireguard(pass, &shape);
