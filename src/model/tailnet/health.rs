@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::api::failover::UnreachableNote;
-use crate::model::tailnet::peer_warmup::LIMIT;
+use crate::model::tailnet::peer_warmup::MAX_READINESS_DELAY;
 
 /// Ruleset lag that causes a warning. A change is written within milliseconds.
 pub const BEHIND: Duration = Duration::from_secs(2);
@@ -145,7 +145,7 @@ pub enum Blocker {
     Address,
     /// The tailnet interface is unusable.
     Interface(String),
-    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
+    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::MAX_READINESS_DELAY`] at most.
     Paths(BTreeSet<IpAddr>),
     /// Services that are not advertised yet, for a limited time.
     Services(BTreeMap<String, String>),
@@ -233,7 +233,11 @@ impl fmt::Display for Blocker {
             Self::Paths(waiting) if waiting.is_empty() => f.write_str("connectivity to the targets is not tested yet"),
             Self::Paths(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(ToString::to_string).collect();
-                write!(f, "no answer through the tailnet yet from {}; ready after {LIMIT:?} at the latest", waiting.join(", "))
+                write!(
+                    f,
+                    "no answer through the tailnet yet from {}; ready after {MAX_READINESS_DELAY:?} at the latest",
+                    waiting.join(", ")
+                )
             }
             Self::Services(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
