@@ -95,7 +95,7 @@ impl Failover {
             stores,
             cluster: cluster.clone(),
             withdrawals: client(watch::channel(Some(Leading { since, until: since + NO_END })).1),
-            metrics: Arc::clone(&metrics),
+            metrics,
             events: events(writes.clone()),
             leader_events: events(leader),
             process,

@@ -145,7 +145,7 @@ impl Reconciler {
         }
         for variable in WITHOUT_MEANING {
             if source.text(variable).is_some() {
-                source.notes.push(format!("{variable} means nothing here"));
+                source.notes.push(format!("{variable} has no effect"));
             }
         }
         let settings = Self {
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(settings.control.url, TAILSCALE);
         let files = DefaultCredentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));
-        assert_eq!(settings.notes, ["APISERVER_PROXY means nothing here"]);
+        assert_eq!(settings.notes, ["APISERVER_PROXY has no effect"]);
     }
 
     #[test]

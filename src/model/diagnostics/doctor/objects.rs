@@ -124,7 +124,7 @@ impl PolicySettings<'_> {
                 group.is_some_and(|group| group["spec"]["tags"].as_array().is_some_and(|tags| tags.iter().any(|one| one == tag)))
             };
             let tags = annotation(names::TAGS).unwrap_or_default().split(',').map(str::trim).filter(|tag| !tag.is_empty());
-            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(*tag));
+            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(tag));
             refusals.extend(others.map(|tag| format!("tag {tag} is not in permittedTags")));
         }
         if let Some(host) = spec["externalName"].as_str().filter(|_| annotation(names::EXPOSE).is_some() || is_balanced)
