@@ -94,7 +94,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let process = identity(&settings);
     if settings.failover {
         let (process, node) = (process.clone(), settings.node.as_deref());
-        let failover = Failover::new(&cluster, stores.clone(), writes.clone(), Arc::clone(&metrics), process, node);
+        let failover = Failover::new(&cluster, stores.clone(), writes.clone(), &metrics, process, node);
         tasks.run_forever("failover", failover.run(tasks.stop()));
     }
     if let Some(address) = settings.admin_addr {

@@ -78,13 +78,13 @@ impl Failover {
         cluster: &Cluster,
         stores: Stores,
         leader: LeaderClient,
-        metrics: Arc<Metrics>,
+        metrics: &Arc<Metrics>,
         process: String,
         node: Option<&str>,
     ) -> Self {
         let leading = watch::Sender::new(None);
         let client = |leading| {
-            let counted = Arc::clone(&metrics);
+            let counted = Arc::clone(metrics);
             LeaderClient::new(cluster.clone(), leading, Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)))
         };
         let writes = client(leading.subscribe());
@@ -95,7 +95,7 @@ impl Failover {
             stores,
             cluster: cluster.clone(),
             withdrawals: client(watch::channel(Some(Leading { since, until: since + NO_END })).1),
-            metrics,
+            metrics: Arc::clone(metrics),
             events: events(writes.clone()),
             leader_events: events(leader),
             process,
