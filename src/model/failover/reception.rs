@@ -71,7 +71,7 @@ mod tests {
         let (begin, mut reception) = (Instant::now(), Reception::default());
         reception.record_probe(begin);
         assert_eq!(reception.unreachable(&note("lost", "1"), begin + Duration::from_millis(900)), None);
-        assert!(reception.unreachable(&note("lost", "1"), begin + Duration::from_millis(1000)).is_some());
+        assert!(reception.unreachable(&note("lost", "1"), begin + Duration::from_secs(1)).is_some());
     }
 
     #[test]

@@ -29,6 +29,7 @@ fn pod(number: usize) -> ReplicaPod {
     }
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "as the field of a Pod")]
 fn note(stage: UnreachableStage, process: &str, connected: bool) -> Option<UnreachableNote> {
     Some(UnreachableNote { stage, process: process.into(), time: String::new(), since: String::new(), connected })
 }

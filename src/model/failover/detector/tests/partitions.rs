@@ -248,7 +248,9 @@ impl World {
         let (time, uid) = (self.at(now), format!("u{replica}"));
         let stage = if step == NoteStep::Suspect { UnreachableStage::Suspected } else { UnreachableStage::Lost };
         let mut written = note(stage, &format!("p{process}"), connected);
-        written.iter_mut().for_each(|note| note.time = now.to_string());
+        if let Some(note) = &mut written {
+            note.time = now.to_string();
+        }
         self.api.note(replica, written, now);
         match step {
             NoteStep::Suspect => self.processes[process].detector.suspected(&uid, time),
