@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::facts::ClusterFacts;
 use super::{Check, ReadResult, page};
-use crate::api::condition::PROXY_READY;
+use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
 
@@ -16,6 +16,7 @@ const MAX_LISTED: usize = 10;
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
     checks.extend(proxies(facts));
+    checks.extend(routes(facts));
     checks
 }
 
@@ -40,6 +41,27 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
     }
     let fix = format!("as the message says; tailyard status shows Pod and device ({})", page("standalone.md"));
     listed(NAME, unready, "more Services are not served by their proxies", &fix)
+}
+
+/// Groups and standalone proxies that accept routes which cover addresses of the cluster. Missing rights are reported elsewhere.
+fn routes(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "routes";
+    let mut found = Vec::new();
+    for (kind, objects) in [("ProxyGroup", &facts.groups), ("Service", &facts.services)] {
+        for object in objects.as_deref().unwrap_or_default() {
+            let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let overlap = conditions.iter().find(|one| one["type"] == ROUTES_OVERLAP && one["status"] == "True");
+            found.extend(overlap.map(|overlap| format!("{kind} {}: {}", named(object), overlap["message"].as_str().unwrap_or_default())));
+        }
+    }
+    if found.is_empty() && (facts.groups.is_err() || facts.services.is_err()) {
+        return Vec::new();
+    }
+    if found.is_empty() {
+        return vec![Check::ok(NAME, "no proxy accepts a route that covers addresses of the cluster".to_owned())];
+    }
+    let fix = format!("as the message says ({}#an-accepted-route-covers-addresses-of-the-cluster)", page("failures.md"));
+    listed(NAME, found, "more accept such routes", &fix)
 }
 
 /// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.
@@ -80,5 +102,8 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
 
 fn named(object: &Value) -> String {
     let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
-    format!("{}/{}", text("namespace"), text("name"))
+    match text("namespace") {
+        "" => text("name").to_owned(),
+        namespace => format!("{namespace}/{}", text("name")),
+    }
 }

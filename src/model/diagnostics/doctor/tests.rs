@@ -216,6 +216,20 @@ fn two_operators_are_bad_only_if_both_write_a_group() {
 }
 
 #[test]
+fn overlapping_routes_of_groups_and_services_are_named() {
+    let with = |object: Value| {
+        let mut object = object;
+        object["status"]["conditions"] = json!([{"type": "TailyardRoutesOverlap", "status": "True", "message": "covers 10.244.0.0/16"}]);
+        object
+    };
+    finds(&well(), "routes", Finding::Ok, "no proxy");
+    let groups = Ok(vec![with(group("eg", "egress"))]);
+    finds(&ClusterFacts { groups, ..well() }, "routes", Finding::Warn, "ProxyGroup eg: covers 10.244.0.0/16");
+    let services = Ok(vec![with(service("expose", "True", "ProxyCreated", ""))]);
+    finds(&ClusterFacts { services, ..well() }, "routes", Finding::Warn, "covers 10.244.0.0/16");
+}
+
+#[test]
 fn unreconciled_objects_of_an_absent_operator_are_named() {
     let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
     let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];

@@ -2,7 +2,7 @@
 //!
 //! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
 
-use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, reason};
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, ROUTES_OVERLAP, reason};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
@@ -13,6 +13,7 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::replicas::other_tags;
+use crate::model::controller::workload::route_overlaps;
 
 /// Most severe reasons: reported before any other.
 const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
@@ -53,6 +54,10 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
         work.warn_workload("TagsNotApplied", message);
     }
     published(work, &mut status);
+    match route_overlaps::condition(work, wanted) {
+        Some(overlap) => drop(conditions::set(&mut status.conditions, &overlap, now)),
+        None => drop(conditions::remove(&mut status.conditions, ROUTES_OVERLAP)),
+    }
     if changed && !work.faults.is_empty() {
         work.warn_workload(reason, message);
     }
