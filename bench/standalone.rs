@@ -70,7 +70,8 @@ fn goals(event: Event, party: &Party) -> [Option<&'static str>; 2] {
         _ if !party.standby => [None, None],
         Event::Restart => [Some("most ≤ 0"), None],
         Event::Killed => [None, Some("most ≤ 3")],
-        Event::Lost => [None, Some("most ≤ 15")],
+        // The reconcilers, of which one is on the other node, pass the claim of the lost Pod.
+        Event::Lost => [None, Some("most ≤ 4")],
         _ => [None, None],
     }
 }

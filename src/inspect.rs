@@ -23,6 +23,8 @@ pub enum InspectError {
     Unread { part: StatusPart, gap: Gap, namespace: String },
     #[error("there is no ProxyGroup {0}: kubectl get proxygroups lists them")]
     NoGroup(String),
+    #[error("no Service or Ingress {0} uses Tailscale: kubectl get services,ingresses -A lists all")]
+    NoObject(String),
     /// The output could not be written.
     #[error("cannot write the answer: {0}")]
     Write(#[from] std::io::Error),

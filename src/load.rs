@@ -16,13 +16,13 @@ pub mod tui;
 
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -46,12 +46,22 @@ pub struct Load {
     /// Limit of attempts in flight. Attempts beyond it, and those that cannot start within their timeout, are failures of the generator
     /// itself ([`AttemptFailure::NotSent`]).
     pub max_in_flight: usize,
+    /// Whether a TCP connection has a source port that none had for minutes, as UDP flows have: conntrack of a client's node maps a port
+    /// whose connection was never answered to the same endpoint for two minutes.
+    pub fresh_ports: bool,
 }
 
 impl Load {
     /// A load on identity targets, with a timeout of ten seconds and at most 4,096 attempts in flight.
     pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
-        Self { protocol: TargetProtocol::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
+        Self {
+            protocol: TargetProtocol::Identity,
+            schedule,
+            lasts,
+            timeout: Duration::from_secs(10),
+            max_in_flight: 4_096,
+            fresh_ports: false,
+        }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
@@ -98,7 +108,7 @@ impl Load {
         let in_time = start.elapsed().saturating_sub(due) < self.timeout;
         if in_time && open.len() < self.max_in_flight {
             // Poll once, so that the first packet is sent now: on a busy machine the choice may be outdated by the task's first poll.
-            let mut made = Box::pin(make(self.protocol.clone(), attempt, number, start, due, self.timeout));
+            let mut made = Box::pin(make(self.protocol.clone(), attempt, number, start, due, (self.timeout, self.fresh_ports)));
             match (&mut made).now_or_never() {
                 Some(report) => record(&report),
                 None => drop(open.spawn(made)),
@@ -135,19 +145,20 @@ fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::Unboun
     is_due
 }
 
+/// Makes one attempt, with its timeout and whether its connection has a [fresh port](Load::fresh_ports).
 pub async fn make(
     protocol: TargetProtocol,
     attempt: Attempt,
     nonce: u64,
     start: Instant,
     due: Duration,
-    timeout: Duration,
+    (timeout, fresh_port): (Duration, bool),
 ) -> AttemptReport {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
     let exchange = async {
         match attempt.proto {
-            Proto::Tcp => ask_tcp(&protocol, attempt, nonce, || connected = Some(start.elapsed())).await,
+            Proto::Tcp => ask_tcp(&protocol, attempt, nonce, fresh_port, || connected = Some(start.elapsed())).await,
             Proto::Udp => {
                 let count = || {
                     connected.get_or_insert_with(|| start.elapsed());
@@ -165,9 +176,12 @@ async fn ask_tcp(
     protocol: &TargetProtocol,
     attempt: Attempt,
     nonce: u64,
+    fresh_port: bool,
     connected: impl FnOnce(),
 ) -> Result<TargetIdentity, AttemptFailure> {
-    let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
+    let connecting =
+        async { if fresh_port { from_fresh_port(attempt.to)?.connect(attempt.to).await } else { TcpStream::connect(attempt.to).await } };
+    let mut stream = connecting.await.map_err(|error| failure_of(&error))?;
     connected();
     protocol.first(&mut stream, nonce, attempt.lane.service).await
 }
@@ -191,7 +205,20 @@ async fn ask_udp(
     }
 }
 
-/// Source port of the next UDP flow: round robin, below the ephemeral ports.
+/// A TCP socket with the next port that no server of this host has.
+fn from_fresh_port(to: SocketAddr) -> io::Result<TcpSocket> {
+    loop {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // Connections that were closed here wait for a minute.
+        socket.set_reuseaddr(true)?;
+        match socket.bind(SocketAddr::new(any(to), next_port())) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound.map(|()| socket),
+        }
+    }
+}
+
+/// Source port of the next flow: round robin, below the ephemeral ports.
 ///
 /// For conntrack, a datagram from a port used half a minute ago belongs to the earlier flow, and follows its target until the entry
 /// expires. A new flow needs a port that was unused for longer.
@@ -204,10 +231,14 @@ fn next_port() -> u16 {
 
 /// A new socket, and so a new flow; port 0 selects a free one.
 pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
-    let any = if attempt.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let socket = UdpSocket::bind((any, port)).await?;
+    let socket = UdpSocket::bind((any(attempt.to), port)).await?;
     socket.connect(attempt.to).await?;
     Ok(socket)
+}
+
+/// The unspecified address of a destination's family.
+fn any(to: SocketAddr) -> IpAddr {
+    if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) }
 }
 
 /// Identity of a server that does not identify itself.

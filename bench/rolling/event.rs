@@ -13,9 +13,8 @@ use nix::unistd::Pid;
 
 /// New connections each second.
 const RATE: u32 = 200;
-/// The rate while a node is lost: low enough that source ports are rarely reused within two minutes. A client's conntrack sends a first
-/// packet that was never answered, and connections from the same port, to the same endpoint for that time, even after Kubernetes has
-/// removed it (docs/failures.md).
+/// The rate while a node is lost, for which many connections wait at once. Each has a source port of its own: a client's conntrack sends
+/// connections from the port of one that was never answered to the same endpoint for two minutes (docs/failures.md).
 const SPARSE: u32 = 30;
 /// How long the load has been there before anything happens.
 pub(crate) const CALM: Duration = Duration::from_secs(2);

@@ -34,7 +34,8 @@ impl LoadRoute {
     pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, LoadOutcome)> {
         let protocol = TargetProtocol::Greeting(self.greeting.as_bytes().into());
         let schedule = LoadSchedule::new(NonZeroU32::new(rate).context("not zero")?);
-        let load = Load { protocol, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
+        // A reused port would repeat a failure of up to two minutes before.
+        let load = Load { protocol, timeout: PATIENCE, fresh_ports: true, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
         // The load also ends if the event panics.

@@ -78,6 +78,12 @@ pub mod reason {
     /// Ours: the namespace has no names left.
     pub const TOO_MANY_NAMES: &str = "TooManyNames";
     pub const ROUTE_COVERS_CLUSTER: &str = "RouteCoversCluster";
+    /// Ours, Event of an Ingress: a part of it is not served.
+    pub const PARTIALLY_ADVERTISED: &str = "PartiallyAdvertised";
+    /// Ours, Event of an Ingress: a certificate of its own ends soon.
+    pub const CERTIFICATE_EXPIRING: &str = "CertificateExpiring";
+    /// Ours, Event of an Ingress with a proxy of its own: the control plane issues no certificates, and it names none.
+    pub const NO_CERTIFICATES: &str = "NoCertificates";
     pub const DEVICE_ORPHANED: &str = "DeviceOrphaned";
     /// Ours, Event of a `ProxyGroup`: the Pod of an unreachable replica was made unready.
     pub const REPLICA_LOST: &str = "ReplicaLost";

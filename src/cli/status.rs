@@ -1,4 +1,4 @@
-//! `tailyard status`: groups, replicas and Services of a cluster, for people.
+//! `tailyard status`: groups, replicas, Services and Ingresses of a cluster, for people.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -8,14 +8,14 @@ use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
 use crate::inspect::status::{RefreshMode, StatusFormat, StatusOptions, run as show};
-use crate::model::diagnostics::overview::Width;
+use crate::model::diagnostics::overview::{Selection, Width};
 
 /// Arguments of `tailyard status`.
 #[derive(Debug, clap::Args)]
 pub(super) struct StatusArgs {
-    /// One group only
-    #[arg(value_name = "GROUP")]
-    group: Option<String>,
+    /// One ProxyGroup, or one Service or Ingress
+    #[arg(value_name = "GROUP|NAMESPACE/NAME")]
+    selected: Option<String>,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Go on, and draw again at each change: over the last drawing in a terminal, else a line for each row that changed
@@ -38,7 +38,7 @@ enum StatusOutput {
 pub(super) fn run(args: &StatusArgs, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
     let terminal = std::io::stdout().is_terminal();
     let options = StatusOptions {
-        group: args.group.clone(),
+        selection: args.selected.as_deref().map(Selection::parse).unwrap_or_default(),
         format: match args.output {
             None => StatusFormat::Text(Width::Narrow),
             Some(StatusOutput::Wide) => StatusFormat::Text(Width::Wide),

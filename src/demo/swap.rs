@@ -80,7 +80,7 @@ async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> 
 async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<TargetIdentity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
-        let report = make(TargetProtocol::Identity, attempt, nonce, start, start.elapsed(), TIMEOUT).await;
+        let report = make(TargetProtocol::Identity, attempt, nonce, start, start.elapsed(), (TIMEOUT, false)).await;
         match look(board).checked_report(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),

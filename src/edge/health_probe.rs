@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use reqwest::header::{CONNECTION, HeaderMap};
 use reqwest::redirect::Policy;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::model::flows::prestop_hook::HealthProbe;
 use crate::runtime::https::{self, HttpsError};
@@ -36,6 +38,15 @@ fn plain() -> Result<reqwest::ClientBuilder, HttpsError> {
 pub async fn answers(server: SocketAddr, limit: Duration) -> bool {
     let Ok(client) = &*KEPT_ALIVE else { return false };
     client.head(format!("http://{server}/livez")).timeout(limit).send().await.is_ok()
+}
+
+/// Whether the kernel of a server's host answers, by accepting or refusing a connection: then the host is not lost.
+pub async fn host_answers(server: SocketAddr, limit: Duration) -> bool {
+    match timeout(limit, TcpStream::connect(server)).await {
+        Ok(Ok(_connection)) => true,
+        Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+        Err(_elapsed) => false,
+    }
 }
 
 /// Sends one probe. `url` is from the config; an invalid one gives [`HealthProbe::Silent`].
@@ -72,6 +83,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::edge::netns::Namespace;
 
     const LIMIT: Duration = Duration::from_secs(5);
 
@@ -122,6 +134,21 @@ mod tests {
         assert!(!answers(address, Duration::from_millis(50)).await, "silent");
         drop(stream);
         assert!(!answers(address, LIMIT).await, "refused");
+        assert!(host_answers(address, LIMIT).await, "its kernel refuses");
+    }
+
+    #[tokio::test]
+    async fn host_of_a_hung_server_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        assert!(!answers(address, Duration::from_millis(50)).await && host_answers(address, LIMIT).await, "nothing accepts");
+    }
+
+    #[test]
+    fn lost_host_does_not_answer() {
+        let network = Namespace::make().expect("a namespace");
+        let answers = || host_answers(SocketAddr::from(([10, 9, 9, 9], 9)), LIMIT);
+        assert!(!network.block_on(answers).expect("ran"), "no route");
     }
 
     #[tokio::test]

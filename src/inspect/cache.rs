@@ -16,6 +16,11 @@ const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resour
 /// Label selector of state Secrets. Config Secrets hold auth keys and are never read.
 const STATES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup,tailscale.com/secret-type=state";
 
+/// Label selector of the Secrets of certificates that proxies order.
+const CERTIFICATES: &str = "tailscale.com/managed=true,tailscale.com/secret-type=certs";
+/// Key of a private key in a Secret of a certificate.
+const PRIVATE_KEY: &str = "tls.key";
+
 /// Cached objects by part.
 #[derive(Debug)]
 pub(super) struct InspectCache {
@@ -34,14 +39,26 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
             StatusPart::Groups => (Resource::PROXY_GROUP, None, None),
             StatusPart::Pods | StatusPart::Pages => (Resource::POD, namespace(), Some(PROXIES)),
             StatusPart::States => (Resource::SECRET, namespace(), Some(STATES)),
+            StatusPart::Certificates => (Resource::SECRET, namespace(), Some(CERTIFICATES)),
             StatusPart::Configs => (Resource::CONFIG_MAP, namespace(), Some(OF_A_GROUP)),
             StatusPart::Services => (Resource::SERVICE, None, Some(OF_USERS)),
             StatusPart::Ingresses => (Resource::INGRESS, None, None),
             StatusPart::Events => return cluster.follow_ingress_warnings(Backoff::WATCH).boxed(),
         };
-        cluster.follow(&Follow { resource, namespace, labels }, Backoff::WATCH)
+        cluster.follow(&Follow { resource, namespace, labels }, Backoff::WATCH).map(move |change| without_key(part, change)).boxed()
     };
     select_all(StatusPart::OBJECTS.map(|part| changes(part).map(move |change| (part, change)).boxed())).boxed()
+}
+
+/// A change of a certificate's Secret without its private key.
+fn without_key(part: StatusPart, mut change: WatchChange) -> WatchChange {
+    if let (StatusPart::Certificates, WatchChange::Listed(secret) | WatchChange::Put(secret) | WatchChange::Gone(secret)) =
+        (part, &mut change)
+        && let Some(data) = secret["data"].as_object_mut()
+    {
+        data.remove(PRIVATE_KEY);
+    }
+    change
 }
 
 impl InspectCache {
@@ -153,6 +170,13 @@ mod tests {
         }
         assert_eq!(gathered.view().groups[0].spec.replicas, Some(3));
         assert!(gathered.take(StatusPart::Groups, WatchChange::Gone(group(3))) && gathered.view().groups.is_empty());
+    }
+
+    #[test]
+    fn private_key_of_a_certificate_is_dropped() {
+        let secret = |data: Value| WatchChange::Listed(json!({"metadata": {"name": "a.ts.net"}, "data": data}));
+        let read = without_key(StatusPart::Certificates, secret(json!({"tls.crt": "YQ==", "tls.key": "Yg=="})));
+        assert_eq!(format!("{read:?}"), format!("{:?}", secret(json!({"tls.crt": "YQ=="}))));
     }
 
     #[test]

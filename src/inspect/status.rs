@@ -3,6 +3,7 @@
 //! Objects come from watches. Live state of replicas (paths, flows) has no watch: it is requested from the Pods for each output, and at
 //! least every [`POLL_INTERVAL`].
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,9 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::cache::{InspectCache, changes};
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, WatchChange};
-use crate::model::diagnostics::overview::{ClusterView, Gap, LiveStatus, Overview, StatusPart, Width, changes as differences, text};
+use crate::model::diagnostics::overview::{
+    ClusterView, Gap, LiveStatus, Overview, Selection, StatusPart, Width, changes as differences, text,
+};
 
 /// Timeout of the initial lists.
 const FIRST: Duration = Duration::from_secs(20);
@@ -27,7 +30,7 @@ const AT_A_TIME: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct StatusOptions {
-    pub group: Option<String>,
+    pub selection: Selection,
     pub format: StatusFormat,
     pub rhythm: RefreshMode,
 }
@@ -103,19 +106,28 @@ async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gat
 async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOptions) -> Result<Overview, InspectError> {
     let mut view = gathered.view();
     view.now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if let Some(group) = &options.group
+    let once = options.rhythm == RefreshMode::Once;
+    if let Selection::Group(group) = &options.selection
         && !view.groups.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
-        && options.rhythm == RefreshMode::Once
+        && once
     {
         return Err(InspectError::NoGroup(group.clone()));
     }
-    request_status(cluster, &mut view, options.group.as_deref()).await;
-    Ok(Overview::of(&view, options.group.as_deref()))
+    request_status(cluster, &mut view, &options.selection).await;
+    let overview = Overview::of(&view, &options.selection);
+    match &options.selection {
+        Selection::Object(namespace, name) if once && overview.lacks_object() && view.is_complete() => {
+            Err(InspectError::NoObject(format!("{namespace}/{name}")))
+        }
+        _ => Ok(overview),
+    }
 }
 
-async fn request_status(cluster: &Cluster, view: &mut ClusterView, group: Option<&str>) {
-    let of_group = |pod: &str| group.is_none_or(|group| pod.rsplit_once('-').is_some_and(|(of, _)| of == group));
-    let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| of_group(pod));
+async fn request_status(cluster: &Cluster, view: &mut ClusterView, selection: &Selection) {
+    let shown = (*selection != Selection::All).then(|| Overview::of(view, selection));
+    let shown: Option<BTreeSet<_>> = shown.as_ref().map(|overview| overview.pods().collect());
+    let is_shown = |pod: &String| shown.as_ref().is_none_or(|shown| shown.contains(pod));
+    let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| is_shown(pod));
     let replies = stream::iter(pods).map(|(pod, port)| async move {
         let answer = timeout(PAGE, cluster.replica_status(&pod, port)).await;
         let live: LiveStatus = match answer {

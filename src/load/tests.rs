@@ -87,6 +87,14 @@ fn attempts_over_the_in_flight_limit_are_generator_failures() {
 }
 
 #[tokio::test]
+async fn fresh_ports_differ_and_are_below_the_ephemeral_ones() {
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let port = |_| from_fresh_port(to).and_then(|socket| socket.local_addr()).expect("a port").port();
+    let ports: std::collections::BTreeSet<u16> = (0..200).map(port).collect();
+    assert_eq!((ports.len(), ports.range(32_768..).count()), (200, 0), "{ports:?}");
+}
+
+#[tokio::test]
 async fn attempts_started_too_late_are_generator_failures() {
     let load = Load { timeout: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
     // Simulates a generator without CPU time for five seconds.

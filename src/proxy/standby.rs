@@ -2,7 +2,8 @@
 //!
 //! A waiting Pod answers its liveness probe and is not ready. It starts as a replica once it holds the Lease. The holder releases it after
 //! tailscaled has ended, and kills tailscaled if it cannot renew the Lease in time: another Pod takes it only later. If the holder hangs,
-//! the kernel kills it, and tailscaled with it ([`Fence`]).
+//! the kernel kills it, and tailscaled with it ([`Fence`]). If the reconcilers find the holder's node lost, its claim passes earlier
+//! ([`crate::model::base::leader`]): a holder that still runs kills tailscaled when it reads that, or at those times.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ const RELEASE: Duration = Duration::from_secs(1);
 /// The Lease was lost while tailscaled ran.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the Lease of the active Pod is lost, as the API server did not answer in time: tailscaled is stopped, and another Pod may take over"
+    "the Lease of the active Pod is lost, as the API server did not answer in time, or the reconciler found this Pod lost: tailscaled is \
+    stopped, and another Pod may take over"
 )]
 pub struct LeaseLost;
 
@@ -40,7 +42,7 @@ impl Standby {
     /// Takes part in the election.
     pub fn start(cluster: Cluster, lease: &ActiveLease, tasks: &mut Tasks) -> Self {
         let candidate = LeaseCandidate::new(lease.pod_uid.clone(), None, LeaseTerms::ACTIVE_POD);
-        let election = Lease::new(cluster, lease.name.clone(), candidate).owned_like(lease.name.clone());
+        let election = Lease::new(cluster, lease.name.clone(), candidate).owned_like(lease.name.clone()).watched();
         let (sender, leading) = watch::channel(None);
         let (release, requested) = oneshot::channel::<()>();
         let (done, released) = oneshot::channel();

@@ -31,9 +31,10 @@ use crate::model::controller::workload::objects::{Kind, Manifest, applied};
 use crate::model::controller::workload::observed::Observed;
 
 use services::{Versions, When};
-use setbacks::PartialErrors;
+pub use setbacks::PartialErrors;
 
 mod ask;
+mod change_log;
 mod services;
 mod setbacks;
 mod slices;
@@ -117,7 +118,8 @@ impl Applier {
         &self.writes
     }
 
-    pub async fn apply_plan(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
+    /// Applies a plan. Errors of single Services are set aside.
+    pub async fn apply_plan(&self, observed: &Observed, pass: GroupPlan, setbacks: &PartialErrors) -> Result<ApplyResult, ActError> {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =
             update.finalizers.as_ref().map_or((None, None), |all| if has_finalizer(all) { (Some(all), None) } else { (None, Some(all)) });
@@ -126,51 +128,50 @@ impl Applier {
         {
             return Ok(ApplyResult::Incomplete);
         }
-        let (versions, setbacks) = (Versions::default(), PartialErrors::default());
-        self.services(&pass.services, &versions, When::Before, &setbacks).await?;
-        if self.apply(&observed.key, pass.apply, &setbacks).await? == ApplyResult::Incomplete {
+        let versions = Versions::default();
+        self.services(&pass.services, &versions, When::Before, setbacks).await?;
+        if self.apply(&observed.key, pass.apply, setbacks).await? == ApplyResult::Incomplete {
             return Ok(ApplyResult::Incomplete);
         }
         let more_slices = self.slices(pass.slices).await?;
-        self.services(&pass.services, &versions, When::Between, &setbacks).await?;
+        self.services(&pass.services, &versions, When::Between, setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
-            at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;
+            at_once(run.into_iter().map(|delete| self.delete_apart(delete, setbacks).boxed()).collect()).await?;
         }
         let (denied, news) = self.control(observed, pass.control).await?;
-        self.services(&pass.services, &versions, When::After, &setbacks).await?;
+        self.services(&pass.services, &versions, When::After, setbacks).await?;
         if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
             self.group_finalizers(observed, finalizers).await?;
         }
         self.group_status(observed, &update).await?;
-        let (failures, ended) = setbacks.end();
-        self.write_events(observed, pass.events.into_iter().chain(failures).collect()).await;
+        self.write_events(observed, pass.events).await;
         denied
             .map_or(Ok(()), |denied| Err(denied.into()))
-            .and(ended)
+            .and(setbacks.end())
             .map(|()| if news || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
-    /// Reports an API rejection in the condition of the group or standalone Service, or to the standalone Ingress, unless reported already.
-    pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
+    /// Reports an API rejection in the condition of the group or standalone Service, unless reported already. Returns that of a standalone
+    /// Ingress as a fault.
+    pub async fn refused(&self, observed: &Observed, why: &str) -> Result<Vec<Notice>, KubeError> {
         if observed.key.is_standalone() {
             let GroupPlan { services, events, faults, .. } = rejected(observed, why);
             self.services(&services, &Versions::default(), When::Between, &PartialErrors::default()).await?;
             self.write_events(observed, events).await;
-            self.report_faults(observed, faults).await;
-            return Ok(());
+            return Ok(faults);
         }
-        let Some(group) = &observed.group else { return Ok(()) };
+        let Some(group) = &observed.group else { return Ok(Vec::new()) };
         let mut status = group.status.clone().unwrap_or_default();
         let generation = group.metadata.generation.unwrap_or_default();
         let (reason, message) = (reason::PROXY_GROUP_CREATION_FAILED, why.to_owned());
         let wanted =
             DesiredCondition { kind: PROXY_GROUP_READY, status: ConditionStatus::False, reason, message: message.clone(), generation };
         if !conditions::set(&mut status.conditions, &wanted, observed.now) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
         self.write_events(observed, vec![Notice { subject: observed.key.clone(), warning: true, reason, message }]).await;
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// Counts the lasting faults and writes their Events that are due, whether or not the rest of their plan was applied. Returns the time
@@ -181,6 +182,7 @@ impl Applier {
             return None;
         }
         let due = self.schedule.lock().unwrap_or_else(PoisonError::into_inner).due(&observed.key, faults, observed.now);
+        change_log::faults(&due.new);
         self.write_events(observed, due.notices).await;
         due.next
     }
@@ -214,12 +216,19 @@ impl Applier {
     async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<bool, KubeError> {
         let Some(group) = &observed.group else { return Ok(true) };
         let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
-        Ok(self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &json!({ "metadata": metadata })).await?.is_some())
+        let patch = json!({ "metadata": metadata });
+        let exists = self.patch(GROUP, ("", observed.key.name()), ObjectPart::Object, &patch).await?.is_some();
+        change_log::log(&observed.key, change_log::of_patch(&patch, &[], has_finalizer(finalizers)));
+        Ok(exists)
     }
 
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
-        self.patch(GROUP, ("", observed.key.name()), ObjectPart::Status, &json!({ "status": whole(status) })).await.map(drop)
+        let patch = json!({ "status": whole(status) });
+        self.patch(GROUP, ("", observed.key.name()), ObjectPart::Status, &patch).await?;
+        let before = observed.group.as_ref().and_then(|group| group.status.as_ref()).map(|status| status.conditions.as_slice());
+        change_log::log(&observed.key, change_log::of_patch(&patch, before.unwrap_or_default(), false));
+        Ok(())
     }
 
     async fn apply(&self, key: &WorkloadKey, manifests: Vec<Manifest>, setbacks: &PartialErrors) -> Result<ApplyResult, KubeError> {
@@ -270,6 +279,7 @@ impl Applier {
             }
             done => done?,
         };
+        change_log::applied(key, &object, replaces);
         self.stores.applied(object.kind, value, hash);
         Ok(ApplyResult::Done)
     }
@@ -291,6 +301,7 @@ impl Applier {
 
     async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
         self.writes.delete(&delete).await?;
+        change_log::deleted(&delete.object);
         self.stores.deleted(&delete.object, delete.uid.as_deref());
         Ok(())
     }

@@ -14,6 +14,7 @@ use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
 
+use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
@@ -217,6 +218,19 @@ impl ClusterCache {
     /// Number of stored objects of a role, including Services that concern no group.
     pub fn stored(&self, role: WatchRole) -> usize {
         self.stores.get(&role).map_or(0, |store| store.objects.len())
+    }
+
+    /// Conditions of a user's Service.
+    pub fn service_conditions(&self, namespace: &str, name: &str) -> Vec<Condition> {
+        let id = (namespace.to_owned(), name.to_owned());
+        let Some(CachedObject::Service(service)) = self.one(WatchRole::Service, &id) else { return Vec::new() };
+        service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default()
+    }
+
+    /// Number of users' Services that groups serve or that request one.
+    pub fn group_services(&self) -> usize {
+        let groups = self.indices.workloads.iter().filter(|(key, _)| key.group().is_some_and(|name| !name.is_empty()));
+        groups.flat_map(|(_, members)| members.services.keys()).collect::<BTreeSet<_>>().len()
     }
 
     /// Number of objects of a role that concern a group, or may do so by default.

@@ -1,7 +1,10 @@
 //! Failover: probes all replicas, and makes the Pods of lost ones unready. [`crate::model::failover`] decides.
 //!
 //! Every process probes, leader or standby. The Lease [`LEASE`] makes one of them the writer; a process takes it when it suspects a
-//! replica and releases it afterwards, so that nothing is written while all replicas answer.
+//! replica and releases it afterwards, so that nothing is written while all replicas answer. The claim of the lost active Pod of a standalone
+//! proxy passes to the waiting one before its Pod is made unready.
+
+mod pair;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +23,9 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::edge::health_probe;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, ObjectPart, Resource};
-use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::base::leader::{ClaimObserver, LeaseCandidate, LeaseTerms};
+use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::objects::labels_of;
 use crate::model::failover::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe, ReplicaPod};
 use crate::runtime::tasks::Stop;
 
@@ -50,6 +55,8 @@ pub struct Failover {
     leader_events: EventWriter,
     /// Whether this process needs the Lease.
     wants_lease: watch::Sender<bool>,
+    /// Leases of lost active Pods of standalone proxies.
+    claims: Mutex<ClaimObserver>,
     /// Groups with a replica to mark.
     suspected: watch::Sender<BTreeSet<String>>,
     /// Reason of the last failure, logged once.
@@ -78,6 +85,7 @@ impl Failover {
             writes,
             leading,
             wants_lease: watch::Sender::new(false),
+            claims: Mutex::default(),
             suspected: watch::Sender::default(),
             logged: Mutex::default(),
         }
@@ -205,8 +213,9 @@ impl Failover {
                 Err(error) => break Err(error),
             }
         };
+        let effect = if WorkloadKey::of_label(group).is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
         for ReplicaPod { name, node, .. } in marked {
-            let message = format!("replica {name} on node {node} does not answer health probes: made its Pod unready");
+            let message = format!("replica {name} on node {node} does not answer health probes: {effect}");
             self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
         }
         done
@@ -214,11 +223,15 @@ impl Failover {
 
     /// Reads the Pods of a group, and makes that of one lost replica unready. Each mark is confirmed by Pods read after the mark before.
     async fn mark_next(&self, group: &str) -> Result<Option<ReplicaPod>, KubeError> {
-        let begun = now();
-        let labels = format!("{}={},{}={group}", names::PARENT_TYPE, names::PARENT_GROUP, names::PARENT);
-        let pods = self.writes.list(Resource::POD, self.cluster.namespace(), &labels).await?;
+        let (begun, key) = (now(), WorkloadKey::of_label(group));
+        let labels: Vec<_> = labels_of(&key).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let pods = self.writes.list(Resource::POD, self.cluster.namespace(), &labels.join(",")).await?;
+        let others = if key.is_standalone() { pods.clone() } else { Vec::new() };
         let mark = self.detector().confirm(group, pods, begun, now());
         let Some(mark) = mark else { return Ok(None) };
+        if key.is_standalone() && !self.pass_claim(&mark.pod, &others).await? {
+            return Ok(None);
+        }
         let patch = mark.patch(&self.process, Timestamp::now());
         let LostReplica { pod, silence, .. } = mark;
         let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
@@ -232,15 +245,21 @@ impl Failover {
 
     async fn report_return(&self, pod: ReplicaPod) {
         let ReplicaPod { name, node, group, .. } = &pod;
-        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again, and its Pod is ready");
+        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again");
         let message = format!("replica {name} on node {node} answers health probes again");
         self.report(&self.leader_events, group, false, reason::REPLICA_REACHABLE, &message).await;
     }
 
-    /// Writes an Event about a group.
+    /// Writes an Event about the object of a workload.
     async fn report(&self, events: &EventWriter, group: &str, warning: bool, reason: &'static str, message: &str) {
-        let uid = self.stores.cache().group(group).and_then(|group| group.metadata.uid.clone());
-        match events.write_event(&Resource::PROXY_GROUP.reference("", group, uid), warning, reason, message).await {
+        let key = WorkloadKey::of_label(group);
+        let kind = match key {
+            WorkloadKey::ProxyGroup(_) => Resource::PROXY_GROUP,
+            WorkloadKey::Service(..) => Resource::SERVICE,
+            WorkloadKey::Ingress(..) => Resource::INGRESS,
+        };
+        let about = kind.reference(key.namespace(), key.name(), self.stores.cache().uid(&key));
+        match events.write_event(&about, warning, reason, message).await {
             Ok(()) | Err(KubeError::NotLeading { .. }) => {}
             Err(error) => tracing::warn!(reason = error.reason(), "cannot write an Event: {error}"),
         }
@@ -248,6 +267,10 @@ impl Failover {
 
     fn detector(&self) -> MutexGuard<'_, Detector> {
         self.detector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claims(&self) -> MutexGuard<'_, ClaimObserver> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

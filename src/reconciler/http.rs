@@ -33,7 +33,7 @@ impl AdminSources {
         let (leader, queue) = (self.writes.open(), self.stores.queue());
         let (depth, oldest) = (queue.depth(), queue.oldest());
         let cache = self.stores.cache();
-        let (groups, services) = (cache.count(WatchRole::Group), cache.count(WatchRole::Service));
+        let (groups, services) = (cache.count(WatchRole::Group), cache.group_services());
         // Only the leader tests them; results of an earlier leadership are outdated.
         let planes = if leader { self.controls.tailnets() } else { Vec::new() };
         let planes = planes.into_iter().map(|(name, works)| (name.unwrap_or_else(|| OWN.to_owned()), works));

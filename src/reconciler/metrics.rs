@@ -52,7 +52,7 @@ pub struct Snapshot {
     pub groups: usize,
     /// Of these, groups of types that we do not serve.
     pub unserved: usize,
-    /// Users' Services that concern a group.
+    /// Users' Services of groups.
     pub services: usize,
     /// Lost replicas by group.
     pub lost: BTreeMap<String, usize>,
@@ -96,12 +96,7 @@ impl Metrics {
             ),
             oldest: r.sampled("tailyard_workqueue_oldest_item_age_seconds", Kind::Gauge, "How long the oldest ready key has waited", []),
             groups: r.sampled("tailyard_proxygroups", Kind::Gauge, "ProxyGroups", []),
-            services: r.sampled(
-                "tailyard_proxygroup_services",
-                Kind::Gauge,
-                "Services of users that request a ProxyGroup or have a proxy of their own",
-                [],
-            ),
+            services: r.sampled("tailyard_proxygroup_services", Kind::Gauge, "Services of users that request a ProxyGroup or have one", []),
             unserved: r.sampled(
                 "tailyard_unmanaged_proxygroups",
                 Kind::Gauge,
@@ -189,6 +184,7 @@ mod tests {
     use super::*;
     use crate::model::controller::key::WorkloadKey;
     use crate::model::controller::workload::actions::Notice;
+    use crate::model::controller::workload::proxy_state::ProxyState;
 
     #[test]
     fn page_has_exactly_the_reconciler_series() {
@@ -214,6 +210,14 @@ mod tests {
             r#"tailyard_reconcile_duration_seconds_sum{kind="ProxyGroup"} 0.003"#,
             r#"tailyard_reconcile_errors_total{kind="ProxyGroup",reason="Conflict"} 1"#,
             r#"tailyard_reconcile_total{kind="ProxyGroup",outcome="error"} 1"#,
+            r#"tailyard_standalone_proxies{kind="Ingress",state="failed"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Ingress",state="pending"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Ingress",state="ready"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Ingress",state="rejected"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Service",state="failed"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Service",state="pending"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Service",state="ready"} 0"#,
+            r#"tailyard_standalone_proxies{kind="Service",state="rejected"} 0"#,
             "tailyard_unmanaged_proxygroups 0",
             r#"tailyard_workqueue_depth{state="failing"} 0"#,
             r#"tailyard_workqueue_depth{state="ready"} 0"#,
@@ -225,6 +229,29 @@ mod tests {
             page.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{") && !line.contains("_build_info{")).collect();
         shown.sort_unstable();
         assert_eq!(shown, expected, "in {page}");
+    }
+
+    #[test]
+    fn standalone_proxies_are_counted_by_kind_and_state_until_they_end() {
+        let metrics = Metrics::new().expect("families");
+        let page = || {
+            let page = metrics.page(&Snapshot { leader: true, ..Snapshot::default() });
+            let counted = page.lines().filter(|line| line.starts_with("tailyard_standalone_proxies{") && !line.ends_with(" 0"));
+            counted.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let service = |name: &str| WorkloadKey::Service("a".into(), name.into());
+        let ingress = WorkloadKey::Ingress("a".into(), "x".into());
+        for name in ["x", "y"] {
+            metrics.ingress.proxy(&service(name), Some(ProxyState::Pending));
+        }
+        metrics.ingress.proxy(&ingress, Some(ProxyState::Rejected));
+        let rejected = r#"tailyard_standalone_proxies{kind="Ingress",state="rejected"} 1"#;
+        assert_eq!(page(), [rejected, r#"tailyard_standalone_proxies{kind="Service",state="pending"} 2"#]);
+        metrics.ingress.proxy(&service("x"), Some(ProxyState::Ready));
+        metrics.ingress.proxy(&service("y"), None);
+        assert_eq!(page(), [rejected, r#"tailyard_standalone_proxies{kind="Service",state="ready"} 1"#]);
+        metrics.ingress.retain(&[service("x")].into());
+        assert_eq!(page().len(), 1, "the Ingress was deleted during the term of another process");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::apply::{ActError, ApplyResult};
+use super::apply::{ActError, ApplyResult, PartialErrors};
 use super::cache::{ControlPlaneView, WatchRole, WorkKey};
 use super::context::Context;
 use super::{default_control_plane, proxyclass, tailnets};
@@ -21,6 +21,7 @@ use crate::model::controller::workload::actions::GroupPlan;
 use crate::model::controller::workload::objects::{Kind, digest};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pace::Replacements;
+use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 use crate::runtime::queue::WorkOutcome;
@@ -166,22 +167,31 @@ impl Context {
             return Ok(WorkOutcome::RequeueAfter(NAME_RESERVED));
         }
         self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
-        let again = pass.again;
-        let faults = std::mem::take(&mut pass.faults);
-        let applied = self.actor.apply_plan(&observed, pass).await;
-        let repeats = self.actor.report_faults(&observed, faults).await;
-        match applied {
-            Ok(ApplyResult::Done) => {}
-            Ok(ApplyResult::Incomplete) => return Ok(WorkOutcome::RequeueAfter(INCOMPLETE_REQUEUE)),
-            Err(error) => {
-                // The API server would reject a retry as well: report it.
-                if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden)) {
-                    self.actor.refused(&observed, &error.to_string()).await?;
-                }
-                return Err(error);
-            }
-        }
         let contested = contested.then_some(IN_THE_WAY);
+        self.apply(&observed, pass, contested).await
+    }
+
+    /// Applies a plan, and reports its faults and those of the API server. `contested`: time of a further pass for foreign objects.
+    async fn apply(&self, observed: &Observed, mut pass: GroupPlan, contested: Option<Duration>) -> Result<WorkOutcome, ActError> {
+        let again = pass.again;
+        let (mut faults, mut proxy) = (std::mem::take(&mut pass.faults), pass.proxy.take());
+        let setbacks = PartialErrors::default();
+        let applied = self.actor.apply_plan(observed, pass, &setbacks).await;
+        faults.extend(setbacks.take_faults());
+        let mut reported = Ok(());
+        // The API server would reject a retry as well: report it.
+        if let Err(error @ ActError::Write(_)) = &applied
+            && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden))
+        {
+            proxy = proxy.map(|state| state.max(ProxyState::Failed));
+            reported = self.actor.refused(observed, &error.to_string()).await.map(|refused| faults.extend(refused));
+        }
+        self.metrics.ingress.proxy(&observed.key, proxy);
+        let repeats = self.actor.report_faults(observed, faults).await;
+        reported?;
+        if applied? == ApplyResult::Incomplete {
+            return Ok(WorkOutcome::RequeueAfter(INCOMPLETE_REQUEUE));
+        }
         let soonest = again.into_iter().chain(contested).chain(repeats).min();
         Ok(soonest.map_or(WorkOutcome::Done, WorkOutcome::RequeueAfter))
     }

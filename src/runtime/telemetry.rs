@@ -18,7 +18,7 @@ pub enum TelemetryError {
 }
 
 /// Initializes the logs of the process: text, or with `json` one JSON object per line. `filter` has the syntax of `tracing`'s directives,
-/// e.g. `info,tailyard::proxy=debug`.
+/// e.g. `info,tailyard::proxy=debug`; the level `debug` or `trace` alone is that of Tailyard, with warnings of libraries.
 pub fn init(json: bool, filter: &str) -> Result<(), TelemetryError> {
     subscriber(json, filter, std::io::stderr)?.try_init()?;
     std::panic::set_hook(Box::new(log_panic));
@@ -32,8 +32,9 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     // The callers log failed API requests, with their purpose; the Kubernetes client's own messages would repeat them.
+    let own = if matches!(filter.trim(), "debug" | "trace") { format!("warn,tailyard={}", filter.trim()) } else { filter.to_owned() };
     let directives = EnvFilter::builder()
-        .parse(format!("kube_client=off,{filter}"))
+        .parse(format!("kube_client=off,{own}"))
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
     Ok(if json { Box::new(lines.json().flatten_event(true).with_current_span(false).finish()) } else { Box::new(lines.finish()) })
@@ -72,6 +73,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(services = 3, "applied");
             tracing::debug!("detail");
+            tracing::debug!(target: "hyper::proto", "flushed");
             tracing::error!(target: "kube_client::client::builder", "failed with error");
         });
         let bytes = lines.0.lock().unwrap().clone();
@@ -80,7 +82,7 @@ mod tests {
 
     /// Messages that pass a filter, one per line.
     fn messages(filter: &str) -> Vec<&'static str> {
-        let expected = ["applied", "detail", "failed with error"];
+        let expected = ["applied", "detail", "flushed", "failed with error"];
         let text = logged(false, filter);
         text.lines().map(|line| expected.into_iter().find(|message| line.contains(message)).expect("one of ours")).collect()
     }
@@ -97,6 +99,14 @@ mod tests {
         assert_eq!(messages("info"), ["applied"]);
         assert_eq!(messages("debug"), ["applied", "detail"]);
         assert_eq!(messages("off"), [""; 0]);
+    }
+
+    #[test]
+    fn libraries_log_details_only_by_their_own_directive() {
+        for level in ["debug", "trace"] {
+            assert_eq!(messages(level), ["applied", "detail"]);
+        }
+        assert_eq!(messages("debug,hyper=debug"), ["applied", "detail", "flushed"]);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! [`crate::model::base::leader`] decides. This loop reads the Lease, writes it conditional on the version that was read, and publishes the
 //! outcome. A leader that cannot renew is published as stopped before another candidate can take the Lease.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::stream::{BoxStream, StreamExt, pending};
 use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
@@ -16,9 +17,10 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::{ApiRefusal, CALL, Cluster, KubeError, Verb, limited, within};
+use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, LeaderClient, ObjectEvent, Verb, limited, within};
 use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
-use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
+use crate::model::base::backoff::Backoff;
+use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep, LeaseTerms};
 
 /// Pause before the next attempt after another candidate wrote the Lease first.
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
@@ -38,6 +40,8 @@ pub struct Lease {
     cluster: Cluster,
     name: String,
     candidate: LeaseCandidate,
+    /// Whether a watch wakes the candidate when the holder changes.
+    watched: bool,
     /// Secret whose owner references are copied to the Lease, so that both are deleted together; without any, the Secret owns it.
     owned_like: Option<String>,
     leading: Option<Leading>,
@@ -46,13 +50,20 @@ pub struct Lease {
 
 impl Lease {
     pub fn new(cluster: Cluster, name: impl Into<String>, candidate: LeaseCandidate) -> Self {
-        Self { cluster, name: name.into(), candidate, owned_like: None, leading: None, logged: None }
+        Self { cluster, name: name.into(), candidate, watched: false, owned_like: None, leading: None, logged: None }
     }
 
     /// Copies the owner references of this Secret to the Lease; one without any owns the Lease.
     #[must_use]
     pub fn owned_like(self, secret: impl Into<String>) -> Self {
         Self { owned_like: Some(secret.into()), ..self }
+    }
+
+    /// Watches the Lease, so that a change of the holder is noticed at once; needs `list` and `watch` on it. Without these rights it is read
+    /// at each interval, as without the watch.
+    #[must_use]
+    pub fn watched(self) -> Self {
+        Self { watched: true, ..self }
     }
 
     /// Runs the election until `stop`: leads when possible while `able` has a value, and publishes changes. Then releases the Lease, so
@@ -64,6 +75,7 @@ impl Lease {
         stop: impl Future<Output = ()> + Send,
     ) {
         let mut stop = pin!(stop);
+        let mut changes = self.holder_changes();
         loop {
             let is_able = able.borrow_and_update().is_some();
             let again = tokio::select! {
@@ -75,6 +87,7 @@ impl Lease {
             tokio::select! {
                 () = sleep_until(again) => {}
                 Ok(_) = able.wait_for(|able| able.is_some() != is_able) => {}
+                Some(()) = changes.next() => {}
                 () = &mut stop => break,
             }
             // Leadership may have expired meanwhile: this is published before the next call.
@@ -84,6 +97,23 @@ impl Lease {
         if let Err(error) = self.release().await {
             tracing::warn!(reason = error.reason(), "cannot release the lease; another replica leads once it expires: {error}");
         }
+    }
+
+    /// Changes of the holder, by the watch.
+    fn holder_changes(&self) -> BoxStream<'static, ()> {
+        if !self.watched {
+            return pending().boxed();
+        }
+        let mut last = None;
+        let change = move |event: ObjectEvent<Option<String>>| {
+            let (holder, before) = match event {
+                ObjectEvent::Current(holder) => (Some(holder.clone()), last.replace(holder)),
+                ObjectEvent::Gone => (None, last.take()),
+                ObjectEvent::Live | ObjectEvent::Lost(_) => return ready(None),
+            };
+            ready((holder != before).then_some(()))
+        };
+        self.cluster.watch_lease_holder(&self.name, Backoff::WATCH).filter_map(change).boxed()
     }
 
     /// Releases the Lease, if it is this candidate's. `stop` may have interrupted a renewal that the API server applied: after a conflict
@@ -227,6 +257,36 @@ impl Lease {
         let limit = now + CALL.min(self.candidate.terms().trust * 3 / 8);
         let ends = self.candidate.leads(now.into_std()).map_or(limit, |until| limit.min(until.into()));
         limited(ends - now, work).await.map_err(|fault| KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
+    }
+}
+
+impl LeaderClient {
+    /// Reads a Lease in the client's namespace; `None` if it does not exist.
+    pub async fn lease(&self, name: &str) -> Result<Option<LeaseRecord>, KubeError> {
+        let (call, api) = self.lease_call(Verb::Get, name);
+        self.write(call, api.get_opt(name)).await.map(|found| found.map(record))
+    }
+
+    /// Passes the claim of a Lease's holder to another candidate; a conflict if the Lease was written since this read.
+    pub async fn pass_claim(&self, name: &str, read: &LeaseRecord, to: &str, terms: LeaseTerms) -> Result<(), KubeError> {
+        let time = Some(MicroTime(Timestamp::now()));
+        let spec = LeaseSpec {
+            holder_identity: Some(to.to_owned()),
+            lease_duration_seconds: i32::try_from(terms.duration.as_secs()).ok(),
+            lease_transitions: Some(read.transitions.saturating_add(1)),
+            acquire_time: time.clone(),
+            renew_time: time,
+            ..LeaseSpec::default()
+        };
+        let patch = json!({"metadata": {"resourceVersion": read.version}, "spec": spec});
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let (call, api) = self.lease_call(Verb::Patch, name);
+        self.write(call, api.patch(name, &parameters, &Patch::Merge(patch))).await.map(drop)
+    }
+
+    fn lease_call(&self, verb: Verb, name: &str) -> (ApiCall, Api<Object>) {
+        let cluster = self.cluster();
+        (cluster.call(verb, "Lease", name), Api::namespaced(cluster.client.clone(), &cluster.namespace))
     }
 }
 

@@ -8,6 +8,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, Stream, StreamExt, once, poll_fn, select};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use kube::core::DynamicResourceScope;
 use kube::discovery::ApiResource;
@@ -30,8 +31,13 @@ const WATCH: u32 = 60;
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 5);
 /// A watch that ends sooner was interrupted; the next one waits for the backoff.
 const SHORT: Duration = Duration::from_secs(1);
-/// Page size of a list.
+/// Objects in a page of a list.
 const PAGE: u32 = 500;
+/// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
+const PAGE_OF_LARGE: u32 = 8;
+
+/// Field selector of the warnings about Ingresses.
+pub(super) const INGRESS_WARNINGS: &str = "regarding.kind=Ingress,type=Warning";
 
 const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
@@ -120,8 +126,8 @@ impl Cluster {
     /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
     pub fn follow_ingress_warnings(&self, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
         let call = ApiCall { verb: Verb::List, kind: super::Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let fields = "regarding.kind=Ingress,type=Warning".to_owned();
-        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, Some(fields)), backoff, leader_client::plain)
+        let fields = Some(INGRESS_WARNINGS.to_owned());
+        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, fields), backoff, leader_client::plain)
     }
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
@@ -133,6 +139,12 @@ impl Cluster {
     /// Watches a Secret in the client's namespace; needs `list` and `watch` on its name or on all Secrets.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         one(list_watch(self.secrets(), self.call(Verb::List, "Secret", name), None, backoff, secret_values))
+    }
+
+    /// Watches the holder of a Lease in the client's namespace; needs `list` and `watch` on its name.
+    pub fn watch_lease_holder(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<Option<String>>> + Send + use<> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        one(list_watch(api, self.call(Verb::List, "Lease", name), None, backoff, |lease: Lease| lease.spec?.holder_identity))
     }
 
     /// As [`Self::watch_secret`], with the resource version for conditional writes.
@@ -217,7 +229,9 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
     /// Lists all pages; returns the version to watch from.
     async fn list(&self) -> Result<String, KubeError> {
         let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
-        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(PAGE) };
+        let is_large = [super::Resource::SECRET.kind, super::Resource::CONFIG_MAP.kind].contains(&self.call.kind);
+        let size = if is_large { PAGE_OF_LARGE } else { PAGE };
+        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(size) };
         loop {
             let list = within(|| self.call.clone(), self.api.list(&page)).await?;
             for object in list.items {

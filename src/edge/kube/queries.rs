@@ -9,6 +9,7 @@ use kube::api::ListParams;
 use kube::client::Body;
 use serde_json::Value;
 
+use super::list_watch::INGRESS_WARNINGS;
 use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
 use crate::api::replica;
 
@@ -50,6 +51,14 @@ impl Cluster {
         let mut parameters = ListParams::default().limit(MAX_ITEMS);
         parameters.label_selector = labels.map(str::to_owned);
         let list = within(call, self.dynamic(resource, namespace).list(&parameters)).await?;
+        Ok(list.items.into_iter().map(leader_client::plain).collect())
+    }
+
+    /// Lists the warnings about Ingresses of all namespaces; needs `list` on Events.
+    pub async fn ingress_warnings(&self) -> Result<Vec<Value>, KubeError> {
+        let call = || ApiCall { verb: Verb::List, kind: Resource::EVENT.kind, namespace: String::new(), name: String::new() };
+        let parameters = ListParams::default().limit(MAX_ITEMS).fields(INGRESS_WARNINGS);
+        let list = within(call, self.dynamic(Resource::EVENT, None).list(&parameters)).await?;
         Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 

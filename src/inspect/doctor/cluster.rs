@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::{self, StreamExt};
 use serde_json::Value;
@@ -76,6 +76,8 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         pods: list(Resource::POD, Some(namespace), Some(PROXIES)).await,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
+        ingress_events: cluster.ingress_warnings().await.map_err(|error| gap(&error)),
+        now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         nodes: list(Resource::NODE, None, None).await,
         ranges: list(Resource::SERVICE_RANGE, None, None).await,
         dns: look(Resource::SERVICE, Some(SYSTEM), "kube-dns").await,

@@ -9,6 +9,10 @@
 
 use std::time::{Duration, Instant};
 
+pub use claim::{ClaimObserver, ClaimVerdict};
+
+mod claim;
+
 /// Maximum wait for the holder of a Lease with a longer duration, as a multiple of the candidate's own duration.
 const MAX_DURATION_FACTOR: u32 = 10;
 /// Time after the holder of [`LeaseTerms::ACTIVE_POD`] should have stopped until the kernel kills it as hung. On a busy machine a killed
@@ -30,7 +34,8 @@ impl LeaseTerms {
     pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
     /// Taken within milliseconds when it is free, and held only while a replica is suspected: a dead holder delays failover by 4 s.
     pub const FAILOVER: Self = Self { duration: Duration::from_secs(4), trust: Duration::from_secs(2), every: Duration::from_millis(500) };
-    /// Another Pod has the identity of a standalone proxy 10 s after its node is lost, and within a second of a release.
+    /// Another Pod has the identity of a standalone proxy 10 s after its last renewal at the latest, and at once after a release or when
+    /// [`ClaimObserver`] passes the claim.
     pub const ACTIVE_POD: Self = Self { duration: Duration::from_secs(10), trust: Duration::from_secs(7), every: Duration::from_secs(1) };
     /// Ten minutes: a restarted node is back by then, and no renewal is urgent. Two leaders do no harm, so `trust` is practically
     /// unlimited.

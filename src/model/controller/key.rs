@@ -106,6 +106,23 @@ impl WorkloadKey {
         Some(Publisher { source, namespace: namespace.clone(), name: name.clone() })
     }
 
+    /// Text that identifies it in metrics and failover: a group's name, or kind, namespace and name of another workload.
+    pub fn label(&self) -> String {
+        self.group().map_or_else(|| format!("{}/{}/{}", self.kind().to_lowercase(), self.namespace(), self.name()), str::to_owned)
+    }
+
+    /// Workload of a [label](Self::label).
+    pub fn of_label(label: &str) -> Self {
+        let of = |source: PublishSource| {
+            let object = label.strip_prefix(&format!("{}/", source.kind().to_lowercase()))?;
+            Some((source, object.split_once('/')?))
+        };
+        match [PublishSource::Service, PublishSource::Ingress].into_iter().find_map(of) {
+            Some((source, (namespace, name))) => Self::of_object(source, namespace, name),
+            None => Self::of_group(label),
+        }
+    }
+
     /// Whether it is the proxy of one Service or Ingress.
     pub fn is_standalone(&self) -> bool {
         match self {
@@ -196,6 +213,15 @@ mod tests {
         assert_eq!(key(&config).as_deref(), Some("Service default/web"));
         let metrics = [("ts_proxy_type", "egress_service"), ("ts_proxy_parent_name", "web"), ("ts_proxy_parent_namespace", "default")];
         assert_eq!(key(&metrics).as_deref(), Some("Service default/web"));
+    }
+
+    #[test]
+    fn labels_identify_workloads() {
+        let objects = [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web"));
+        for key in [WorkloadKey::of_group("service")].into_iter().chain(objects) {
+            assert_eq!(WorkloadKey::of_label(&key.label()), key);
+        }
+        assert_eq!(WorkloadKey::of_object(PublishSource::Ingress, "default", "web").label(), "ingress/default/web");
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod pace;
 pub mod part;
 pub mod pass;
 pub mod provision;
+pub mod proxy_state;
 pub mod readiness;
 pub mod replicas;
 pub mod role;

@@ -12,18 +12,23 @@ use crate::api::condition::TRUE;
 use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::workload::readiness::is_ready;
+use published::PublishedRecords;
 
 mod ingress_faults;
 mod live;
+mod published;
 mod replicas;
+mod selection;
 mod services;
 mod snapshot;
 mod standalone;
 mod text;
 
-pub use ingress_faults::IngressFault;
+pub use ingress_faults::{IngressFault, ingress_faults};
 pub use live::changes;
+pub use published::PublishedOverview;
 pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
+pub use selection::Selection;
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use standalone::StandaloneOverview;
@@ -35,14 +40,19 @@ pub struct Overview {
     pub groups: Vec<Group>,
     /// Replicas of the groups, by group and ordinal.
     pub replicas: Vec<ReplicaOverview>,
-    /// Users' Services that belong to a group, by namespace and name.
+    /// Users' egress Services of groups, by namespace and name.
     pub services: Vec<ServiceOverview>,
+    /// Ingresses and Services that groups advertise, by kind, namespace and name.
+    pub published: Vec<PublishedOverview>,
     /// Proxies of Services and Ingresses without group, by kind, namespace and name; none if one group is selected.
     pub standalone: Vec<StandaloneOverview>,
     /// Faults of Ingresses, by namespace and name.
     pub ingress_faults: Vec<IngressFault>,
     /// Unreadable parts.
     pub gaps: Vec<Unread>,
+    /// Whether it is that of one Service or Ingress.
+    #[serde(skip)]
+    pub is_of_object: bool,
 }
 
 /// A part that could not be read.
@@ -88,20 +98,26 @@ impl UnhealthyCondition {
 }
 
 impl Overview {
-    /// Builds the overview; if `only` is given, of that group.
-    pub fn of(view: &ClusterView, only: Option<&str>) -> Self {
-        let mut groups: Vec<_> = view.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
-        groups.sort_by_key(|group| name(group));
-        let configs: BTreeMap<&str, _> = groups.iter().filter_map(|group| Some((name(group), view.config(name(group))?))).collect();
+    /// Builds the overview of the selected objects.
+    pub fn of(view: &ClusterView, selection: &Selection) -> Self {
+        let records = PublishedRecords::of(view);
+        let configs: BTreeMap<&str, _> = view.groups.iter().filter_map(|group| Some((name(group), view.config(name(group))?))).collect();
         let gaps = view.gaps.iter().map(|(part, gap)| Unread { part: *part, message: gap.sentence(*part, &view.namespace) });
-        Self {
-            groups: groups.iter().map(|group| self::group(view, group)).collect(),
-            replicas: groups.iter().flat_map(|group| replicas::replicas(view, group, configs.get(name(group)))).collect(),
-            services: services::services(view, &configs, only),
-            standalone: if only.is_none() { standalone::standalone(view) } else { Vec::new() },
-            ingress_faults: ingress_faults::ingress_faults(view, only),
+        let mut overview = Self {
+            services: services::services(view, &configs),
+            published: published::published(view, &records),
+            standalone: standalone::standalone(view),
+            ingress_faults: ingress_faults(view),
             gaps: gaps.collect(),
-        }
+            ..Self::default()
+        };
+        overview.select(view, selection);
+        let mut groups: Vec<_> = view.groups.iter().filter(|group| overview.shows_group(selection, name(group))).collect();
+        groups.sort_by_key(|group| name(group));
+        overview.groups = groups.iter().map(|group| self::group(view, group)).collect();
+        let replicas = groups.iter().flat_map(|group| replicas::replicas(view, group, (configs.get(name(group)), &records)));
+        overview.replicas = replicas.collect();
+        overview
     }
 }
 

@@ -3,7 +3,8 @@
 //! A replica is unreachable if it answered this process before, was silent for [`SILENCE`] and missed [`MISSES`] probes since. That alone may
 //! be a fault of this process, so a *survivor* must exist: a ready replica of the group on another node that answered a probe sent after
 //! the first missed one. [`Detector::confirm`] repeats both with Pods read from the API server: a process without API server marks nothing,
-//! and a replica that another process has made unready is no survivor. Hence each mark leaves a ready replica that answers.
+//! and a replica that another process has made unready is no survivor. Hence each mark leaves a ready replica that answers. Of a standalone
+//! proxy with standby the waiting Pod is the survivor.
 //!
 //! A mark may be wrong if only the path from this process to the replica is broken. Then the replica's kubelet restores its readiness, and
 //! it is not marked again before [`MARK_INTERVAL`] unless it answers meanwhile.
@@ -20,11 +21,12 @@ use serde_json::{Value, json};
 use super::replica::{READY, ReplicaPod, ReplicaReadiness};
 use crate::api::condition::{FALSE, reason};
 
-/// Interval of probes of a replica. It is longer with more than [`MAX_PROBES_PER_SECOND`] × this interval replicas.
+/// Interval of probes of a replica. It is longer with more than [`MAX_PROBES_PER_SECOND`] × this interval replicas, or Pods of standalone
+/// proxies: these have probes of their own, so that they delay no failover of a group.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// Time after which a probe is missed.
 pub const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
-/// Maximum probes of a process in a second.
+/// Maximum probes of a process in a second, of replicas and of standalone proxies each.
 const MAX_PROBES_PER_SECOND: u32 = 400;
 /// Minimum time without an answer from a lost replica.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -101,7 +103,8 @@ pub struct LostReplica {
 }
 
 impl Detector {
-    /// Sets the replicas. Groups with one replica are not probed. Returns lost replicas that are ready and answer again.
+    /// Sets the replicas. Groups with one replica, and standalone proxies without standby, are not probed. Returns lost replicas that are
+    /// ready or wait, and answer again.
     pub fn observe(&mut self, pods: Vec<ReplicaPod>, now: Instant) -> Vec<ReplicaPod> {
         let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
         for pod in &pods {
@@ -134,13 +137,16 @@ impl Detector {
             self.last_suspicion = Some(now);
         }
         let wants_lease = self.last_suspicion.is_some_and(|last| now.saturating_duration_since(last) < LEASE_LINGER);
-        DetectorTurn { probes: self.due(gap.unwrap_or_default(), now), suspected, wants_lease, paused }
+        let gap = gap.unwrap_or_default();
+        let probes = [false, true].into_iter().flat_map(|standalone| self.due(standalone, gap, now)).collect();
+        DetectorTurn { probes, suspected, wants_lease, paused }
     }
 
     /// Probes that are due, those that wait longest first, within the rate limit.
-    fn due(&mut self, gap: Duration, now: Instant) -> Vec<Probe> {
-        let interval = self.interval();
-        let mut due: Vec<_> = self.replicas.values_mut().filter(|replica| replica.next_probe <= now).collect();
+    fn due(&mut self, standalone: bool, gap: Duration, now: Instant) -> Vec<Probe> {
+        let interval = self.interval(standalone);
+        let is_due = |replica: &&mut ProbedReplica| replica.next_probe <= now && replica.pod.is_standalone() == standalone;
+        let mut due: Vec<_> = self.replicas.values_mut().filter(is_due).collect();
         due.sort_by_key(|replica| replica.next_probe);
         let limit = (gap.min(MAX_TURN_GAP).as_millis() * u128::from(MAX_PROBES_PER_SECOND)).div_ceil(1000).max(1);
         due.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -174,9 +180,10 @@ impl Detector {
             return None;
         }
         let read = |object: Value| Some((ReplicaPod::read(&Pod::deserialize(&object).ok()?)?, object));
-        let live: Vec<_> = pods.into_iter().filter_map(read).filter(|(pod, _)| pod.group == group && is_ready(pod)).collect();
+        let live: Vec<_> = pods.into_iter().filter_map(read).filter(|(pod, _)| pod.group == group && pod.is_survivor()).collect();
         let lost = |pod: &ReplicaPod| {
-            let replica = self.replicas.get(&pod.uid).filter(|replica| replica.may_be_marked(now) && begun > replica.silent_since)?;
+            let replica = self.replicas.get(&pod.uid).filter(|_| is_ready(pod))?;
+            let replica = Some(replica).filter(|replica| replica.may_be_marked(now) && begun > replica.silent_since)?;
             let first = replica.unreachable(now)?;
             let is_survivor = |(other, _): &(ReplicaPod, Value)| {
                 other.node != pod.node && self.replicas.get(&other.uid).is_some_and(|other| self.answers_since(other, first, now))
@@ -197,17 +204,18 @@ impl Detector {
     fn is_suspect(&self, replica: &ProbedReplica, now: Instant) -> bool {
         let Some(first) = replica.unreachable(now).filter(|_| is_ready(&replica.pod)) else { return false };
         let others = self.replicas.values().filter(|other| other.pod.group == replica.pod.group && other.pod.node != replica.pod.node);
-        others.filter(|other| is_ready(&other.pod)).any(|other| self.answers_since(other, first, now))
+        others.filter(|other| other.pod.is_survivor()).any(|other| self.answers_since(other, first, now))
     }
 
     /// Whether a replica has just answered a probe that was sent after this time.
     fn answers_since(&self, replica: &ProbedReplica, time: Instant, now: Instant) -> bool {
-        let age = SURVIVOR_AGE.max(2 * self.interval());
+        let age = SURVIVOR_AGE.max(2 * self.interval(replica.pod.is_standalone()));
         replica.answer.is_some_and(|answer| answer.sent > time && now.saturating_duration_since(answer.at) <= age)
     }
 
-    fn interval(&self) -> Duration {
-        let count = u32::try_from(self.replicas.len()).unwrap_or(u32::MAX);
+    fn interval(&self, standalone: bool) -> Duration {
+        let count = self.replicas.values().filter(|replica| replica.pod.is_standalone() == standalone).count();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         PROBE_INTERVAL.max(Duration::from_secs(1) * count / MAX_PROBES_PER_SECOND)
     }
 }
@@ -231,10 +239,10 @@ impl ProbedReplica {
         self.marked.is_none_or(|marked| now.saturating_duration_since(marked) >= MARK_INTERVAL)
     }
 
-    /// Whether a lost replica is ready and answers again; true once.
+    /// Whether a lost replica is ready, or waits, and answers again; true once.
     fn returns(&mut self) -> bool {
         let answers = self.misses == 0 && self.answer.is_some_and(|answer| answer.at == self.silent_since);
-        let returns = self.lost && answers && self.marked.is_none() && is_ready(&self.pod);
+        let returns = self.lost && answers && self.marked.is_none() && self.pod.is_survivor();
         self.lost &= !returns;
         returns
     }

@@ -3,7 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize as _;
+use serde_json::Value;
 
+use crate::api::names;
+use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
 use crate::model::controller::workload::objects::workload_of;
 use crate::model::controller::workload::readiness::{is_lost, is_ready};
@@ -25,6 +29,7 @@ pub enum ReplicaReadiness {
 pub struct ReplicaPod {
     pub uid: String,
     pub name: String,
+    /// [Label](crate::model::controller::key::WorkloadKey::label) of its workload.
     pub group: String,
     pub node: String,
     /// Address of its health server.
@@ -54,18 +59,59 @@ impl ReplicaPod {
         Some(Self {
             uid: metadata.uid.clone()?,
             name: metadata.name.clone()?,
-            // A standalone proxy has no survivor.
-            group: workload_of(metadata.labels.as_ref()?)?.group()?.to_owned(),
+            group: workload_of(metadata.labels.as_ref()?)?.label(),
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,
+        })
+    }
+
+    /// Whether it is of a standalone proxy, of which one Pod is active and another may wait.
+    pub(super) fn is_standalone(&self) -> bool {
+        self.group.contains('/')
+    }
+
+    /// Whether it serves, or may take over from the active Pod.
+    pub(super) fn is_survivor(&self) -> bool {
+        match self.readiness {
+            ReplicaReadiness::Ready => true,
+            ReplicaReadiness::NotReady => self.is_standalone(),
+            ReplicaReadiness::Lost => false,
+        }
+    }
+}
+
+/// How the claim of a lost active Pod passes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Succession {
+    /// Name of the Lease of the two Pods.
+    pub lease: String,
+    /// UID of the waiting Pod.
+    pub successor: String,
+}
+
+impl Succession {
+    /// Finds the other Pod of a standalone proxy among the Pods of its workload. The names of the two decide the name of their Lease: a proxy
+    /// cannot change them, and no other workload has them.
+    pub fn of(lost: &ReplicaPod, pods: &[Value]) -> Option<Self> {
+        let pods = pods.iter().filter_map(|pod| ReplicaPod::read(&Pod::deserialize(pod).ok()?));
+        let mut others = pods.filter(|pod| lost.is_standalone() && pod.group == lost.group && pod.uid != lost.uid && pod.is_survivor());
+        others.find_map(|other| {
+            let pair = [(&lost.name, &other.name), (&other.name, &lost.name)];
+            let (lease, _) = pair.into_iter().find(|(first, second)| {
+                let workload = first.strip_suffix("-0");
+                workload.is_some_and(|workload| names::replica(&standby_name(workload), 0) == **second)
+            })?;
+            Some(Self { lease: lease.clone(), successor: other.uid.clone() })
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -110,6 +156,46 @@ mod tests {
         for ip in ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1", "::ffff:127.0.0.1", "localhost", ""] {
             assert_eq!(pod(|pod| pod["status"]["podIP"] = json!(ip)), None, "{ip:?}");
         }
+    }
+
+    #[test]
+    fn succession_is_of_the_two_pods_of_one_proxy() {
+        let second = names::replica(&standby_name("ts-web-abcde"), 0);
+        let standalone = |uid: &str, name: &str, change: fn(&mut Value)| {
+            let labels = [("tailscale.com/parent-resource-type", "svc"), ("tailscale.com/parent-resource", "web")];
+            let mut labels: BTreeMap<_, _> = labels.into_iter().collect();
+            labels.insert("tailscale.com/parent-resource-ns", "default");
+            let probe = json!({"httpGet": {"path": "/readyz", "port": 9002}});
+            let mut pod = json!({
+                "metadata": {"uid": uid, "name": name, "labels": labels},
+                "spec": {"nodeName": uid, "containers": [{"name": "tailscale", "readinessProbe": probe}]},
+                "status": {"phase": "Running", "podIP": "10.1.0.7", "conditions": [{"type": "Ready", "status": "False"}]},
+            });
+            change(&mut pod);
+            pod
+        };
+        let replica = |pod: &Value| ReplicaPod::read(&serde_json::from_value(pod.clone()).expect("a Pod")).expect("a replica");
+        let first_pod = standalone("u1", "ts-web-abcde-0", |_| ());
+        let second_pod = standalone("u2", &second, |_| ());
+        let both = [first_pod.clone(), second_pod.clone()];
+        let succession = |successor: &str| Some(Succession { lease: "ts-web-abcde-0".into(), successor: successor.into() });
+        assert_eq!(replica(&first_pod).group, "service/default/web");
+        assert_eq!(Succession::of(&replica(&first_pod), &both), succession("u2"));
+        assert_eq!(Succession::of(&replica(&second_pod), &both), succession("u1"), "the Lease has the name of the first Pod");
+        assert_eq!(Succession::of(&replica(&first_pod), &both[..1]), None, "without standby");
+        let refused: [fn(&mut Value); 4] = [
+            |pod| pod["metadata"]["name"] = json!("ts-web-fghij-0"),
+            |pod| pod["metadata"]["labels"]["tailscale.com/parent-resource-ns"] = json!("other"),
+            |pod| pod["status"]["conditions"][0]["reason"] = json!("TailyardUnreachable"),
+            |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+        ];
+        for change in refused {
+            let other = standalone("u2", &second, change);
+            assert_eq!(Succession::of(&replica(&first_pod), &[first_pod.clone(), other.clone()]), None, "{other}");
+        }
+        let mut group = replica(&first_pod);
+        group.group = "g".into();
+        assert_eq!(Succession::of(&group, &both), None, "a group");
     }
 
     #[test]

@@ -105,7 +105,8 @@ const PROXY: [Section; 6] = [
         flag("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "127.0.0.1:9003")
             .help("Listener of all endpoints, with /debug/plan; empty for none"),
         flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
-        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info").help("Log filter, such as debug or info,tailyard::proxy=debug"),
+        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info")
+            .help("Log filter, such as debug (Tailyard's own) or info,tailyard::proxy=debug"),
     ]),
 ];
 
@@ -175,6 +176,7 @@ const RECONCILER: [Section; 6] = [
     section("Observability").of(&[
         flag("--admin-addr", "TAILYARD_ADMIN_ADDR", "IP:PORT", "[::]:9002").help("Listener of health checks and metrics; empty for none"),
         flag("--log-format", "TAILYARD_LOG_FORMAT", "text|json", "text").help("Log format"),
-        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info").help("Log filter, such as debug or info,tailyard::reconciler=debug"),
+        flag("--log-filter", "TAILYARD_LOG_FILTER", "FILTER", "info")
+            .help("Log filter, such as debug (Tailyard's own) or info,tailyard::reconciler=debug"),
     ]),
 ];

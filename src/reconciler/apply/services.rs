@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::setbacks::PartialErrors;
-use super::{Applier, at_once};
+use super::{Applier, at_once, change_log};
 use crate::api::names;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
@@ -93,12 +93,15 @@ impl Applier {
             PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
             PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
         };
+        let before = self.stores.cache().service_conditions(&update.namespace, &update.name);
         let own = versions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         let version = own.or_else(|| update.resource_version.clone());
         patch["metadata"]["resourceVersion"] = json!(version);
         patch["metadata"]["uid"] = json!(update.uid);
         if let Some(version) = self.patch(kind, (&update.namespace, &update.name), part, &patch).await? {
             versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version);
+            let subject = WorkloadKey::of_object(update.source, &update.namespace, &update.name);
+            change_log::log(&subject, change_log::of_patch(&patch, &before, update.adds_finalizer));
         }
         Ok(())
     }

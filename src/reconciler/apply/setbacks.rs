@@ -5,7 +5,7 @@
 //! would affect every call is never set aside.
 
 use crate::model::controller::key::WorkloadKey;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::ActError;
 use crate::api::condition::reason;
@@ -14,31 +14,43 @@ use crate::model::controller::workload::actions::Notice;
 
 /// Errors that were set aside.
 #[derive(Debug, Default)]
-pub(super) struct PartialErrors(Mutex<Vec<(WorkloadKey, KubeError)>>);
+pub struct PartialErrors(Mutex<SetAside>);
+
+#[derive(Debug, Default)]
+struct SetAside {
+    /// Lasting ones, for the schedule of Events: each retry meets them again.
+    faults: Vec<Notice>,
+    first: Option<KubeError>,
+}
 
 impl PartialErrors {
     /// Sets aside an error that concerns only this Service; returns any other outcome.
     pub(super) fn aside(&self, subject: WorkloadKey, done: Result<(), KubeError>) -> Result<(), KubeError> {
         match done {
             Err(error) if error.refused() => {
-                self.0.lock().unwrap_or_else(PoisonError::into_inner).push((subject, error));
+                let mut errors = self.errors();
+                if error.refusal() != Some(ApiRefusal::Conflict) {
+                    errors.faults.push(Notice { subject, warning: true, reason: reason::CONFIGURATION_FAILED, message: error.to_string() });
+                }
+                errors.first.get_or_insert(error);
                 Ok(())
             }
             done => done,
         }
     }
 
-    /// Returns the Events to write and the error of the pass.
-    pub(super) fn end(self) -> (Vec<Notice>, Result<(), ActError>) {
-        let setbacks = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(ApiRefusal::Conflict));
-        let notice = |(subject, error): &(WorkloadKey, KubeError)| {
-            let (subject, message) = (subject.clone(), error.to_string());
-            Notice { subject, warning: true, reason: reason::CONFIGURATION_FAILED, message }
-        };
-        let notices = lasting.map(notice).collect();
-        let first = setbacks.into_iter().next();
-        (notices, first.map_or(Ok(()), |(_, error)| Err(ActError::Service(error))))
+    /// Takes the faults of Services.
+    pub fn take_faults(&self) -> Vec<Notice> {
+        std::mem::take(&mut self.errors().faults)
+    }
+
+    /// Takes the error of the pass.
+    pub(super) fn end(&self) -> Result<(), ActError> {
+        self.errors().first.take().map_or(Ok(()), |error| Err(ActError::Service(error)))
+    }
+
+    fn errors(&self) -> MutexGuard<'_, SetAside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,14 +78,14 @@ mod tests {
             assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_err(), "{code}");
         }
         assert!(setbacks.aside(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
-        let (events, ended) = setbacks.end();
-        assert_eq!(events.len(), 3, "another writer's change emits no Event: {events:?}");
-        assert_eq!(ended.expect_err("the first").reason(), "Forbidden");
+        let faults = setbacks.take_faults();
+        assert_eq!(faults.len(), 3, "another writer's change emits no Event: {faults:?}");
+        assert_eq!(setbacks.end().expect_err("the first").reason(), "Forbidden");
     }
 
     #[test]
     fn no_errors_end_well() {
-        let (events, ended) = PartialErrors::default().end();
-        assert!(events.is_empty() && ended.is_ok());
+        let none = PartialErrors::default();
+        assert!(none.take_faults().is_empty() && none.end().is_ok());
     }
 }

@@ -24,18 +24,15 @@ impl ClusterCache {
 
     /// State Secret of another replica without a record that claims a device. Two login servers may give out the same ID.
     fn other_claim(&self, id: &DeviceId, server_url: &str, own: &str) -> Option<String> {
-        let states =
-            self.indices.states.iter().flat_map(|(workload, states)| states.iter().map(move |(ordinal, state)| (workload, ordinal, state)));
-        let claims = states.filter(|(.., (_, state))| state.device_id.as_ref() == Some(id));
-        let others =
-            claims.map(|(workload, ordinal, _)| (workload, names::replica(workload, *ordinal))).filter(|(_, replica)| replica != own);
+        let claims = self.indices.claims.get(id).into_iter().flatten();
+        let mut others = claims.map(|(workload, ordinal)| (workload, names::replica(workload, *ordinal)));
         let is_unrecorded = |(workload, replica): &(&String, String)| {
             let members = self.named_workload(workload).and_then(|key| self.indices.workloads.get(&key));
             let config = members.and_then(|members| members.replicas.get(replica)?.config.as_deref());
             let is_other_server = !server_url.is_empty() && !server(config).is_empty() && server(config) != server_url;
             !is_other_server && config.is_none_or(|config| config.device.is_none())
         };
-        others.filter(is_unrecorded).map(|(_, replica)| replica).next()
+        others.find(|other| other.1 != own && is_unrecorded(other)).map(|(_, replica)| replica)
     }
 }
 

@@ -133,6 +133,9 @@ impl ClusterCache {
                 if states.is_empty() {
                     indices.states.remove(workload);
                 }
+                if let Some(device) = &state.device_id {
+                    put(&mut indices.claims, device.clone(), (workload.to_owned(), ordinal), came);
+                }
             }
             (SecretName::Account { workload }, CachedObject::Owned(value)) => set(&mut indices.accounts, workload, value, came),
             (SecretName::Certificate, CachedObject::Certificate(value, content)) => {

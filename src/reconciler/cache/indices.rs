@@ -13,6 +13,7 @@ use super::Id;
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::device_index::DeviceIndex;
+use crate::model::controller::workload::identity::DeviceId;
 use crate::model::controller::workload::objects::ObjectRef;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
@@ -44,6 +45,8 @@ pub(super) struct Indices {
     pub(super) names: BTreeMap<String, BTreeMap<WorkloadKey, usize>>,
     /// State Secrets by workload and ordinal.
     pub(super) states: BTreeMap<String, BTreeMap<u32, StoredState>>,
+    /// Replicas whose state Secret claims a device, by workload and ordinal.
+    pub(super) claims: BTreeMap<DeviceId, BTreeSet<(String, u32)>>,
     /// Secrets of groups' ACME accounts by workload.
     pub(super) accounts: BTreeMap<String, Arc<Value>>,
     /// Secrets of certificates by DNS name, with their content.

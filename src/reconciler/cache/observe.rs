@@ -343,18 +343,26 @@ impl ClusterCache {
         self.standalone_keys_in(&own.namespace).filter(before).count()
     }
 
-    /// Running replicas of all groups.
+    /// UID of the object that requests a workload.
+    pub fn uid(&self, key: &WorkloadKey) -> Option<String> {
+        match key.group() {
+            Some(group) => self.group(group)?.metadata.uid.clone(),
+            None => self.standalone_parent(key)?.metadata().uid.clone(),
+        }
+    }
+
+    /// Running replicas of all groups, and Pods of standalone proxies.
     pub fn replica_pods(&self) -> Vec<ReplicaPod> {
         self.pods().filter_map(|pod| ReplicaPod::read(pod)).collect()
     }
 
-    /// Number of lost replicas of each group with Pods.
+    /// Number of lost replicas of each group with Pods, and of each standalone proxy with one.
     pub fn lost_replicas(&self) -> BTreeMap<String, usize> {
         let mut lost = BTreeMap::new();
         for pod in self.pods() {
             let key = pod.metadata.labels.as_ref().and_then(workload_of);
-            if let Some(WorkloadKey::ProxyGroup(group)) = key {
-                *lost.entry(group).or_default() += usize::from(is_lost(pod));
+            if let Some(key) = key.filter(|key| is_lost(pod) || !key.is_standalone()) {
+                *lost.entry(key.label()).or_default() += usize::from(is_lost(pod));
             }
         }
         lost

@@ -1,12 +1,13 @@
-//! Metrics of advertised names, certificates and faults of Ingresses: from the newest pass over each workload.
+//! Metrics of advertised names, certificates, faults of Ingresses and standalone proxies: from the newest pass over each workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::size;
-use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::key::{PublishSource, WorkloadKey};
 use crate::model::controller::workload::actions::Notice;
 use crate::model::controller::workload::ingress_summary::{Certified, IngressSummary, PublishState};
+use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub struct IngressMetrics {
     names: Sampled<2>,
     certificates: Sampled<2>,
     faults: Sampled<1>,
+    proxies: Sampled<2>,
     workloads: Mutex<BTreeMap<WorkloadKey, WorkloadMetrics>>,
 }
 
@@ -22,6 +24,8 @@ struct WorkloadMetrics {
     summary: Option<IngressSummary>,
     /// Ingresses with a lasting fault, by reason.
     faults: BTreeMap<&'static str, usize>,
+    /// State of a standalone proxy.
+    proxy: Option<ProxyState>,
 }
 
 impl IngressMetrics {
@@ -45,6 +49,12 @@ impl IngressMetrics {
                 "Ingresses with a lasting fault, by the reason of their Events; an Ingress has no conditions",
                 ["reason"],
             ),
+            proxies: r.sampled(
+                "tailyard_standalone_proxies",
+                Kind::Gauge,
+                "Services and Ingresses with a proxy of their own by state: ready, pending, failed, rejected",
+                ["kind", "state"],
+            ),
             workloads: Mutex::default(),
         }
     }
@@ -65,6 +75,11 @@ impl IngressMetrics {
         self.set(key, |workload| workload.faults = counts);
     }
 
+    /// Sets the state of a standalone proxy; `None` if it has ended.
+    pub fn proxy(&self, key: &WorkloadKey, state: Option<ProxyState>) {
+        self.set(key, |workload| workload.proxy = state);
+    }
+
     /// Forgets workloads that no longer exist: one that ended while another process was the leader has no later pass here.
     pub fn retain(&self, keys: &BTreeSet<WorkloadKey>) {
         self.workloads().retain(|key, _| keys.contains(key));
@@ -72,7 +87,7 @@ impl IngressMetrics {
 
     pub(super) fn write(&self, page: &mut Page) {
         let workloads = self.workloads();
-        let labelled = workloads.iter().filter_map(|(key, workload)| Some((label(key), workload.summary.as_ref()?)));
+        let labelled = workloads.iter().filter_map(|(key, workload)| Some((key.label(), workload.summary.as_ref()?)));
         let labelled: BTreeMap<String, &IngressSummary> = labelled.collect();
         let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
         let names = labelled.iter().flat_map(|(group, counts)| {
@@ -88,6 +103,13 @@ impl IngressMetrics {
             *faults.entry(reason).or_default() += count;
         }
         page.write(&self.faults, faults.iter().map(|(reason, count)| ([*reason], size(*count))));
+        let kinds = [PublishSource::Service.kind(), PublishSource::Ingress.kind()];
+        let mut proxies: BTreeMap<(&str, ProxyState), usize> =
+            kinds.into_iter().flat_map(|kind| ProxyState::ALL.map(|state| ((kind, state), 0))).collect();
+        for (key, state) in workloads.iter().filter_map(|(key, workload)| Some((key.kind(), workload.proxy?))) {
+            *proxies.entry((key, state)).or_default() += 1;
+        }
+        page.write(&self.proxies, proxies.iter().map(|((kind, state), count)| ([*kind, state.name()], size(*count))));
     }
 
     fn set(&self, key: &WorkloadKey, change: impl FnOnce(&mut WorkloadMetrics)) {
@@ -102,9 +124,4 @@ impl IngressMetrics {
     fn workloads(&self) -> MutexGuard<'_, BTreeMap<WorkloadKey, WorkloadMetrics>> {
         self.workloads.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Value of the label `proxygroup`: a group's name, or kind, namespace and name of another workload.
-fn label(key: &WorkloadKey) -> String {
-    key.group().map_or_else(|| format!("{}/{}/{}", key.kind().to_lowercase(), key.namespace(), key.name()), str::to_owned)
 }

@@ -2,17 +2,19 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
+use tailyard::edge::kube::{LeaderClient, Leading};
 use tailyard::model::base::leader::LeaseTerms;
 use tailyard::model::settings::{ActiveLease, HttpListener};
 use tailyard::proxy::standby::Standby;
 use tailyard::runtime::tasks::{self, Stopper, Tasks};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
 use kit::wait::eventually_async;
@@ -85,6 +87,38 @@ fn second_pod_waits_and_answers_probes_until_the_first_has_left() {
         }
         first.standby.release().await;
         assert!(second.becomes_active(LeaseTerms::ACTIVE_POD.trust).await, "a Lease that was released is not waited for");
+    });
+}
+
+#[test]
+fn passed_claim_stops_the_active_pod_and_starts_the_other_at_once() {
+    cluster(async |cluster| {
+        cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["list", "watch"]).await;
+        let first = active(&cluster).await;
+        let second = Waiting::start(&cluster, "second").await;
+        let leading = Leading { since: Instant::now(), until: Instant::now() + DEADLINE };
+        let observer = LeaderClient::new(cluster.pod().await, watch::channel(Some(leading)).1, Arc::new(|_, _, _| ()));
+        let mut pods = [(&first, "first"), (&second, "second")];
+        // The watch is established.
+        tokio::time::sleep(2 * LeaseTerms::ACTIVE_POD.every).await;
+        let mut total = Duration::ZERO;
+        for _ in 0..6 {
+            let [(active, _), (waiting, uid)] = pods;
+            let fence = active.standby.fence(async {}, active.leave.clone(), active.tasks.stop());
+            let begin = Instant::now();
+            let passed = async || {
+                let read = observer.lease(NAME).await.expect("an answer").expect("a Lease");
+                observer.pass_claim(NAME, &read, uid, LeaseTerms::ACTIVE_POD).await
+            };
+            // A renewal may come first.
+            eventually_async("the claim passes", DEADLINE, passed, Result::is_ok).await.expect("passed");
+            assert!(waiting.becomes_active(DEADLINE).await);
+            timeout(DEADLINE, fence).await.expect("it learns it").expect_err("tailscaled is killed");
+            total += begin.elapsed();
+            pods.reverse();
+        }
+        println!("six claims passed in {total:?}");
+        assert!(total < 2 * LeaseTerms::ACTIVE_POD.every, "no Pod waits for its next read: {total:?}");
     });
 }
 

@@ -4,6 +4,10 @@ use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{Health, Running, Stage, stage};
@@ -136,5 +140,109 @@ fn restored_replica_is_not_marked_again_at_once() {
         probed(&running, "missed", 20).await;
         assert_eq!(condition(&stage, "g-0", "Ready").await.status, "True", "its kubelet lives");
         assert_eq!(running.metric("tailyard_failover_unready_total{proxygroup=\"g\"}"), 1);
+    });
+}
+
+/// The two Pods of the proxy of a Service, and the Lease of the first one as that renews it.
+struct Pair<'a> {
+    stage: &'a Stage,
+    names: [String; 2],
+    uids: [String; 2],
+    active: Health,
+    _waiting: Health,
+}
+
+impl<'a> Pair<'a> {
+    async fn create(stage: &'a Stage, service: &str, number: u8) -> Self {
+        let spec = json!({"ports": [{"port": 80}]});
+        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": service}, "spec": spec});
+        stage.apply(stage.users(), service, object).await;
+        let [(first, active), (second, waiting)] = stage.probed_pair(service, number).await;
+        let names = [first, second];
+        let mut uids = [String::new(), String::new()];
+        for (name, uid) in names.iter().zip(&mut uids) {
+            *uid = stage.here::<Pod>().get(name).await.expect("a Pod").metadata.uid.expect("a UID");
+        }
+        let pair = Self { stage, names, uids, active, _waiting: waiting };
+        pair.renew(&pair.uids[0]).await;
+        pair
+    }
+
+    /// Renews the Lease as this holder.
+    async fn renew(&self, holder: &str) {
+        let now = MicroTime(Timestamp::now());
+        let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 10, "leaseTransitions": 3, "renewTime": now});
+        let object = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self.names[0]}, "spec": spec});
+        let parameters = PatchParams::apply("pod").force();
+        self.stage.here::<Lease>().patch(&self.names[0], &parameters, &Patch::Apply(&object)).await.expect("renewed");
+    }
+
+    async fn holder(&self) -> String {
+        let lease = self.stage.here::<Lease>().get(&self.names[0]).await.expect("a Lease");
+        lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
+    }
+}
+
+#[test]
+fn claim_of_a_lost_active_pod_passes_to_the_waiting_one() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9101);
+        let pair = Pair::create(&stage, "web", 0).await;
+        probed(&running, "answered", 8).await;
+        pair.active.lose();
+        let begin = Instant::now();
+        eventually_async("the waiting Pod has the claim", DEADLINE, async || pair.holder().await, |holder| *holder == pair.uids[1]).await;
+        println!("the claim passed after {:?}", begin.elapsed());
+        let lease = stage.here::<Lease>().get(&pair.names[0]).await.expect("a Lease").spec.expect("a spec");
+        assert_eq!((lease.lease_transitions, lease.lease_duration_seconds), (Some(4), Some(10)));
+        until_async("the lost Pod is unready", DEADLINE, async || is_lost(&stage, &pair.names[0]).await).await;
+        let expected = format!("ReplicaLost replica {} on node n0", pair.names[0]);
+        eventually_async(
+            "an Event",
+            DEADLINE,
+            async || stage.events("web").await,
+            |all| all.iter().any(|event| event.starts_with(&expected)),
+        )
+        .await;
+        let series = "tailyard_lost_replicas{proxygroup=\"service/default/web\"}";
+        until_async("the gauge", DEADLINE, async || running.metric(series) == 1).await;
+    });
+}
+
+#[test]
+fn claim_of_an_active_pod_that_renews_or_hangs_stays() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9101);
+        let [renews, hangs] = [Pair::create(&stage, "renews", 0).await, Pair::create(&stage, "hangs", 1).await];
+        probed(&running, "answered", 16).await;
+        renews.active.lose();
+        hangs.active.hang();
+        for _ in 0..10 {
+            renews.renew(&renews.uids[0]).await;
+            probed(&running, "missed", 3).await;
+        }
+        for pair in [&renews, &hangs] {
+            assert_eq!(pair.holder().await, pair.uids[0]);
+            assert_eq!(condition(&stage, &pair.names[0], "Ready").await.status, "True", "the last ready one");
+            assert!(running.log().contains(&format!("pod=\"{}\"", pair.names[0])), "{}", running.log());
+        }
+    });
+}
+
+#[test]
+fn lease_that_names_the_lost_pod_of_another_proxy_stays() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9101);
+        let [lost, other] = [Pair::create(&stage, "web", 0).await, Pair::create(&stage, "other", 1).await];
+        probed(&running, "answered", 16).await;
+        // A compromised Pod may write its own Lease, and create others.
+        other.renew(&lost.uids[0]).await;
+        lost.renew(&other.uids[0]).await;
+        lost.active.lose();
+        probed(&running, "missed", 20).await;
+        assert_eq!([other.holder().await, lost.holder().await], [lost.uids[0].clone(), other.uids[0].clone()]);
+        lost.renew(&lost.uids[0]).await;
+        eventually_async("the waiting Pod has the claim", DEADLINE, async || lost.holder().await, |holder| *holder == lost.uids[1]).await;
+        assert_eq!(other.holder().await, lost.uids[0]);
     });
 }

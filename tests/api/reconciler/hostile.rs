@@ -125,6 +125,25 @@ fn foreign_device_in_a_state_secret_is_not_deleted() {
     });
 }
 
+#[test]
+fn finalizer_of_a_pod_does_not_hold_the_end_of_its_service() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        standalone::put(&stage, "hr", json!({"tailscale.com/expose": "true"}), standalone::web()).await;
+        let workload = SERVICE.join(&stage, "hr", "default-hr").await;
+        standalone::ready(&stage, "hr").await;
+        let secrets: Api<Secret> = Api::namespaced(stage.cluster.client_of_account(&workload).await, NAMESPACE);
+        let replica = format!("{workload}-0");
+        let patch = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/hold"]}}));
+        secrets.patch(&replica, &PatchParams::default(), &patch).await.expect("its Role has no rule about metadata");
+        stage.delete(&stage.users(), "hr").await;
+        stage.gone(&stage.here::<StatefulSet>(), &workload).await;
+        stage.pod_goes(&replica).await;
+        stage.gone(&stage.users(), "hr").await;
+        assert_eq!(SERVICE.objects(&stage, "hr").await, [""; 0]);
+    });
+}
+
 /// Names of the Secrets in the Role of a workload.
 async fn named_secrets(stage: &Stage, workload: &str) -> BTreeSet<String> {
     let rules = stage.here::<Role>().get(workload).await.expect("a Role").rules.unwrap_or_default();

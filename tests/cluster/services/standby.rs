@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tailyard::model::base::leader::LeaseTerms;
+use tailyard::model::base::leader::{FENCE_DELAY, LeaseTerms};
 
 use super::{ANSWER, answer};
 use crate::stage::{PORT, Stage};
@@ -18,6 +18,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Time without a failed attempt after which an outage is over.
 const QUIET: Duration = Duration::from_secs(2);
 
+/// Longest time for which two Pods may run tailscaled, if one of them is on a lost node.
+const FENCE: Duration = LeaseTerms::ACTIVE_POD.trust.saturating_add(FENCE_DELAY);
+
 /// Name and holder of each Lease, by lines.
 const LEASES: &str = r"jsonpath={range .items[*]}{.metadata.name} {.spec.holderIdentity}{'\n'}{end}";
 
@@ -27,7 +30,8 @@ struct Pair {
     waiting: String,
 }
 
-/// One Pod runs tailscaled, the other takes over when it is deleted, killed, hung or lost, as the same device; never do both run it.
+/// One Pod runs tailscaled, the other takes over when it is deleted, killed, hung or lost, as the same device. Both run it only while one is
+/// on a lost node, and at most until its fence.
 pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     let cluster = &stage.cluster;
     let guest = cluster.tailnet.machine("pair-guest");
@@ -43,9 +47,12 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     let address = cluster.kubectl(&["get", "service/pair", "-o", "jsonpath={.status.loadBalancer.ingress[1].ip}"]);
     let address: IpAddr = address.parse().expect("an address");
     eventually("an answer", DEADLINE, || answer(&guest, address, PATIENCE));
-    let outage = |pair: &Pair, what: &str, fault: &dyn Fn()| {
+    let fail = |pair: &Pair, what: &str, both: Duration, fault: &dyn Fn()| {
         let uids = [&pair.active, &pair.waiting].map(|pod| pods::uid(cluster, NAMESPACE, pod));
-        outage(&uids, what, fault, || answer(&guest, address, PATIENCE).is_some());
+        outage(&uids, (what, both), fault, || answer(&guest, address, PATIENCE).is_some())
+    };
+    let outage = |pair: &Pair, what: &str, fault: &dyn Fn()| {
+        fail(pair, what, Duration::ZERO, fault);
     };
 
     outage(&first, "the active Pod is deleted", &|| {
@@ -75,7 +82,8 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
 
     let name = pods::node(cluster, NAMESPACE, &fourth.active);
     let node = cluster.nodes.iter().find(|node| node.name == name).expect("a node");
-    outage(&fourth, "the node of the active Pod is lost", &|| cluster.tailnet.cut(&node.machine));
+    let moved = fail(&fourth, "the node of the active Pod is lost", FENCE, &|| cluster.tailnet.cut(&node.machine));
+    assert!(moved < LeaseTerms::ACTIVE_POD.trust, "a reconciler passed its claim: {moved:?}");
     cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
     assert_eq!(settled(cluster).active, fourth.waiting);
@@ -116,21 +124,26 @@ fn settled(cluster: &Cluster) -> Pair {
     })
 }
 
-/// Runs a fault, and tries connections until they work by another process than before. At no time do two run.
-fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -> bool) {
+/// Runs a fault, and tries connections until they work by another process than before. Two run for at most `both`. Returns the time until the
+/// other one started.
+fn outage(uids: &[String; 2], (what, both): (&str, Duration), fault: &dyn Fn(), answers: impl Fn() -> bool) -> Duration {
     // The oldest one of a Pod: a child of tailscaled has its name until it executes another program.
     let running =
         || uids.each_ref().map(|uid| pods::processes(uid, Some("tailscaled")).into_iter().filter(|pid| !pods::is_ending(*pid)).min());
     let (before, begin) = (running(), Instant::now());
     fault();
-    let (mut ended, mut moved, mut failed) = (None, None, begin);
-    while moved.is_none_or(|moved: Instant| moved.max(failed).elapsed() < QUIET) {
+    let (mut ended, mut moved, mut failed, mut alone) = (None, None, begin, begin);
+    while ended.is_none() || moved.is_none_or(|moved: Instant| moved.max(failed).elapsed() < QUIET) {
         let now = running();
-        assert!(now.contains(&None), "{what}: both Pods run tailscaled after {:?}: {now:?}", begin.elapsed());
-        if now != before {
+        if now.contains(&None) {
+            alone = Instant::now();
+        } else {
+            assert!(alone.elapsed() <= both, "{what}: both Pods run tailscaled after {:?}: {now:?}", begin.elapsed());
+        }
+        if before.iter().flatten().all(|pid| !now.contains(&Some(*pid))) {
             ended.get_or_insert_with(|| begin.elapsed());
         }
-        if now != [None; 2] && now != before {
+        if now.iter().flatten().any(|pid| !before.contains(&Some(*pid))) {
             moved.get_or_insert_with(Instant::now);
         }
         if !answers() {
@@ -138,11 +151,12 @@ fn outage(uids: &[String; 2], what: &str, fault: &dyn Fn(), answers: impl Fn() -
         }
         assert!(begin.elapsed() < DEADLINE, "{what}: no answer after {DEADLINE:?}");
     }
-    let moved = moved.map(|moved| moved - begin);
+    let moved = moved.map_or(DEADLINE, |moved| moved - begin);
     println!(
         "{what}: tailscaled ended after {ended:?}, another started after {moved:?}, the last failed connection ended after {:?}",
         failed - begin
     );
+    moved
 }
 
 fn service() -> Value {

@@ -58,6 +58,16 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/kit is two folders deep")
 }
 
+/// The allocator's variables of the image, by which the memory of a program is that of the program in a container.
+pub fn allocator_variables() -> Vec<(String, String)> {
+    let recipe = std::fs::read_to_string(root().join("config/image/Dockerfile")).expect("the image's recipe");
+    let variables = recipe.lines().filter_map(|line| line.strip_prefix("ENV ")).flat_map(str::split_whitespace);
+    let variables = variables.filter_map(|variable| variable.split_once('=')).filter(|(name, _)| name.starts_with("MALLOC_"));
+    let variables: Vec<_> = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    assert_eq!(variables.len(), 3, "{variables:?}");
+    variables
+}
+
 /// A setting of a test or benchmark: the value of a variable, if it is set and not empty. Panics if it cannot be parsed.
 pub fn setting<T: FromStr>(name: &str) -> Option<T> {
     let text = env::var(name).ok().filter(|text| !text.is_empty())?;

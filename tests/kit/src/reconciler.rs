@@ -171,7 +171,7 @@ impl Stage {
         self.reconciler_with(name, port, &[])
     }
 
-    /// Starts a reconciler with more arguments.
+    /// Starts a reconciler with more arguments, and the allocator of the image.
     pub fn reconciler_with(&self, name: &str, port: u16, arguments: &[&str]) -> Running {
         let log = self.place.path().join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log).expect("a log");
@@ -187,6 +187,7 @@ impl Stage {
             .arg(path("secret"))
             .args(arguments)
             .env("POD_NAME", name)
+            .envs(crate::allocator_variables())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)

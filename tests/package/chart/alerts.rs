@@ -96,6 +96,8 @@ fn cases() -> Vec<Case> {
         },
         new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2", "0"),
         new("TailyardIngressFault", "tailyard_ingress_faults", &[("reason", "InvalidIngress")], "2", "0"),
+        new("TailyardStandaloneProxyUnserved", "tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "pending")], "2", "0")
+            .beside("tailyard_standalone_proxies", &[("kind", "Ingress"), ("state", "rejected")], "3"),
         new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
         new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),
         new("TailyardReplicaUnready", "tailyard_ready", &[], "0", "1"),

@@ -31,14 +31,10 @@ struct Terminator {
 impl Terminator {
     /// Starts a terminator with this limit of file descriptors, or with that of this process.
     fn start(backend: &Backend, descriptors: Option<usize>) -> Self {
-        let dockerfile = fs::read_to_string(kit::root().join("config/image/Dockerfile")).expect("the image's recipe");
-        let settings: Vec<_> =
-            dockerfile.lines().filter_map(|line| line.strip_prefix("ENV ")).filter(|line| line.contains("MALLOC_")).collect();
-        let [settings] = settings.as_slice() else { panic!("one line has the allocator's settings: {settings:?}") };
         let limit = descriptors.map(|descriptors| format!("ulimit -n {descriptors} && ")).unwrap_or_default();
-        let script = format!("{limit}exec env {settings} \"$0\" \"$1\"");
         let mut shell = Command::new("sh");
-        shell.args(["-c", &script]).arg(kit::program("terminator")).arg(backend.address.to_string());
+        shell.args(["-c", &format!("{limit}exec \"$0\" \"$1\"")]).arg(kit::program("terminator")).arg(backend.address.to_string());
+        shell.envs(kit::allocator_variables());
         let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");

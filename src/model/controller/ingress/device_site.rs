@@ -5,8 +5,10 @@
 
 use serde_json::Value;
 
+use crate::api::condition::reason;
 use crate::model::controller::ingress::claims::read;
-use crate::model::controller::ingress::spec::service_name;
+use crate::model::controller::ingress::report::NO_CERTIFICATES;
+use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::summary::issued;
 use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, standalone_certificate};
 use crate::model::controller::key::{Publisher, WorkloadKey};
@@ -31,6 +33,9 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
     let device = device_name(work, &claim.label);
     let suffix = domain.as_deref().or(requested_domain(claim)).unwrap_or_default();
     let wish = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
+    if matches!(standing, ServiceState::Unsupported) && work.observed.of(Kind::StatefulSet).next().is_none() {
+        has_certificate(&wish)?;
+    }
     let by_certificate = || domain.as_ref().map(|domain| format!("{}.{domain}", claim.label));
     let dns = if matches!(standing, ServiceState::Device) { device } else { by_certificate() };
     let claimant: Publisher = claim.claimant.clone();
@@ -55,6 +60,17 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
     }
     capacity::settle(&mut plan, !shape.stock());
     Ok((plan, part))
+}
+
+/// Refuses a new Ingress for which neither the control plane nor its owner has a certificate: its proxy would serve nothing.
+fn has_certificate(wish: &PublishSpec) -> Result<(), (&'static str, String)> {
+    let PublishTarget::Site(site) = &wish.target else { return Ok(()) };
+    let mut own = site.hosts.iter().filter(|(_, how)| !how.issue).map(|(host, _)| host);
+    if own.any(|host| wish.flaws.get(host) != Some(&CertificateIssue::Lacking)) {
+        return Ok(());
+    }
+    let why: Vec<_> = [NO_CERTIFICATES].into_iter().chain(wish.notes.iter().map(String::as_str)).collect();
+    Err((reason::NO_CERTIFICATES, why.join(" ")))
 }
 
 /// Whether the control plane issues a certificate for the device. While unknown, the config decides.

@@ -20,7 +20,7 @@ use crate::model::controller::ingress::spec::{L4Service, PublishTarget, service_
 use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, device_site as alone, routes, subject};
 use crate::model::controller::key::PublishSource;
-use crate::model::controller::policy::requests::Parent;
+use crate::model::controller::policy::requests::{Parent, is_balanced};
 use crate::model::controller::workload::actions::ObjectUpdate;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::compare::covers;
@@ -86,7 +86,8 @@ impl IngressPlan<'_> {
         let status = match &item.standing {
             // The name stays while the Pod is replaced.
             ServiceState::Device if serving == 0 => balancer(claim),
-            _ if serving > 0 && balances(claim) => Self::status(work, shape, item),
+            _ if !balances(claim.object) => balancer(claim),
+            _ if serving > 0 => Self::status(work, shape, item),
             _ => json!({}),
         };
         let status = if status == json!({}) && moves(work, claim) { balancer(claim) } else { status };
@@ -147,7 +148,7 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
-const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
+pub(crate) const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
      spec.tls[].secretName.";
 
 fn news(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
@@ -184,7 +185,9 @@ fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) ->
     match &item.standing {
         ServiceState::Unsupported if node_site(item).is_some() => None,
         ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
-        ServiceState::Unsupported if !shape.role().is_replicated => Some(Rejection::new("NoCertificates", NO_CERTIFICATES.to_owned())),
+        ServiceState::Unsupported if !shape.role().is_replicated => {
+            Some(Rejection::new(reason::NO_CERTIFICATES, NO_CERTIFICATES.to_owned()))
+        }
         ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
         ServiceState::ByRoute(own) => routes::denied(work, shape.spec.replicas, own),
         _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
@@ -205,7 +208,8 @@ fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -> String {
 fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
     let failing = alone::failing(work, shape, item);
     let notes: Vec<_> = item.wish.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
-    let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
+    let (extent, reason) =
+        if notes.is_empty() { (Extent::Nothing, reason::CERTIFICATE_EXPIRING) } else { (Extent::Part, reason::PARTIALLY_ADVERTISED) };
     let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
@@ -263,9 +267,8 @@ pub(crate) fn unserved(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, refuse
         };
         conditions.changed()
     });
-    let existing = balancer(claim);
     // The address of the last valid config stays while it is served.
-    let balancer = if remaining || moves(work, claim) { existing } else { json!({}) };
+    let balancer = if remaining || moves(work, claim) { balancer(claim) } else { foreign_balancer(claim.object) };
     update(work, claim, remaining, conditions, balancer);
 }
 
@@ -275,11 +278,27 @@ fn moves(work: &Pass<'_>, claim: &IngressClaim<'_>) -> bool {
     finalizers::has(claim.object.metadata(), other)
 }
 
-/// Whether the API accepts an address in the status of such an object.
-fn balances(claim: &IngressClaim<'_>) -> bool {
-    match claim.object {
+/// Whether the addresses in an object's status are ours.
+fn balances(object: Parent<'_>) -> bool {
+    match object {
         Parent::Ingress(_) => true,
-        Parent::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
+        Parent::Service(service) => is_balanced(service),
+    }
+}
+
+/// `status.loadBalancer` without our addresses: the controller of another class writes its own as soon as the object has that class. Those of
+/// an Ingress are ours if they have a host name, ports and no IP address.
+pub(crate) fn foreign_balancer(object: Parent<'_>) -> Value {
+    let existing = balancer_of(object);
+    let is_ours = |entry: &Value| entry["ip"].is_null() && entry["hostname"].is_string() && entry["ports"].is_array();
+    match object {
+        Parent::Service(service) if is_balanced(service) => json!({}),
+        Parent::Service(_) => existing,
+        Parent::Ingress(_) => {
+            let entries = existing["ingress"].as_array().into_iter().flatten();
+            let foreign: Vec<_> = entries.filter(|entry| !is_ours(entry)).collect();
+            if foreign.is_empty() { json!({}) } else { json!({ "ingress": foreign }) }
+        }
     }
 }
 
@@ -304,7 +323,11 @@ fn node_status(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value
 
 /// Observed `status.loadBalancer`.
 fn balancer(claim: &IngressClaim<'_>) -> Value {
-    let balancer = match claim.object {
+    balancer_of(claim.object)
+}
+
+pub(crate) fn balancer_of(object: Parent<'_>) -> Value {
+    let balancer = match object {
         Parent::Ingress(ingress) => ingress.status.as_ref().map(|status| json!(status.load_balancer)),
         Parent::Service(service) => service.status.as_ref().map(|status| json!(status.load_balancer)),
     };

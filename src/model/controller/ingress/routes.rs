@@ -30,6 +30,11 @@ fn route(address: IpAddr) -> String {
     IpNet::from(address).to_string()
 }
 
+/// Routes to the tailnet addresses of a mapping.
+pub(crate) fn mapped_routes(mapping: &IngressService) -> BTreeSet<String> {
+    addresses(mapping).map(route).collect()
+}
+
 fn routes(own: &[String]) -> BTreeSet<String> {
     own.iter().filter_map(|address| address.parse().ok()).map(route).collect()
 }
@@ -97,7 +102,7 @@ impl IngressPlan<'_> {
     }
 
     pub(crate) fn recorded_routes(&self, name: &str) -> BTreeSet<String> {
-        self.before.mappings.get(name).into_iter().flat_map(addresses).map(route).collect()
+        self.before.mappings.get(name).map(mapped_routes).unwrap_or_default()
     }
 
     /// Routes of a withdrawn name, except those of another name.

@@ -42,6 +42,12 @@ const REMAINING: [Kind; 7] =
     [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
 
 pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
+    let mut plan = changes(pass);
+    plan.plan.proxy = report::state(&plan);
+    plan
+}
+
+fn changes<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
     let observed = pass.observed;
     let rules = &observed.assignment;
     if !rules.standalone.has(observed.key.namespace()) {
@@ -164,6 +170,9 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
             return plan;
         }
     };
+    if waits_for_control_plane(&mut plan, ingress) {
+        return plan;
+    }
     if shape.stock() {
         let message = "The image of the ProxyClass is the Tailscale operator's, which does not read the routes of the proxy of an Ingress: \
                        take Tailyard's image.";
@@ -179,12 +188,25 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
         plan.fault(reason::PROXY_FAILED, why.clone());
     }
-    let fault = plan.faults.first().map(|fault| (fault.reason, fault.message.clone()));
+    let fault = report::fault(&plan);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
     if let Some(news) = fault.or_else(moving) {
         report::news(&mut plan, ingress, news);
     }
     plan
+}
+
+/// Whether a new proxy waits until the control plane says whether it issues certificates: without one it would serve nothing.
+fn waits_for_control_plane(plan: &mut PlanPart<'_>, ingress: &Ingress) -> bool {
+    let observed = plan.observed;
+    if observed.tailnet.capabilities().is_some() || observed.of(Kind::StatefulSet).next().is_some() {
+        return false;
+    }
+    plan.plan = GroupPlan::default();
+    if let TailnetState::Unavailable(why) = &observed.tailnet {
+        report::news(plan, ingress, (reason::PROXY_FAILED, why.clone()));
+    }
+    true
 }
 
 /// What a proxy needs while it stays, as its object moves to a group that does not serve it yet: `None` if it does not stay. The device

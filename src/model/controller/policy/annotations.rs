@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::names::{
     ANNOTATION_PREFIXES, EXPOSE, FORMER_TAILNET_IP, FORWARD_CLUSTER_TRAFFIC, FUNNEL, HOSTNAME, HTTP_ENDPOINT, HTTP_REDIRECT, MANAGED,
-    OBJECT_ANNOTATIONS, STANDBY, TAILNET_FQDN, TAILNET_IP,
+    OBJECT_ANNOTATIONS, PROXY_CLASS, PROXY_GROUP, STANDBY, TAILNET_FQDN, TAILNET_IP,
 };
 use crate::model::controller::key::PublishSource;
 
@@ -22,18 +22,24 @@ const OF_INGRESSES: [&str; 4] = [HTTP_REDIRECT, HTTP_ENDPOINT, FUNNEL, FORWARD_C
 /// Annotations that are true or false.
 const SWITCHES: [&str; 5] = [EXPOSE, HTTP_REDIRECT, FUNNEL, FORWARD_CLUSTER_TRAFFIC, STANDBY];
 
-/// Message about the annotations of an object that have no effect: unknown ones, those of another kind, and values that are neither true nor
-/// false. `None` if it has none, or is not a user's.
+/// Annotations that have an effect on objects with a proxy of their own only.
+const OF_PROXIES: [&str; 3] = [FORWARD_CLUSTER_TRAFFIC, STANDBY, PROXY_CLASS];
+
+/// Message about the annotations of an object that have no effect: unknown ones, those of another kind or without a ProxyGroup, values that are
+/// neither true nor false, and labels in place of annotations. `None` if it has none, or is not a user's.
 pub fn ineffective(source: PublishSource, metadata: &ObjectMeta) -> Option<String> {
     let has_prefix = |key: &str| ANNOTATION_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
     let all = metadata.annotations.iter().flatten().filter(|(key, _)| has_prefix(key));
-    let mut faults = all.filter_map(|(key, value)| fault(source, key, value));
+    let in_group = annotation(metadata.annotations.as_ref(), PROXY_GROUP).is_some();
+    let labels = metadata.labels.iter().flatten().filter(|(key, _)| OBJECT_ANNOTATIONS.contains(&key.as_str()) && *key != PROXY_CLASS);
+    let labels = labels.map(|(key, _)| format!("Label {key} has no effect: set the annotation of that name, or remove the label."));
+    let mut faults = all.filter_map(|(key, value)| fault(source, key, value).or_else(|| of_proxy(key, value, in_group))).chain(labels);
     let mut messages: Vec<_> = faults.by_ref().take(MAX_LISTED).collect();
     if messages.is_empty() || metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(MANAGED)) {
         return None;
     }
     let more = faults.count();
-    messages.extend((more > 0).then(|| format!("{more} more annotations have no effect.")));
+    messages.extend((more > 0).then(|| format!("{more} more annotations or labels have no effect.")));
     Some(messages.join(" "))
 }
 
@@ -61,6 +67,14 @@ fn fault(source: PublishSource, key: &str, value: &str) -> Option<String> {
     };
     let shown: String = value.chars().take(MAX_SHOWN).collect();
     Some(format!("Annotation {key} is {shown:?}, which has no effect: set it to {wanted}."))
+}
+
+/// Fault of an annotation that a ProxyGroup does not use.
+fn of_proxy(key: &str, value: &str, in_group: bool) -> Option<String> {
+    let is_off = value.trim().is_empty() || (SWITCHES.contains(&key) && !is_true(value.trim()));
+    (in_group && OF_PROXIES.contains(&key) && !is_off).then(|| {
+        format!("Annotation {key} is for objects with a proxy of their own and has no effect in a ProxyGroup: remove one of the two.")
+    })
 }
 
 /// The known annotation with the smallest edit distance, without regard to case and prefix.
@@ -152,7 +166,7 @@ mod tests {
         let of_services: Vec<_> = OBJECT_ANNOTATIONS.into_iter().filter(|key| !OF_INGRESSES.contains(key)).collect();
         let of_ingresses: Vec<_> = OBJECT_ANNOTATIONS.into_iter().filter(|key| !OF_SERVICES.contains(key)).collect();
         for (source, annotations) in [(PublishSource::Service, of_services), (PublishSource::Ingress, of_ingresses)] {
-            let switches = annotations.iter().filter(|key| **key != HTTP_ENDPOINT).copied().collect::<Vec<_>>();
+            let switches = annotations.iter().filter(|key| ![HTTP_ENDPOINT, PROXY_GROUP].contains(key)).copied().collect::<Vec<_>>();
             assert_eq!(["true", "False", "0", " T "].map(|value| found_in(source, &Value::Null, &switches, value)), [const { None }; 4]);
         }
         assert_eq!(found_in(PublishSource::Ingress, &Value::Null, &[HTTP_ENDPOINT], "enabled"), None);
@@ -165,7 +179,7 @@ mod tests {
     fn message_about_many_annotations_is_bounded() {
         let many: Vec<String> = (0..100).map(|n| format!("tailscale.com/{}{n}", "x".repeat(60))).collect();
         let message = found(&Value::Null, &many.iter().map(String::as_str).collect::<Vec<_>>()).expect("a message");
-        assert!(message.ends_with("97 more annotations have no effect.") && message.len() < 1_024, "{message}");
+        assert!(message.ends_with("97 more annotations or labels have no effect.") && message.len() < 1_024, "{message}");
     }
 
     #[test]
@@ -186,5 +200,24 @@ mod tests {
         }
         let long = found_in(Service, &Value::Null, &["tailscale.com/expose"], &"é".repeat(1_000)).expect("a message");
         assert!(long.len() < 200, "{long}");
+    }
+
+    #[test]
+    fn label_in_place_of_an_annotation_is_reported_and_the_class_label_is_not() {
+        let message = found(&json!({"tailscale.com/expose": "true"}), &[]).expect("a message");
+        assert_eq!(message, "Label tailscale.com/expose has no effect: set the annotation of that name, or remove the label.");
+        for label in ["tailscale.com/proxy-class", "app", "tailscale.com/parent-resource", "example.com/expose"] {
+            assert_eq!(found(&json!({label: "true"}), &[]), None, "{label}");
+        }
+    }
+
+    #[test]
+    fn annotation_for_standalone_proxies_is_reported_on_an_object_of_a_group() {
+        for key in OF_PROXIES {
+            let message = found_in(PublishSource::Ingress, &Value::Null, &[key, PROXY_GROUP], "true").expect(key);
+            assert!(message.starts_with(&format!("Annotation {key} is for objects with a proxy of their own")), "{message}");
+            assert_eq!(found_in(PublishSource::Ingress, &Value::Null, &[key], "true"), None, "{key}");
+        }
+        assert_eq!(found_in(PublishSource::Ingress, &Value::Null, &[STANDBY, PROXY_GROUP], "false"), None);
     }
 }

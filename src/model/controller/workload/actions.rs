@@ -21,6 +21,7 @@ use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::objects::secrets::ReplicaSecret;
 use crate::model::controller::workload::objects::slice::SliceWrite;
 use crate::model::controller::workload::objects::{Manifest, ObjectRef};
+use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::vip_service::DesiredVipService;
 
 /// All changes of a pass.
@@ -51,6 +52,8 @@ pub struct GroupPlan {
     pub again: Option<Duration>,
     /// Whether the Pod of a standalone proxy is being replaced.
     pub replaces: bool,
+    /// State of a standalone proxy; `None` without an object that requests it.
+    pub proxy: Option<ProxyState>,
     /// Numbers of advertised names and certificates; `None` if the workload advertises nothing.
     pub summary: Option<IngressSummary>,
 }

@@ -35,6 +35,8 @@ pub struct EventSchedule {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DueEvents {
     pub notices: Vec<Notice>,
+    /// Of these, faults without an Event before.
+    pub new: Vec<Notice>,
     /// Time until the next one, if any fault lasts.
     pub next: Option<Duration>,
 }
@@ -71,10 +73,11 @@ impl EventSchedule {
             }
         }
         waiting.sort_by(|(one, first, _), (other, second, _)| (one, first).cmp(&(other, second)));
-        for (_, id, fault) in waiting {
+        for (last, id, fault) in waiting {
             let rate = self.rates.entry(id.0.namespace().to_owned()).or_insert_with(|| TokenBucket::new(BURST, PER_SECOND));
             if rate.try_take(since_epoch(now)) {
                 emitted.insert(id, Emitted { at: now, existed: now });
+                due.new.extend(last.is_none().then(|| fault.clone()));
                 due.notices.push(fault);
                 due.next = Some(due.next.map_or(REPEAT_INTERVAL, |next| next.min(REPEAT_INTERVAL)));
             } else {
@@ -137,9 +140,11 @@ mod tests {
     #[test]
     fn lasting_fault_is_repeated_every_half_hour() {
         let mut schedule = EventSchedule::default();
-        let mut emitted = |seconds| schedule.due(&"g".into(), vec![fault("a", 1, "x")], at(seconds)).notices.len();
-        let times: Vec<_> = (0..=7_200).step_by(60).filter(|seconds| emitted(*seconds) > 0).collect();
-        assert_eq!(times, [0, 1_800, 3_600, 5_400, 7_200]);
+        let mut emitted = |seconds| schedule.due(&"g".into(), vec![fault("a", 1, "x")], at(seconds));
+        let all: Vec<_> = (0..=7_200).step_by(60).map(|seconds| (seconds, emitted(seconds))).collect();
+        let times = |is_due: fn(&DueEvents) -> bool| all.iter().filter(|(_, due)| is_due(due)).map(|(at, _)| *at).collect::<Vec<_>>();
+        assert_eq!(times(|due| !due.notices.is_empty()), [0, 1_800, 3_600, 5_400, 7_200]);
+        assert_eq!(times(|due| !due.new.is_empty()), [0], "it is new once");
     }
 
     #[test]

@@ -38,6 +38,14 @@ pub struct IngressSummary {
     pub certified: BTreeMap<Certified, usize>,
 }
 
+impl IngressSummary {
+    /// Whether every name is served, at least in part, and no ordered certificate is awaited.
+    pub fn is_complete(&self) -> bool {
+        let waits = self.published.keys().any(|state| matches!(state, PublishState::Waiting | PublishState::Refused));
+        !self.published.is_empty() && !waits && !self.certified.contains_key(&Certified::Waiting)
+    }
+}
+
 impl PublishState {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
 

@@ -103,15 +103,7 @@ pub struct Owner {
 impl Owner {
     /// Labels of the workload's objects.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        let mut labels = vec![(names::MANAGED, "true")];
-        let kind = match &self.key {
-            WorkloadKey::ProxyGroup(_) => names::PARENT_GROUP,
-            WorkloadKey::Service(..) => names::PARENT_SERVICE,
-            WorkloadKey::Ingress(..) => names::PARENT_INGRESS,
-        };
-        labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, self.key.name())]);
-        labels.extend(self.key.is_standalone().then(|| (names::PARENT_NAMESPACE, self.key.namespace())));
-        labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+        labels_of(&self.key)
     }
 
     /// Labels that select its Pods.
@@ -200,6 +192,19 @@ impl Manifest {
 /// Hash of the manifest last applied to an object, if any.
 pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
+}
+
+/// Labels of the objects of a workload.
+pub fn labels_of(key: &WorkloadKey) -> BTreeMap<String, String> {
+    let mut labels = vec![(names::MANAGED, "true")];
+    let kind = match key {
+        WorkloadKey::ProxyGroup(_) => names::PARENT_GROUP,
+        WorkloadKey::Service(..) => names::PARENT_SERVICE,
+        WorkloadKey::Ingress(..) => names::PARENT_INGRESS,
+    };
+    labels.extend([(names::PARENT_TYPE, kind), (names::PARENT, key.name())]);
+    labels.extend(key.is_standalone().then(|| (names::PARENT_NAMESPACE, key.namespace())));
+    labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 /// The workload of a labelled object.

@@ -52,8 +52,22 @@ impl<'a> Pass<'a> {
 impl PlanPart<'_> {
     /// Appends another part. An object is deleted once.
     pub(crate) fn add(&mut self, part: PlanPart<'_>) {
-        let GroupPlan { apply, slices, delete, control, group, services, events, faults, refused, new_names, again, replaces, summary } =
-            part.plan;
+        let GroupPlan {
+            apply,
+            slices,
+            delete,
+            control,
+            group,
+            services,
+            events,
+            faults,
+            refused,
+            new_names,
+            again,
+            replaces,
+            proxy,
+            summary,
+        } = part.plan;
         let plan = &mut self.plan;
         plan.apply.extend(apply);
         plan.slices.extend(slices);
@@ -71,6 +85,7 @@ impl PlanPart<'_> {
         plan.new_names.extend(new_names);
         plan.again = plan.again.into_iter().chain(again).min();
         plan.replaces |= replaces;
+        plan.proxy = proxy.max(plan.proxy);
         plan.summary = summary.or(plan.summary.take());
         self.faults.extend(part.faults);
         self.conditions.extend(part.conditions);

@@ -1,6 +1,7 @@
 //! Facts about a cluster for the doctor.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -33,6 +34,10 @@ pub struct ClusterFacts {
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,
+    /// Warnings about Ingresses.
+    pub ingress_events: ReadResult<Vec<Value>>,
+    /// Time since the Unix epoch.
+    pub now: Duration,
     pub nodes: ReadResult<Vec<Value>>,
     /// Address ranges of Services.
     pub ranges: ReadResult<Vec<Value>>,

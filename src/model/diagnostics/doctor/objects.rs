@@ -9,6 +9,7 @@ use super::{Check, ReadResult, page};
 use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
+use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
 
 /// Maximum number of objects in a result.
 const MAX_LISTED: usize = 10;
@@ -17,7 +18,29 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
     checks.extend(proxies(facts));
     checks.extend(routes(facts));
+    checks.extend(ingresses(facts));
     checks
+}
+
+/// Ingresses with a lasting fault, by their Events: an Ingress has no conditions.
+fn ingresses(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "ingresses";
+    let events = match &facts.ingress_events {
+        Ok(events) => events,
+        Err(gap) => return vec![Check::unread(NAME, "the Events of Ingresses", gap, "list events.events.k8s.io in all namespaces")],
+    };
+    let mut view = ClusterView { now: facts.now, ..ClusterView::new(&facts.namespace) };
+    view.take(StatusPart::Events, events.iter());
+    if let Ok(ingresses) = &facts.ingresses {
+        view.take(StatusPart::Ingresses, ingresses.iter());
+    }
+    let row = |fault: IngressFault| format!("Ingress {}/{}: {}: {}", fault.namespace, fault.name, fault.reason, fault.message);
+    let faults: Vec<_> = ingress_faults(&view).into_iter().map(row).collect();
+    if faults.is_empty() {
+        return vec![Check::ok(NAME, "no Event of the last half hour reports a fault")];
+    }
+    let fix = format!("as the message says; kubectl describe ingress shows all Events ({})", page("ingress.md"));
+    listed(NAME, faults, "more Ingresses have a fault", &fix)
 }
 
 /// Services whose standalone proxy does not serve. A missing right is reported by [`annotated`].

@@ -1,10 +1,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::cluster::{ClusterFacts, CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
 use super::*;
+use crate::api::names;
 use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
 
 fn definition(ours: bool) -> Value {
@@ -35,6 +38,13 @@ fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value
     json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
 }
 
+/// A warning about an Ingress, some minutes ago.
+fn ingress_event(name: &str, reason: &str, message: &str, minutes: i64) -> Value {
+    let at = Timestamp::from_second(1_800_000_000 - 60 * minutes).expect("a time");
+    json!({"type": "Warning", "reason": reason, "note": message, "eventTime": at.strftime("%Y-%m-%dT%H:%M:%S.000000Z").to_string(),
+        "reportingController": names::EVENT_CONTROLLER, "regarding": {"kind": "Ingress", "namespace": "u", "name": name, "uid": name}})
+}
+
 /// The policy of config/rbac and its binding, for the namespace `ts`.
 fn policy_objects() -> [Value; 2] {
     let text = include_str!("../../../../config/rbac/policy.yaml").replace("metadata.name: tailscale", "metadata.name: ts");
@@ -59,6 +69,8 @@ fn well() -> ClusterFacts {
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
         services: Ok(vec![service("expose", "True", "ProxyCreated", "served")]),
         ingresses: Ok(vec![]),
+        ingress_events: Ok(vec![]),
+        now: Duration::from_hours(500_000),
         nodes: Ok(vec![node("n1", "6.8.0-45-generic", "10.244.1.0/24"), node("n2", "6.8.0-45-generic", "10.244.2.0/24")]),
         ranges: Ok(vec![json!({"spec": {"cidrs": ["10.96.0.0/16"]}})]),
         dns: Ok(Some(json!({"spec": {"clusterIPs": ["10.96.0.10"]}}))),
@@ -90,6 +102,7 @@ fn ill() -> ClusterFacts {
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
         services: Ok(vec![service("exposed", "False", "ProxyPending", "Pod ts-web-0 is not ready")]),
         ingresses: Err(Gap::Forbidden),
+        ingress_events: Ok(vec![ingress_event("shop", "InvalidIngressConfiguration", "It has no route.", 10)]),
         nodes: Ok(vec![node("old", "5.4.0-200", "100.65.0.0/16"), node("new", "7.1.2", "10.244.2.0/24")]),
         cilium: Ok(Some(json!({"data": {"kube-proxy-replacement": "true"}}))),
         kube_proxy: Ok(None),
@@ -121,6 +134,8 @@ fn closed() -> ClusterFacts {
         pods: Err(Gap::Forbidden),
         services: Err(Gap::Forbidden),
         ingresses: Err(Gap::Forbidden),
+        ingress_events: Err(Gap::Forbidden),
+        now: Duration::ZERO,
         nodes: Err(Gap::Forbidden),
         ranges: Err(Gap::Forbidden),
         dns: Err(Gap::Forbidden),
@@ -347,6 +362,16 @@ fn credentials_are_read_from_the_mounted_secret() {
     assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));
     assert_eq!(credentials(&found[0], &secret("key")), Err("has no api_key".to_owned()));
     assert!(credentials(&found[1], &secret("client_id")).is_err_and(|why| why.contains("client_secret")));
+}
+
+#[test]
+fn fault_of_an_ingress_is_found_while_its_events_are_repeated() {
+    let event = |minutes| Ok(vec![ingress_event("shop", "NameConflict", "Service u/web has the name shop already.", minutes)]);
+    let ingress = |uid: &str| Ok(vec![json!({"metadata": {"namespace": "u", "name": "shop", "uid": uid}})]);
+    let with = |minutes, uid| ClusterFacts { ingress_events: event(minutes), ingresses: ingress(uid), ..well() };
+    finds(&with(34, "shop"), "ingresses", Finding::Warn, "Ingress u/shop: NameConflict: Service u/web has the name shop already.");
+    finds(&with(36, "shop"), "ingresses", Finding::Ok, "no Event");
+    finds(&with(1, "another"), "ingresses", Finding::Ok, "no Event");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
+use super::published::ingress_metadata;
 use super::snapshot::ClusterView;
 use crate::api::condition::reason;
 use crate::api::names;
@@ -38,11 +39,29 @@ fn is_fault(event: &Event) -> bool {
         && event.reason.as_deref() != Some(reason::INEFFECTIVE_ANNOTATION)
 }
 
-/// Faults by namespace and name; if `only` is given, of the Ingresses that name that group.
-pub(super) fn ingress_faults(view: &ClusterView, only: Option<&str>) -> Vec<IngressFault> {
+/// Faults by namespace and name.
+pub fn ingress_faults(view: &ClusterView) -> Vec<IngressFault> {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let row = |((namespace, name), (at, event)): ((&str, &str), (Timestamp, &Event))| IngressFault {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        reason: text(&event.reason),
+        message: text(&event.note),
+        last_reported: Timestamp::from_second(at.as_second()).unwrap_or(at).to_string(),
+    };
+    newest(view).into_iter().map(row).collect()
+}
+
+/// Reasons of the faults by namespace and name.
+pub(super) fn reasons(view: &ClusterView) -> BTreeMap<(&str, &str), &str> {
+    newest(view).into_iter().filter_map(|(id, (_, event))| Some((id, event.reason.as_deref()?))).collect()
+}
+
+/// The newest Event of each fault that lasts, with its time.
+fn newest(view: &ClusterView) -> BTreeMap<(&str, &str), (Timestamp, &Event)> {
     let mut newest: BTreeMap<(&str, &str), (Timestamp, &Event)> = BTreeMap::new();
     for event in view.events.iter().filter(|event| is_fault(event)) {
-        let Some((at, id)) = reported(event).zip(subject(view, event, only)) else { continue };
+        let Some((at, id)) = reported(event).zip(subject(view, event)) else { continue };
         let reported = Duration::from_secs(at.as_second().try_into().unwrap_or(0));
         if view.now > reported + REPEAT_INTERVAL + MAX_REPEAT_DELAY {
             continue;
@@ -52,15 +71,7 @@ pub(super) fn ingress_faults(view: &ClusterView, only: Option<&str>) -> Vec<Ingr
             *shown = (at, event);
         }
     }
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    let row = |((namespace, name), (at, event)): ((&str, &str), (Timestamp, &Event))| IngressFault {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        reason: text(&event.reason),
-        message: text(&event.note),
-        last_reported: Timestamp::from_second(at.as_second()).unwrap_or(at).to_string(),
-    };
-    newest.into_iter().map(row).collect()
+    newest
 }
 
 /// Time of the last occurrence.
@@ -69,13 +80,10 @@ fn reported(event: &Event) -> Option<Timestamp> {
     last.max(event.event_time.as_ref().map(|time| time.0))
 }
 
-/// Namespace and name of the Ingress, unless it is deleted or of another group.
-fn subject<'a>(view: &ClusterView, event: &'a Event, only: Option<&str>) -> Option<(&'a str, &'a str)> {
+/// Namespace and name of the Ingress, unless it is deleted.
+fn subject<'a>(view: &ClusterView, event: &'a Event) -> Option<(&'a str, &'a str)> {
     let about = event.regarding.as_ref()?;
     let (namespace, name) = (about.namespace.as_deref()?, about.name.as_deref()?);
-    let Some(ingresses) = &view.ingresses else { return Some((namespace, name)).filter(|_| only.is_none()) };
-    let metadata = ingresses.get(&(namespace.to_owned(), name.to_owned()))?;
-    let group = || metadata.annotations.as_ref()?.get(names::PROXY_GROUP).map(String::as_str);
-    let is_shown = metadata.uid == about.uid && (only.is_none() || only == group());
-    is_shown.then_some((namespace, name))
+    let exists = view.ingresses.is_none() || ingress_metadata(view, namespace, name).is_some_and(|metadata| metadata.uid == about.uid);
+    exists.then_some((namespace, name))
 }

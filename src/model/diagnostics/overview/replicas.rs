@@ -1,17 +1,19 @@
 //! Replicas: location, tailnet identity, config status and last error.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde::Serialize;
 
 use super::name;
+use super::published::PublishedRecords;
 use super::snapshot::{ClusterView, GroupConfig, LiveStatus, StatusPart, image, stock};
-use crate::api::proxygroup::ProxyGroup;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
 use crate::model::controller::egress::acks::{holds, is_from_pod};
-use crate::model::controller::workload::observed::replica::ReplicaState;
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
 use crate::model::controller::workload::readiness::{is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -47,6 +49,9 @@ pub enum Holding {
     /// The replica has applied `up_to_date` of the services as configured.
     #[serde(rename_all = "camelCase")]
     Behind { up_to_date: usize, configured: usize },
+    /// The replica of a group of type ingress advertises so many names of the config.
+    #[serde(rename_all = "camelCase")]
+    Advertised { advertised: usize, configured: usize },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -60,17 +65,20 @@ pub enum ProgramVersion {
     Of(String),
 }
 
+/// Egress config of a group, if readable, and the configs of groups of type ingress.
+type Configs<'a> = (Option<&'a GroupConfig>, &'a PublishedRecords<'a>);
+
 /// Desired replicas of a group, and those that still exist.
-pub(super) fn replicas(view: &ClusterView, group: &ProxyGroup, config: Option<&GroupConfig>) -> Vec<ReplicaOverview> {
+pub(super) fn replicas(view: &ClusterView, group: &ProxyGroup, configs: Configs<'_>) -> Vec<ReplicaOverview> {
     let ordinal = |pod: &String| pod.strip_prefix(name(group))?.strip_prefix('-')?.parse::<u32>().ok();
     let of_group =
         |pod: &Pod| pod.metadata.labels.as_ref().and_then(|labels| labels.get(names::PARENT)).is_some_and(|of| of == name(group));
     let there = view.pods.iter().filter(|(_, pod)| of_group(pod)).filter_map(|(name, _)| ordinal(name));
     let ordinals: BTreeSet<u32> = (0..group.spec.desired_replicas()).chain(there).collect();
-    ordinals.into_iter().map(|ordinal| one(view, group, ordinal, config)).collect()
+    ordinals.into_iter().map(|ordinal| one(view, group, ordinal, configs)).collect()
 }
 
-fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&GroupConfig>) -> ReplicaOverview {
+fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, configs: Configs<'_>) -> ReplicaOverview {
     let replica = names::replica(name(group), ordinal);
     let (pod, state) = (view.pods.get(&replica), view.states.get(&replica));
     let live = view.live.get(&replica);
@@ -92,7 +100,7 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&Gro
         addresses,
         tailnet_name: state.and_then(|state| state.device_name.as_ref()).map(|name| name.as_str().to_owned()),
         peers: said.and_then(|said| said.peers),
-        config: holding(view, pod, state, config),
+        config: holding(view, group, (pod, state), configs),
         flows: said.and_then(|said| said.flows),
         image: pod.and_then(image).map(str::to_owned),
         version: match (said, pod.is_some_and(stock)) {
@@ -105,10 +113,24 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&Gro
     }
 }
 
-fn holding(view: &ClusterView, pod: Option<&Pod>, state: Option<&ReplicaState>, config: Option<&GroupConfig>) -> Holding {
-    let Some(config) = config.filter(|_| !view.gaps.contains_key(&StatusPart::States) && !view.gaps.contains_key(&StatusPart::Pods)) else {
-        return Holding::Unknown;
-    };
+fn holding(
+    view: &ClusterView,
+    group: &ProxyGroup,
+    (pod, state): (Option<&Pod>, Option<&ReplicaState>),
+    (config, published): Configs<'_>,
+) -> Holding {
+    let is_read = [StatusPart::States, StatusPart::Pods, StatusPart::Configs].iter().all(|part| !view.gaps.contains_key(part));
+    let Some(config) = config.filter(|_| is_read) else { return Holding::Unknown };
+    match group.spec.type_ {
+        ProxyGroupType::Egress => {}
+        ProxyGroupType::Ingress => {
+            let (pod, state) = (pod.cloned().map(Arc::new), state.cloned().map(Arc::new));
+            let replica = ObservedReplica { pod, state, config: None };
+            let (advertised, configured) = published.advertised_by(name(group), &replica).unwrap_or_default();
+            return Holding::Advertised { advertised, configured };
+        }
+        ProxyGroupType::KubeApiServer | ProxyGroupType::Other(_) => return Holding::Unknown,
+    }
     let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| is_from_pod(status, pod)));
     let named = status.is_some_and(|status| status.fingerprint.as_ref() == Some(&config.fingerprint));
     let is_up_to_date =

@@ -1,10 +1,11 @@
-//! Users' Services: their targets, and the number of replicas that forward them.
+//! Users' egress Services of groups: their targets, and the number of replicas that forward them.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Service as Object;
 use serde::Serialize;
 
+use super::published::is_published;
 use super::snapshot::{ClusterView, GroupConfig, StatusPart};
 use super::{UnhealthyCondition, name};
 use crate::api::names;
@@ -29,19 +30,17 @@ pub struct ServiceOverview {
     pub error: Option<String>,
 }
 
-pub(super) fn services(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, only: Option<&str>) -> Vec<ServiceOverview> {
-    let mut all: Vec<_> = view.services.iter().filter_map(|service| one(view, configs, service, only)).collect();
+pub(super) fn services(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>) -> Vec<ServiceOverview> {
+    let egress = view.services.iter().filter(|service| !is_published(service));
+    let mut all: Vec<_> = egress.filter_map(|service| one(view, configs, service)).collect();
     all.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     all
 }
 
-fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Object, only: Option<&str>) -> Option<ServiceOverview> {
+fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Object) -> Option<ServiceOverview> {
     let annotation = |key: &str| service.metadata.annotations.as_ref().and_then(|all| all.get(key)).filter(|text| !text.is_empty());
     let recorded = || concerns(service, &AssignmentRules::default()).into_iter().find_map(|key| key.group().map(str::to_owned));
     let group = annotation(names::PROXY_GROUP).cloned().or_else(recorded)?;
-    if only.is_some_and(|only| only != group) {
-        return None;
-    }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (namespace, named) = (text(&service.metadata.namespace), text(&service.metadata.name));
     let desired = view.groups.iter().find(|other| name(other) == group).map_or(0, |group| group.spec.desired_replicas());

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
@@ -15,6 +16,7 @@ use crate::model::config::fingerprint;
 use crate::model::controller::kinds::concerns;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::{directions, is_recorded};
+use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::services::{egress_config, egress_text};
 use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
@@ -33,10 +35,11 @@ pub enum StatusPart {
     States,
     Configs,
     Services,
-    /// Metadata of users' Ingresses.
     Ingresses,
     /// Events about Ingresses.
     Events,
+    /// Secrets of the certificates that proxies order, without the keys.
+    Certificates,
     /// Status reported by the replicas themselves, through the API server's Pod proxy.
     Pages,
 }
@@ -70,8 +73,10 @@ pub struct ClusterView {
     pub configs: BTreeMap<String, Value>,
     /// Services that belong to a group or have a proxy of their own.
     pub services: Vec<Service>,
-    /// Metadata of Ingresses, by namespace and name; `None` if unknown.
-    pub ingresses: Option<BTreeMap<(String, String), ObjectMeta>>,
+    /// Ingresses by namespace and name; `None` if unknown.
+    pub ingresses: Option<BTreeMap<(String, String), Ingress>>,
+    /// Metadata of certificates' Secrets, each with the end of the certificate.
+    pub certificates: Vec<(Value, Option<Timestamp>)>,
     /// Warnings about Ingresses.
     pub events: Vec<Event>,
     /// Time since the Unix epoch.
@@ -84,7 +89,8 @@ pub struct ClusterView {
 
 impl StatusPart {
     /// Parts that are API objects.
-    pub const OBJECTS: [Self; 7] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services, Self::Ingresses, Self::Events];
+    pub const OBJECTS: [Self; 8] =
+        [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services, Self::Ingresses, Self::Events, Self::Certificates];
 
     /// Name of the part in messages, and the consequence if it cannot be read.
     fn texts(self) -> (&'static str, &'static str) {
@@ -92,10 +98,11 @@ impl StatusPart {
             Self::Groups => ("ProxyGroups", "there is nothing to show"),
             Self::Pods => ("the Pods of the replicas", "the replicas are not known"),
             Self::States => ("the state Secrets of the replicas", "tailnet names, and what replicas hold, are not known"),
-            Self::Configs => ("the egress configs of the groups", "what replicas must hold is not known"),
+            Self::Configs => ("the configs of the groups", "what replicas must hold is not known"),
             Self::Services => ("the Services of users", "the Services are not known"),
-            Self::Ingresses => ("the Ingresses of users", "faults of deleted ones may be shown"),
+            Self::Ingresses => ("the Ingresses of users", "they are not known, and faults of deleted ones may be shown"),
             Self::Events => ("the Events of Ingresses", "their faults are not known"),
+            Self::Certificates => ("the Secrets of certificates", "the ends of certificates are not known"),
             Self::Pages => ("the own pages of some replicas", "ways, flows and failures are not known"),
         }
     }
@@ -105,7 +112,7 @@ impl StatusPart {
         let (group, resource, verbs, own) = match self {
             Self::Groups => ("tailscale.com", "proxygroups", r#""list", "watch""#, false),
             Self::Pods => ("", "pods", r#""list", "watch""#, true),
-            Self::States => ("", "secrets", r#""list", "watch""#, true),
+            Self::States | Self::Certificates => ("", "secrets", r#""list", "watch""#, true),
             Self::Configs => ("", "configmaps", r#""list", "watch""#, true),
             Self::Services => ("", "services", r#""list", "watch""#, false),
             Self::Ingresses => ("networking.k8s.io", "ingresses", r#""list", "watch""#, false),
@@ -159,14 +166,21 @@ impl ClusterView {
                 }
                 StatusPart::Ingresses => {
                     let id = (object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned(), name);
-                    self.ingresses
-                        .get_or_insert_default()
-                        .extend(ObjectMeta::deserialize(&object["metadata"]).map(|metadata| (id, metadata)));
+                    self.ingresses.get_or_insert_default().extend(Ingress::deserialize(object).map(|ingress| (id, ingress)));
+                }
+                StatusPart::Certificates => {
+                    let metadata = serde_json::json!({"metadata": object["metadata"]});
+                    self.certificates.push((metadata, CertificateRecord::read(object).valid_until));
                 }
                 StatusPart::Events => self.events.extend(Event::deserialize(object)),
                 StatusPart::Pages => {}
             }
         }
+    }
+
+    /// Whether users' objects could be read.
+    pub fn is_complete(&self) -> bool {
+        [StatusPart::Services, StatusPart::Ingresses].iter().all(|part| !self.gaps.contains_key(part))
     }
 
     /// Pods with a status endpoint, and its port. The Tailscale operator's image has none.

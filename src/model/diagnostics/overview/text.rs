@@ -1,8 +1,8 @@
 //! Text form of an overview: its tables, followed by the parts that could not be read.
 
 use super::{
-    Group, Holding, IngressFault, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StandaloneOverview, StatusPart,
-    UnhealthyCondition,
+    Group, Holding, IngressFault, Overview, ProgramVersion, PublishedOverview, ReplicaOverview, ServiceOverview, StandaloneOverview,
+    StatusPart, UnhealthyCondition,
 };
 use crate::model::base::text_table::table;
 
@@ -23,7 +23,8 @@ const REPLICAS: [&str; 8] = ["REPLICA", "STATE", "NODE", "ADDRESS", "PEERS", "CO
 const REPLICAS_WIDE: [&str; 11] =
     ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST ERROR"];
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
-const STANDALONE: [&str; 6] = ["STANDALONE PROXY OF", "POD", "STATE", "NODE", "TAILNET NAME", "LAST ERROR"];
+const PUBLISHED: [&str; 6] = ["ADVERTISED", "GROUP", "TAILNET NAME", "READY", "CERTIFICATE UNTIL", "LAST ERROR"];
+const STANDALONE: [&str; 7] = ["STANDALONE PROXY OF", "POD", "STATE", "NODE", "TAILNET NAME", "CERTIFICATE UNTIL", "LAST ERROR"];
 const INGRESSES: [&str; 4] = ["INGRESS WITH A FAULT", "REASON", "LAST REPORTED", "MESSAGE"];
 
 /// Formats the whole overview.
@@ -43,7 +44,11 @@ pub fn text(overview: &Overview, width: Width) -> String {
         0 => format!("no {what}\n"),
         _ => table,
     });
+    let shown = shown.filter(|table| !overview.is_of_object || !table.starts_with("no "));
     let mut parts: Vec<String> = shown.collect();
+    if !overview.published.is_empty() {
+        parts.push(table(&PUBLISHED, &overview.published.iter().map(published_row).collect::<Vec<_>>()));
+    }
     if !overview.standalone.is_empty() {
         parts.push(table(&STANDALONE, &overview.standalone.iter().map(standalone_row).collect::<Vec<_>>()));
     }
@@ -77,7 +82,9 @@ pub(super) fn replica_row(replica: &ReplicaOverview, width: Width) -> Vec<String
     let config = match replica.config {
         Holding::Unknown => UNKNOWN.to_owned(),
         Holding::Acknowledged => "acknowledged".to_owned(),
+        Holding::Behind { configured: 0, .. } if replica.state.as_deref() == Some("Missing") => String::new(),
         Holding::Behind { configured: 0, .. } => "silent".to_owned(),
+        Holding::Advertised { advertised, configured } => format!("advertised {advertised} of {configured}"),
         Holding::Behind { up_to_date, configured } => format!("behind, {up_to_date} of {configured}"),
     };
     let (peers, flows) = if own { (peers, number(replica.flows)) } else { (String::new(), String::new()) };
@@ -110,7 +117,21 @@ pub(super) fn standalone_row(proxy: &StandaloneOverview) -> Vec<String> {
     let state = proxy.state.clone().unwrap_or_else(|| UNKNOWN.to_owned());
     let state = if proxy.ready { "Ready".to_owned() } else { state };
     let parent = format!("{} {}/{}", proxy.kind, proxy.namespace, proxy.name);
-    vec![parent, or(&proxy.pod), state, or(&proxy.node), or(&proxy.tailnet), or(&proxy.last_error)]
+    let until = date(proxy.certificate_expires.as_deref());
+    vec![parent, or(&proxy.pod), state, or(&proxy.node), or(&proxy.tailnet), until, or(&proxy.last_error)]
+}
+
+pub(super) fn published_row(object: &PublishedOverview) -> Vec<String> {
+    let or = |text: &Option<String>| text.clone().unwrap_or_default();
+    let ready = object.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
+    let name = format!("{} {}/{}", object.kind, object.namespace, object.name);
+    let (ready, until) = (format!("{ready}/{}", object.desired), date(object.certificate_expires.as_deref()));
+    vec![name, or(&object.group), or(&object.tailnet), ready, until, or(&object.last_error)]
+}
+
+/// The date of a time.
+fn date(time: Option<&str>) -> String {
+    time.and_then(|time| time.split('T').next()).unwrap_or_default().to_owned()
 }
 
 pub(super) fn ingress_row(fault: &IngressFault) -> Vec<String> {

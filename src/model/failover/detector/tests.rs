@@ -1,6 +1,8 @@
 //! Tests of the detector's rules: times are milliseconds since the start of a test.
 
 use super::*;
+use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::workload::objects::labels_of;
 
 mod partitions;
 
@@ -29,7 +31,7 @@ fn object(pod: &ReplicaPod) -> Value {
         ReplicaReadiness::NotReady => ("False", Value::Null),
         ReplicaReadiness::Lost => ("False", json!(reason::UNREACHABLE)),
     };
-    let labels = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": pod.group});
+    let labels = labels_of(&WorkloadKey::of_label(&pod.group));
     let probe = json!({"httpGet": {"port": pod.target.port()}});
     json!({
         "metadata": {"name": pod.name, "uid": pod.uid, "resourceVersion": "7", "labels": labels},
@@ -82,7 +84,7 @@ impl Scene {
 
     /// Name of the replica that a read at this time confirms as lost.
     fn confirmed(&self, begun: u64, now: u64) -> Option<String> {
-        let mark = self.detector.confirm("g", self.pods.iter().map(object).collect(), self.at(begun), self.at(now));
+        let mark = self.detector.confirm(&self.pods[0].group, self.pods.iter().map(object).collect(), self.at(begun), self.at(now));
         mark.map(|mark| mark.pod.name)
     }
 }
@@ -223,6 +225,32 @@ fn lost_replica_returns_once_when_it_is_ready_and_answers() {
     scene.run(3450..=3700, &["u0", "u1"]);
     assert_eq!(scene.observe(3700), [scene.pods[0].clone()]);
     assert!(scene.observe(3750).is_empty());
+}
+
+#[test]
+fn waiting_pod_of_a_standalone_proxy_is_a_survivor_and_is_not_marked() {
+    let waiting = |lost: usize| {
+        let mut scene = Scene::answering(2, 1000);
+        scene.pods.iter_mut().for_each(|pod| pod.group = "service/default/web".into());
+        scene.pods[1].readiness = ReplicaReadiness::NotReady;
+        scene.observe(1000);
+        let suspected = scene.run(1050..=3000, if lost == 0 { &["u1"] } else { &["u0"] });
+        (suspected, scene.confirmed(3000, 3000))
+    };
+    assert_eq!(waiting(0), (Some(2000), Some("g-0".to_owned())), "the active Pod");
+    assert_eq!(waiting(1), (None, None), "the waiting Pod");
+}
+
+#[test]
+fn probes_of_standalone_proxies_delay_none_of_a_group() {
+    let mut detector = Detector::default();
+    let begin = Instant::now();
+    let standalone = (2..250).map(|number| ReplicaPod { group: format!("service/default/s{}", number / 2), ..pod(number) });
+    detector.observe((0..2).map(pod).chain(standalone).collect(), begin);
+    let turns = (0..100).map(|turn| detector.turn(begin + Duration::from_millis(50) * turn).probes);
+    let probes: Vec<_> = turns.flatten().map(|probe| probe.uid).collect();
+    let of_group = probes.iter().filter(|uid| ["u0", "u1"].contains(&uid.as_str())).count();
+    assert!((38..=42).contains(&of_group) && (1_900..=2_100).contains(&(probes.len() - of_group)), "{of_group} of {}", probes.len());
 }
 
 #[test]

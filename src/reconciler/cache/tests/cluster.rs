@@ -252,6 +252,7 @@ impl Cluster {
             faults: Vec::new(),
             refused: BTreeSet::new(),
             new_names: BTreeSet::new(),
+            proxy: None,
             summary: None,
             ..plan
         } != GroupPlan::default()

@@ -118,6 +118,31 @@ fn older_of_two_objects_of_any_kinds_has_the_name() {
     }
 }
 
+/// A Service or Ingress is deleted, and another one with its host name is created at once.
+#[test]
+fn name_of_a_deleted_object_is_given_without_a_number_to_one_that_is_created_at_once() {
+    for former in ALL {
+        for next in ALL {
+            let mut cluster = cluster();
+            cluster.put(former.kind(), former.object("old"));
+            assert!(cluster.settles(), "{former:?}");
+            let deleted = json!({"metadata": {"deletionTimestamp": cluster.time().to_string()}});
+            cluster.patch(former.kind(), "old", NAME, &deleted);
+            cluster.put(next.kind(), next.object("new"));
+            for pass in 0..60 {
+                cluster.round();
+                let is_reported = next.is_served(&cluster, "new") || next.is_refused(&cluster, "new");
+                assert!(is_reported || pass == 0, "{former:?} {next:?}: neither served nor refused after pass {pass}");
+            }
+            assert!(cluster.settles() && next.is_served(&cluster, "new"), "{next:?} after {former:?}");
+            let names: Vec<_> = cluster.devices.values().map(|device| format!("{:?}", device.name)).collect();
+            assert!(names.iter().all(|name| !name.contains(&format!("{LABEL}-1"))), "{next:?} after {former:?}: {names:?}");
+            let has_name = names.iter().any(|name| name.contains(&format!("{LABEL}.")));
+            assert_eq!(has_name, next.group().is_none(), "{next:?} after {former:?}: {names:?}");
+        }
+    }
+}
+
 #[test]
 fn two_new_objects_are_arbitrated_by_age() {
     for (older, younger) in

@@ -4,9 +4,10 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
+use tailyard::model::controller::workload::naming::standby_name;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -16,7 +17,7 @@ use super::Stage;
 const PORT: u16 = 9002;
 
 /// Health server of a replica at an address of its own.
-pub struct Health(Arc<Server>);
+pub struct Health(Arc<Server>, String);
 
 struct Server {
     answering: watch::Sender<bool>,
@@ -36,12 +37,19 @@ impl Health {
                 tokio::spawn(serve(stream, Arc::clone(&shared)));
             }
         });
-        Self(server)
+        Self(server, ip.to_owned())
     }
 
     /// Connections stay open and are accepted, as if all processes of the node had stopped.
     pub fn hang(&self) {
         self.0.answering.send_replace(false);
+    }
+
+    /// Its address is gone, as if its node were lost.
+    pub fn lose(&self) {
+        let removed = Command::new("ip").args(["address", "del", &format!("{}/32", self.1), "dev", "lo"]).status();
+        assert!(removed.expect("the ip command").success());
+        self.hang();
     }
 
     pub fn resume(&self) {
@@ -77,16 +85,38 @@ impl Stage {
     /// Simulates the kubelet: creates a ready Pod of a replica on a node of its own, with a health server.
     pub async fn probed_pod(&self, group: &str, ordinal: u8) -> Health {
         let (name, ip) = (format!("{group}-{ordinal}"), format!("10.1.{}.{}", group.len(), ordinal + 1));
-        let health = Health::start(&ip).await;
-        let labels = json!({"tailscale.com/managed": "true", "tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": group});
+        let labels = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": group});
+        let health = self.running_pod(&name, &ip, (&format!("n{ordinal}"), group), labels).await;
+        self.make_ready(&name).await;
+        health
+    }
+
+    /// Creates the Pods of a standalone Service's proxy with standby, on nodes `n0` and `n1`. The first one is ready. Returns names and health
+    /// servers. `number` is that of the proxy.
+    pub async fn probed_pair(&self, service: &str, number: u8) -> [(String, Health); 2] {
+        let workload = format!("ts-{service}-abcde");
+        let labels = json!({"tailscale.com/parent-resource-type": "svc", "tailscale.com/parent-resource": service,
+            "tailscale.com/parent-resource-ns": super::USERS});
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        self.apply(self.here::<ServiceAccount>(), "default", account).await;
+        let [first, second] = [workload.clone(), standby_name(&workload)].map(|set| format!("{set}-0"));
+        let active = self.running_pod(&first, &format!("10.2.{number}.1"), ("n0", "default"), labels.clone()).await;
+        self.make_ready(&first).await;
+        let waiting = self.running_pod(&second, &format!("10.2.{number}.2"), ("n1", "default"), labels).await;
+        [(first, active), (second, waiting)]
+    }
+
+    /// Creates a running Pod of a proxy on a node, with a `ServiceAccount` and a health server.
+    async fn running_pod(&self, name: &str, ip: &str, (node, account): (&str, &str), mut labels: Value) -> Health {
+        let health = Health::start(ip).await;
+        labels["tailscale.com/managed"] = json!("true");
         let probe = json!({"httpGet": {"path": "/readyz", "port": PORT}});
         let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
-            "spec": {"serviceAccountName": group, "nodeName": format!("n{ordinal}"),
+            "spec": {"serviceAccountName": account, "nodeName": node,
                 "containers": [{"name": "tailscale", "image": "x", "readinessProbe": probe}]}});
-        self.apply(self.here::<Pod>(), &name, object).await;
+        self.apply(self.here::<Pod>(), name, object).await;
         let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
-        self.here::<Pod>().patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
-        self.make_ready(&name).await;
+        self.here::<Pod>().patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
         health
     }
 

@@ -1,7 +1,9 @@
 //! Two Pods of one identity, simulated in steps of 100 ms: whatever fails, never both run tailscaled, and one does soon after a Pod works
-//! and nothing else begins to fail.
+//! and nothing else begins to fail. Where an observer passes claims, right or wrong, a Pod runs it at most until its fence.
 
 use super::*;
+
+mod claim;
 
 /// Length of a step.
 const STEP: Duration = Duration::from_millis(100);
@@ -65,6 +67,8 @@ struct Pod {
     rate: u32,
     request: Option<Request>,
     next_turn: Instant,
+    /// Whether the watch has noticed another holder since the last request.
+    woken: bool,
     /// Time at which the kernel kills the Pod; `None` without tailscaled.
     fence: Option<Instant>,
     runs: bool,
@@ -81,13 +85,15 @@ struct Simulation {
     /// Durations of requests, in turn.
     delays: Vec<u32>,
     requests: usize,
+    /// Step of the last write of the Lease.
+    written: u32,
 }
 
 impl Pod {
     fn new(index: usize, life: u32, rate: u32, now: Instant) -> Self {
         let name = format!("pod-{index}-{life}");
         let candidate = LeaseCandidate::new(name, None, LeaseTerms::ACTIVE_POD);
-        Self { candidate, rate, request: None, next_turn: now, fence: None, runs: false, life }
+        Self { candidate, rate, request: None, next_turn: now, woken: false, fence: None, runs: false, life }
     }
 }
 
@@ -95,7 +101,7 @@ impl Simulation {
     fn new(rates: [u32; 2], failures: Vec<Failure>, delays: Vec<u32>) -> Self {
         let begin = Instant::now();
         let pods = [0, 1].map(|index| Pod::new(index, 0, rates[index], begin));
-        Self { begin, lease: None, version: 0, pods, failures, delays, requests: 0 }
+        Self { begin, lease: None, version: 0, pods, failures, delays, requests: 0, written: 0 }
     }
 
     /// A Pod's own time at a step.
@@ -140,6 +146,7 @@ impl Simulation {
             _ if request.version != version => Response::Conflict,
             _ => {
                 self.version += 1;
+                self.written = step;
                 let is_release = matches!(request.step, LeaseStep::Release { .. });
                 let (holder, duration) = if is_release { (String::new(), seconds(1)) } else { (name, LeaseTerms::ACTIVE_POD.duration) };
                 self.lease = Some(LeaseRecord { holder, duration, ..record("", self.version) });
@@ -185,10 +192,11 @@ impl Simulation {
                 renew @ LeaseStep::Renew { .. } if leads => renew,
                 _ => LeaseStep::Wait(now),
             };
-            let is_due = one.next_turn <= now && (!leaves || matches!(next, LeaseStep::Release { .. }));
+            let is_due = (one.next_turn <= now || one.woken) && (!leaves || matches!(next, LeaseStep::Release { .. }));
             let is_write = |step: &LeaseStep| !matches!(step, LeaseStep::Wait(_));
             if let Some(step) = follows.filter(|step| is_write(step)).or_else(|| is_due.then_some(next)) {
                 let version = one.candidate.version().map(str::to_owned);
+                one.woken = false;
                 one.request = Some(Request { step, version, sent: now, arrives, responds, response: Response::None });
                 self.requests += 2;
             }

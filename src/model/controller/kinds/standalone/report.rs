@@ -14,12 +14,14 @@ use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions;
 use crate::model::base::conditions::ConditionStatus;
 use crate::model::controller::egress::services::{external_name, host, is_child, own_name, restored};
+use crate::model::controller::ingress::report::{balancer_of, foreign_balancer};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::kinds::proxygroup::status;
 use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::requests::{Parent, is_balanced};
 use crate::model::controller::workload::actions::{ExternalNameUpdate, Notice, ObjectUpdate, device_of_replica};
 use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::ingress_summary::IngressSummary;
 use crate::model::controller::workload::objects::Owner;
 use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;
@@ -27,6 +29,7 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
 use crate::model::controller::workload::route_overlaps;
@@ -105,14 +108,40 @@ pub(crate) fn moving(work: &mut PlanPart<'_>, parent: Parent<'_>, message: Strin
     work.plan.faults.push(Notice { subject, warning: false, reason, message });
 }
 
-/// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's.
+/// State of the proxy after a plan; `None` without an object that requests one.
+pub(crate) fn state(work: &PlanPart<'_>) -> Option<ProxyState> {
+    let (observed, plan) = (work.observed, &work.plan);
+    let is_live = |parent: &Parent<'_>| parent.metadata().deletion_timestamp.is_none();
+    match observed.parent().filter(is_live)? {
+        Parent::Service(service) => {
+            let planned = plan.services.iter().find_map(|update| update.conditions.as_deref());
+            let observed = service.status.as_ref().and_then(|status| status.conditions.as_deref());
+            let condition = planned.or(observed)?.iter().find(|condition| condition.type_ == PROXY_READY)?;
+            Some(ProxyState::of_reason(&condition.reason))
+        }
+        Parent::Ingress(ingress) => {
+            let faults = plan.faults.iter().filter(|fault| fault.subject == observed.key);
+            let worst = faults.map(|fault| ProxyState::of_reason(fault.reason)).max();
+            let rules = &observed.assignment;
+            if worst.is_none() && !rules.is_standalone_ingress(ingress) {
+                return None;
+            }
+            let is_served = plan.summary.as_ref().is_some_and(IngressSummary::is_complete);
+            let served = if is_served { ProxyState::Ready } else { ProxyState::Pending };
+            Some(worst.map_or(served, |worst| worst.max(served)))
+        }
+    }
+}
+
+/// Releases an Ingress whose objects are deleted. The status of one that a group serves is the group's, and an address of another controller
+/// stays.
 pub(crate) fn withdrawn(work: &mut PlanPart<'_>, ingress: &Ingress) {
     let metadata = &ingress.metadata;
-    let addresses = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
-    let cleared =
-        metadata.deletion_timestamp.is_none() && addresses.is_some() && work.observed.assignment.ingress(ingress).group().is_none();
+    let in_group = work.observed.assignment.ingress(ingress).group().is_some();
+    let foreign = foreign_balancer(Parent::Ingress(ingress));
+    let cleared = metadata.deletion_timestamp.is_none() && !in_group && balancer_of(Parent::Ingress(ingress)) != foreign;
     let update = ObjectUpdate::new(PublishSource::Ingress, metadata, names::FINALIZER, false);
-    work.plan.update(ObjectUpdate { load_balancer: cleared.then(|| json!({})), ..update });
+    work.plan.update(ObjectUpdate { load_balancer: cleared.then_some(foreign), ..update });
 }
 
 /// Releases a Service whose objects are deleted. `egress`: an egress group has it now, with the finalizer.
@@ -189,10 +218,16 @@ fn device(work: &PlanPart<'_>, owner: &Owner) -> Option<(TailnetDevice, String)>
     status::device(replica, &[]).filter(|_| is_reached).map(|device| (device, name))
 }
 
+/// The fault that is reported, with its reason: those of groups are not a proxy's.
+pub(crate) fn fault(work: &PlanPart<'_>) -> Option<(&'static str, String)> {
+    let pending = matches!(work.observed.class, Class::NotReady(_));
+    let reason = if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED };
+    work.faults.first().map(|fault| (reason, fault.message.clone()))
+}
+
 fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
-    if let Some(fault) = work.faults.first() {
-        let pending = matches!(work.observed.class, Class::NotReady(_));
-        return ProxyCondition::unready(if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED }, fault.message.clone());
+    if let Some((reason, message)) = fault(work) {
+        return ProxyCondition::unready(reason, message);
     }
     if let Some(name) = reached {
         let mut message = match &shape.target {

@@ -58,7 +58,7 @@ fn status_of_a_service_shows_the_families_that_are_mapped() {
     let (four, six) = ("10.96.0.21", "fd00:96::21");
     for ips in [vec![four], vec![six], vec![four, six], vec![six, four]] {
         let mut world = publishing(ingress());
-        let spec = json!({"type": "LoadBalancer", "clusterIP": ips[0], "clusterIPs": ips, "ports": [{"port": 80}]});
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": ips[0], "clusterIPs": ips, "ports": [{"port": 80}]});
         expose(&mut world, "db", json!({}), spec);
         world.settle();
         let service = &world.services[&("default".to_owned(), "db".to_owned())];
@@ -77,7 +77,7 @@ fn status_of_a_service_shows_the_families_that_are_mapped() {
 fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
     let mut world = publishing(ingress());
     (world.hosted.late, world.hosted.v6_only) = (3, true);
-    let spec = json!({"type": "LoadBalancer", "clusterIP": "fd00:96::21", "clusterIPs": ["fd00:96::21"], "ports": [{"port": 80}]});
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "fd00:96::21", "clusterIPs": ["fd00:96::21"], "ports": [{"port": 80}]});
     expose(&mut world, "db", json!({}), spec);
     let entry = |world: &World| {
         let service = &world.services[&("default".to_owned(), "db".to_owned())];

@@ -400,3 +400,19 @@ fn proxies_outside_of_the_scope_are_not_touched() {
     world.settle();
     assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
 }
+
+#[test]
+fn state_of_a_proxy_follows_the_condition_of_its_service() {
+    use crate::model::controller::workload::proxy_state::ProxyState;
+    let mut world = world();
+    put(&mut world, json!({"tailscale.com/hostname": "a.b"}), balanced());
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Rejected));
+    put(&mut world, json!({}), balanced());
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Pending));
+    world.settle();
+    assert_eq!(world.pass("default/web").proxy, Some(ProxyState::Ready));
+    let observed = world.observe("default/web");
+    assert_eq!(super::super::standalone::rejected(&observed, "no").services.len(), 1);
+    world.delete_service("web");
+    assert_eq!(world.pass("default/web").proxy, None);
+}

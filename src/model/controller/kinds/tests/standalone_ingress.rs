@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::certificates::own;
 use super::*;
 use crate::model::controller::policy::assignment::StandaloneScope;
 use crate::model::controller::workload::objects::certificate::domain_of;
@@ -180,8 +181,30 @@ fn control_plane_without_certificates_needs_a_certificate_of_the_user() {
     world.tailnet = headscale();
     put(&mut world, json!({}), site("shop", "web"));
     world.settle();
-    assert_eq!((addresses(&world), certificates(&world), world.event_count("NoCertificates")), (Vec::new(), Vec::new(), 1));
-    ends(world);
+    assert_eq!(world.event_count("NoCertificates"), 1);
+    assert!(world.objects.is_empty() && world.minted == 0, "nothing is created: {:?}", world.objects.keys());
+    let ingress = &world.ingresses[&("default".to_owned(), "shop".to_owned())];
+    assert_eq!(ingress.metadata.finalizers, None);
+}
+
+#[test]
+fn ingress_without_its_certificate_secret_creates_nothing_until_that_exists() {
+    let mut world = world();
+    world.tailnet = TailnetState::Asking;
+    let spec = json!({"tls": [{"hosts": ["shop.example.com"], "secretName": "shop"}],
+        "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    put(&mut world, json!({}), spec);
+    world.settle();
+    assert!(world.objects.is_empty(), "the control plane is not known: {:?}", world.objects.keys());
+    world.tailnet = headscale();
+    world.settle();
+    assert!(world.objects.is_empty() && world.minted == 0, "{:?}", world.objects.keys());
+    let faults = world.pass(KEY).faults;
+    assert!(faults[0].message.contains("there is no Secret shop in the namespace tailscale"), "{faults:?}");
+    own(&mut world, "shop", 1, 365);
+    world.settle();
+    assert_eq!(world.minted, 1);
+    assert_eq!(world.config(&workload(&world)).routes["svc:shop"].hosts.keys().collect::<Vec<_>>(), ["shop.example.com"]);
 }
 
 #[test]
@@ -247,4 +270,65 @@ fn ingress_moves_between_group_and_standalone() {
     assert!(world.hosted.vips.is_empty() && world.devices.len() == 3, "{:?}", world.devices);
     let finalizers = world.ingresses[&("default".to_owned(), "shop".to_owned())].metadata.finalizers.clone();
     assert_eq!(finalizers.as_deref(), Some(&["tailscale.com/finalizer".to_owned()][..]));
+}
+
+#[test]
+fn address_of_the_next_class_stays_when_a_proxy_or_group_releases_the_ingress() {
+    let key = ("default".to_owned(), "shop".to_owned());
+    let ours = json!([{"hostname": "shop.tail1234.ts.net", "ports": [{"port": 443, "protocol": "TCP"}]}]);
+    let (ip, name) = (json!([{"ip": "203.0.113.1"}]), json!([{"hostname": "lb.example.com"}]));
+    for annotations in [json!({}), json!({"tailscale.com/proxy-group": "in"})] {
+        for (shown, wanted) in [(&ip, &ip), (&name, &name), (&ours, &Value::Null)] {
+            let mut world = world();
+            world.group("in", json!({"type": "ingress"}));
+            put(&mut world, annotations.clone(), site("shop", "web"));
+            world.settle();
+            assert_eq!(addresses(&world).len(), 1);
+            let ingress = world.ingresses.get_mut(&key).expect("an Ingress");
+            ingress.spec.as_mut().expect("a spec").ingress_class_name = Some("nginx".into());
+            ingress.status = serde_json::from_value(json!({"loadBalancer": {"ingress": shown}})).expect("a status");
+            world.settle();
+            let ingress = &world.ingresses[&key];
+            let status = json!(ingress.status);
+            let finalizers = ingress.metadata.finalizers.as_deref().unwrap_or_default();
+            assert_eq!((&status["loadBalancer"]["ingress"], finalizers), (wanted, &[][..]), "{annotations} {shown}");
+        }
+    }
+}
+
+#[test]
+fn faults_of_a_proxy_have_its_reasons_and_not_those_of_groups() {
+    for (class, reason) in [(Class::Missing("c".into()), "ProxyFailed"), (Class::NotReady("c".into()), "ProxyPending")] {
+        let mut world = world();
+        put(&mut world, json!({}), site("shop", "web"));
+        world.class = class;
+        let plan = world.pass(KEY);
+        assert_eq!(plan.faults.iter().map(|fault| fault.reason).collect::<Vec<_>>(), [reason]);
+    }
+    let mut world = world();
+    put(&mut world, json!({}), site("shop", "web"));
+    let denial = ControlPlaneError { why: "no keys".into(), since: world.time() };
+    world.denied.insert("an auth key for replica 0".into(), denial);
+    world.rounds(2);
+    assert_eq!(world.pass(KEY).faults.iter().map(|fault| fault.reason).collect::<Vec<_>>(), ["ProxyFailed"]);
+}
+
+#[test]
+fn state_of_a_proxy_follows_its_ingress() {
+    use crate::model::controller::workload::proxy_state::ProxyState;
+    let mut world = world();
+    put(&mut world, json!({}), site("shop", "missing"));
+    assert_eq!(world.pass(KEY).proxy, Some(ProxyState::Rejected));
+    put(&mut world, json!({}), site("shop", "web"));
+    world.hosted.no_https = true;
+    assert_eq!(world.pass(KEY).proxy, Some(ProxyState::Pending));
+    world.hosted.no_https = false;
+    world.settle();
+    assert_eq!(world.pass(KEY).proxy, Some(ProxyState::Ready));
+    world.class = Class::Missing("gone".into());
+    assert_eq!(world.pass(KEY).proxy, Some(ProxyState::Failed));
+    world.class = Class::None;
+    world.delete_ingress("shop");
+    world.settle();
+    assert_eq!(world.pass(KEY).proxy, None);
 }

@@ -306,8 +306,15 @@ impl Simulation for World {
 
 /// Whether a pass planned nothing.
 pub(super) fn idle(made: &GroupPlan) -> bool {
-    GroupPlan { again: None, faults: Vec::new(), refused: BTreeSet::new(), new_names: BTreeSet::new(), summary: None, ..made.clone() }
-        == GroupPlan::default()
+    GroupPlan {
+        again: None,
+        faults: Vec::new(),
+        refused: BTreeSet::new(),
+        new_names: BTreeSet::new(),
+        proxy: None,
+        summary: None,
+        ..made.clone()
+    } == GroupPlan::default()
 }
 
 fn read_secret(stored: &Value) -> Secret {

@@ -91,6 +91,7 @@ fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
             ..rule("leases", verbs, names)
         };
         rules.push(lease(&["get", "patch", "update"], leases));
+        rules.extend(shape.active_lease().map(|active| lease(&["list", "watch"], vec![active])));
         rules.push(lease(&["create"], Vec::new()));
     }
     if let Some(config_map) = shape.config_map().filter(|_| !shape.stock()) {

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::api::{egress, ingress, state};
+use crate::model::controller::workload::identity::{DeviceLabel, DeviceName};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
@@ -51,11 +52,12 @@ impl Cluster {
             self.join(&id, tags);
         }
         let addresses = self.name_device(&id, &hostname);
+        let DeviceLabel::Whole(name) = self.devices[&id].name.clone() else { panic!("a whole name") };
         let status = &self.object("Pod", NS, pod).expect("a Pod");
         let (ip, uid) = (status["status"]["podIP"].as_str().expect("an address"), status["metadata"]["uid"].as_str().expect("a UID"));
         let mut report = vec![
             (state::DEVICE_ID, id.to_string()),
-            (state::DEVICE_FQDN, format!("{hostname}.{DOMAIN}.")),
+            (state::DEVICE_FQDN, format!("{}.", name.as_str())),
             (state::DEVICE_IPS, json!(addresses).to_string()),
             (state::POD_UID, uid.to_owned()),
         ];
@@ -120,10 +122,16 @@ impl Cluster {
         self.devices.insert(id.clone(), joined(id, self.version, tags, self.time()));
     }
 
-    /// The control plane names a device after its host; returns its addresses.
+    /// The control plane names a device after a new host name, and numbers a name that another device or a Tailscale Service has. Returns its
+    /// addresses.
     fn name_device(&mut self, id: &DeviceId, hostname: &str) -> Vec<String> {
+        let name = DeviceLabel::Whole(DeviceName::parse(&format!("{hostname}.{DOMAIN}")).expect("a name"));
+        let is_taken = self.devices.iter().any(|(other, device)| other != id && device.name == name)
+            || self.vips.contains_key(&format!("svc:{hostname}"));
         let device = self.devices.get_mut(id).expect("a device");
-        name_device(device, hostname, "", true);
+        if device.hostname != hostname {
+            name_device(device, hostname, if is_taken { "-1" } else { "" }, true);
+        }
         device.addresses.texts()
     }
 }
