@@ -70,8 +70,8 @@ fn goals(event: Event, party: &Party) -> [Option<&'static str>; 2] {
         _ if !party.standby => [None, None],
         Event::Restart => [Some("most ≤ 0"), None],
         Event::Killed => [None, Some("most ≤ 3")],
-        // The reconcilers, of which one is on the other node, pass the claim of the lost Pod.
-        Event::Lost => [None, Some("most ≤ 4")],
+        // A reconciler on the other node passes the claim of the lost Pod; the peer sends to that for 6.5 s.
+        Event::Lost => [None, Some("most ≤ 8")],
         _ => [None, None],
     }
 }

@@ -11,6 +11,7 @@ mod plan;
 pub mod proxy;
 pub mod reconciler;
 mod status;
+mod uninstall;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,6 +47,12 @@ enum Command {
     Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to repair it
     Doctor(doctor::DoctorArgs),
+    #[allow(clippy::doc_markdown)]
+    /// Release every Service, Ingress and ProxyGroup and delete their devices, before the chart is uninstalled
+    ///
+    /// The reconciler deletes Pods, devices, Secrets and its other objects, and removes its finalizers; users' objects stay. Needs a
+    /// running reconciler, and get and patch on the Lease tailyard-reconciler.
+    Uninstall(uninstall::UninstallArgs),
     /// Print, offline and without root, what a config turns into
     Plan(plan::PlanArgs),
     /// Enable IP forwarding in this network namespace and exit, for an init container
@@ -56,7 +63,7 @@ enum Command {
     Version,
     /// Offer new connections to a service at a fixed rate, and report the outcome of each
     Load(load::LoadArgs),
-    /// Show a whole group on this machine, under load; no root, cluster or account needed
+    /// Show a whole group on this machine, under load; needs root or unprivileged user namespaces, no cluster and no account
     Demo(demo::DemoArgs),
 }
 
@@ -75,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Reconciler(args) => reconciler::run(&args.flags),
         Command::Status(args) => status::run(&args, &mut std::io::stdout()),
         Command::Doctor(args) => doctor::run(&args, &mut std::io::stdout()),
+        Command::Uninstall(args) => uninstall::run(&args, &mut std::io::stdout()),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::EnableIpForwarding => enable_ip_forwarding::run(&mut std::io::stdout().lock()),
         Command::Crd => crd::run(&mut std::io::stdout().lock()),
@@ -84,6 +92,8 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
+        // The reader, such as `head`, has enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
             // Nothing is left to do when standard error is closed too.
@@ -91,6 +101,16 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether standard output is a pipe without a reader. Every other pipe and socket is an error of the command.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    use std::io::{Error, ErrorKind};
+    let of_output = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
+        Some(error) => error.io_error_kind(),
+        None => cause.downcast_ref::<Error>().map(Error::kind),
+    };
+    error.chain().next().is_some_and(|first| of_output(first) == Some(ErrorKind::BrokenPipe))
 }
 
 /// An error and its causes, without those that the text before them holds already.

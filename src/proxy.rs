@@ -79,11 +79,11 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {
         leave.requested().await;
-        if stop.is_requested() && replica.settings.init.is_some() {
+        if !leave.is_requested() || (stop.is_requested() && replica.settings.init.is_some()) {
             // A crash: the next process adopts tailscaled, ruleset and flows.
             return;
         }
-        replica.leave(cluster.as_ref(), &leave, sources.grace_began()).await;
+        replica.leave(cluster.as_ref(), &leave).await;
         if let Some(standby) = standby {
             standby.release().await;
         }

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod proxyclass;
 pub mod tailnet_tokens;
 pub mod tailnets;
+pub mod uninstall;
 pub mod worker;
 
 use std::path::Path;
@@ -106,7 +107,9 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     }
     drop(done);
     let candidate = LeaseCandidate::new(process, None, LeaseTerms::RECONCILER);
-    let election = Lease::new(cluster, LEASE, candidate);
+    let (request, requested) = watch::channel(None);
+    tasks.run_until_stop("uninstall", uninstall::follow(context, requested));
+    let election = Lease::new(cluster, LEASE, candidate).following(names::UNINSTALL, request);
     let publish = move |now| {
         leading_sender.send_replace(now);
     };

@@ -144,7 +144,7 @@ fn answered(stage: &Stage, system: System) -> Result<Attempt> {
         if let Some(ip) = address_of_pod() {
             let to = SocketAddr::new(ip, FIRST_TARGET_PORT);
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
-            let requests = || make(TargetProtocol::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
+            let requests = || make(TargetProtocol::Identity, attempt, 0, begun, begun.elapsed(), (PATIENCE, false));
             if stage.behind.node.ns.block_on(requests)?.outcome.is_ok_and(|by| by.target == 0) {
                 return Ok(attempt);
             }

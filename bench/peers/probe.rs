@@ -118,14 +118,14 @@ async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
 
 /// The target that answers a service.
 async fn by(pod: &Pod<'_>, number: u16, start: Instant) -> Result<TargetIdentity, AttemptFailure> {
-    make(TargetProtocol::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await.outcome
+    make(TargetProtocol::Identity, attempt(pod, number), 0, start, start.elapsed(), (PATIENCE, false)).await.outcome
 }
 
 /// Connects again and again until one connection is answered by the right target.
 async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> AttemptReport {
     let mut open = JoinSet::new();
     for nonce in 0.. {
-        open.spawn(make(TargetProtocol::Identity, attempt(pod, number), nonce, since, since.elapsed(), PATIENCE));
+        open.spawn(make(TargetProtocol::Identity, attempt(pod, number), nonce, since, since.elapsed(), (PATIENCE, false)));
         let next = sleep((since.elapsed() / PART).max(finest));
         tokio::pin!(next);
         loop {

@@ -17,7 +17,7 @@ pub const KEY_HEP_PINGS: &str = "hep-pings";
 
 /// One egress service: a tailnet target and its ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct EgressService {
     /// URL of `/healthz` through the service's own `ClusterIP`; empty if there is none.
     pub health_check_endpoint: String,
@@ -28,7 +28,7 @@ pub struct EgressService {
 
 /// A tailnet target; exactly one field is not empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct EgressTarget {
     /// IP address as text.
     pub ip: String,
@@ -38,7 +38,7 @@ pub struct EgressTarget {
 
 /// One port of a service. The integers are wider than a port, so that an invalid one affects this port only.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct PortMap {
     /// `TCP` or `UDP`, in Kubernetes' notation; echoed unchanged.
     pub protocol: String,

@@ -15,7 +15,7 @@ pub const KEY_COMPRESSED: &str = "ingress-config.json.gz";
 
 /// Addresses of one Tailscale Service and its Service in the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct IngressService {
     #[serde(rename = "IPv4Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Mapping>,
@@ -32,7 +32,7 @@ pub struct IngressService {
 
 /// An address pair. If a side is empty, the pair is not served (except with [`IngressService::external_name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct Mapping {
     #[serde(rename = "TailscaleServiceIP")]
     pub tailscale_service_ip: String,
@@ -42,7 +42,7 @@ pub struct Mapping {
 
 /// Status of a replica's applied config.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct IngressStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub configs: BTreeMap<String, IngressService>,

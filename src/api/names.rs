@@ -59,6 +59,8 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// Key of a replica's config in the config Secret. Its number is the minimum capability version that can read it.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Ours, key of a config Secret: ID of the replica's device, if that was deleted at the control plane. A replica that has it joins again.
+pub const DELETED_DEVICE_KEY: &str = "deleted-device";
 /// Labels of metrics objects, which are copied to each sample: kind, name and namespace of the parent.
 pub const PROXY_TYPE: &str = "ts_proxy_type";
 pub const PROXY_PARENT: &str = "ts_proxy_parent_name";
@@ -184,6 +186,13 @@ pub fn account(group: &str) -> String {
 pub fn issuer(group: &str) -> String {
     format!("{group}-issuer")
 }
+
+/// Ours, annotation of the reconcilers' Lease: requests an uninstall; its value is the time of the request.
+pub const UNINSTALL: &str = "tailyard.io/uninstall";
+/// Ours, annotation of that Lease: what the uninstall still has to release; [`UNINSTALLED`] at its end.
+pub const UNINSTALL_REMAINING: &str = "tailyard.io/uninstall-remaining";
+/// Value of [`UNINSTALL_REMAINING`] at the end.
+pub const UNINSTALLED: &str = "nothing";
 
 /// `ConfigMap` of [`CERTIFICATE_ORDERS`].
 pub fn certificate_orders(namespace: &str) -> String {

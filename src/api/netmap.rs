@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct File {
     #[serde(rename = "self")]
     pub node: Node,
@@ -18,7 +18,7 @@ pub struct File {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "an object")]
 pub struct Node {
     /// Its fully qualified name, with or without the final dot.
     pub name: String,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema;
 
-/// How Pods are shaped.
+/// Desired state of a `ProxyClass`.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "tailscale.com",
@@ -27,19 +27,19 @@ use super::schema;
     plural = "proxyclasses",
     status = "ProxyClassStatus",
     derive = "PartialEq",
-    doc = "How the Pods of proxies are shaped: of the groups whose spec.proxyClass names it, or of all that name none \
-           if it is the reconciler's default.",
+    doc = "Configuration of the Pods of proxies: of the ProxyGroups that name it in spec.proxyClass, of the Services and Ingresses that \
+           name it in the annotation tailscale.com/proxy-class, and of those that name none if it is the reconciler's default.",
     printcolumn(
         name = "Status",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type == "ProxyClassReady")].reason"#,
-        description = "Whether it can be used."
+        description = "Reason of the condition ProxyClassReady."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyClassSpec {
-    /// The `StatefulSet` and its Pods.
+    /// `StatefulSet` and Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stateful_set: Option<ClassStatefulSet>,
     /// Metrics of the proxies.
@@ -48,131 +48,130 @@ pub struct ProxyClassSpec {
     /// Settings of tailscaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tailscale: Option<TailscaleConfig>,
-    /// Whether certificates come from Let's Encrypt's staging environment, whose limits are wide and which no browser
-    /// trusts.
+    /// Orders certificates from Let's Encrypt's staging environment: higher rate limits, not trusted by browsers.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub use_lets_encrypt_staging_environment: bool,
-    /// How peers of the tailnet may reach replicas directly.
+    /// Static endpoints, by which peers reach replicas directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub static_endpoints: Option<StaticEndpoints>,
 }
 
-/// The `StatefulSet` and its Pods.
+/// `StatefulSet` and Pods of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassStatefulSet {
-    /// Labels of the `StatefulSet`, besides those that it has anyway.
+    /// Additional labels of the `StatefulSet`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the `StatefulSet`, besides those that it has anyway.
+    /// Additional annotations of the `StatefulSet`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Its Pods.
+    /// Pods of the `StatefulSet`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ClassPod>,
 }
 
-/// The Pods.
+/// Pods of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassPod {
-    /// Labels of the Pods, besides those that they have anyway.
+    /// Additional labels of the Pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the Pods, besides those that they have anyway.
+    /// Additional annotations of the Pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// As a Pod's `spec.affinity`.
+    /// Pod field `spec.affinity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::part::<Affinity>")]
     pub affinity: Option<Affinity>,
-    /// The container of the proxy.
+    /// Container of the proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tailscale_container: Option<ClassContainer>,
-    /// The init container that switches forwarding on. Not of groups of type kube-apiserver.
+    /// Init container that enables IP forwarding. Not used by type kube-apiserver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tailscale_init_container: Option<ClassContainer>,
-    /// As a Pod's `spec.securityContext`.
+    /// Pod field `spec.securityContext`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::part::<PodSecurityContext>")]
     pub security_context: Option<PodSecurityContext>,
-    /// As a Pod's `spec.imagePullSecrets`.
+    /// Pod field `spec.imagePullSecrets`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::pull_secrets")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// As a Pod's `spec.nodeName`.
+    /// Pod field `spec.nodeName`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// As a Pod's `spec.nodeSelector`.
+    /// Pod field `spec.nodeSelector`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// As a Pod's `spec.tolerations`.
+    /// Pod field `spec.tolerations`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::parts::<Toleration>")]
     pub tolerations: Vec<Toleration>,
-    /// As a Pod's `spec.topologySpreadConstraints`.
+    /// Pod field `spec.topologySpreadConstraints`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::parts::<TopologySpreadConstraint>")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// As a Pod's `spec.priorityClassName`.
+    /// Pod field `spec.priorityClassName`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// As a Pod's `spec.dnsPolicy`.
+    /// Pod field `spec.dnsPolicy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]))]
     pub dns_policy: Option<String>,
-    /// As a Pod's `spec.dnsConfig`. It is needed if `dnsPolicy` is `None`.
+    /// Pod field `spec.dnsConfig`. Required if `dnsPolicy` is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::part::<PodDNSConfig>")]
     pub dns_config: Option<PodDNSConfig>,
 }
 
-/// A container of the Pods.
+/// Container of the Pods.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassContainer {
-    /// Variables of its environment; they come last and so win over those of the same name that it has anyway.
+    /// Additional environment variables; they override the container's own of the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<ClassEnv>,
-    /// Its image, instead of that of the reconciler's settings.
+    /// Image. Default: the reconciler's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// When its image is pulled.
+    /// Image pull policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Always", "Never", "IfNotPresent"]))]
     pub image_pull_policy: Option<String>,
-    /// As a container's `resources`.
+    /// Container field `resources`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::part::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
-    /// As a container's `securityContext`, instead of the one that it has anyway.
+    /// Container field `securityContext`; replaces the default one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::part::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
-    /// What is needed to look into a proxy; not for production.
+    /// Debug endpoints of tailscaled; not for production.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub debug: Option<ClassDebug>,
 }
 
-/// A variable of an environment.
+/// Environment variable.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassEnv {
-    /// Its name.
+    /// Name of the variable.
     #[schemars(regex(pattern = "^[-._a-zA-Z][-._a-zA-Z0-9]*$"))]
     pub name: String,
-    /// Its value; `$(NAME)` is replaced as in a Pod.
+    /// Value of the variable; references `$(NAME)` are expanded as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-/// What is needed to look into a proxy.
+/// Debug endpoints of tailscaled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassDebug {
-    /// Whether tailscaled serves its profiles and internal metrics at port 9001 of the Pod.
+    /// Serves profiles and internal metrics of tailscaled on port 9001 of the Pod.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub enable: bool,
 }
@@ -183,20 +182,20 @@ pub struct ClassDebug {
     "message": "ServiceMonitor can only be enabled if metrics are enabled"}]))]
 #[serde(rename_all = "camelCase")]
 pub struct Metrics {
-    /// Whether metrics are served at port 9002 of each Pod, and by a Service `<name>-metrics`.
+    /// Serves metrics on port 9002 of each Pod, and creates the Service `<name>-metrics`.
     pub enable: bool,
-    /// Whether Prometheus scrapes them.
+    /// `ServiceMonitor` for a Prometheus operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_monitor: Option<ServiceMonitor>,
 }
 
-/// Whether Prometheus scrapes the metrics.
+/// `ServiceMonitor` for a Prometheus operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMonitor {
-    /// Whether there is a `ServiceMonitor`.
+    /// Creates a `ServiceMonitor`.
     pub enable: bool,
-    /// Its labels, besides those that it has anyway.
+    /// Additional labels of the `ServiceMonitor`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
@@ -206,50 +205,50 @@ pub struct ServiceMonitor {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TailscaleConfig {
-    /// Whether routes that other devices of the tailnet advertise are taken.
+    /// Accepts subnet routes that other devices of the tailnet advertise.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub accept_routes: bool,
 }
 
-/// How peers of the tailnet may reach replicas directly.
+/// Static endpoints, by which peers reach replicas directly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StaticEndpoints {
-    /// By ports of the nodes.
+    /// Node ports as static endpoints.
     pub node_port: NodePorts,
 }
 
-/// Ports of the nodes that are routed to replicas.
+/// Node ports that are routed to replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePorts {
-    /// The ports to choose from, within the cluster's range of node ports. UDP to them must be let through to the nodes'
-    /// external addresses.
+    /// Node ports to use, within the cluster's range of node ports. Firewalls must permit UDP to these ports on the nodes' external
+    /// addresses.
     #[schemars(length(min = 1))]
     pub ports: Vec<PortRange>,
-    /// Labels of the nodes whose external addresses are announced to the peers; all nodes if there are none.
+    /// Labels of the nodes whose external addresses are advertised to peers. Default: all nodes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub selector: BTreeMap<String, String>,
 }
 
-/// A range of ports. The numbers are wider than a port so that a wrong one is this class's fault alone.
+/// Range of ports, inclusive. Wide integers: an invalid port makes only this class invalid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PortRange {
-    /// The first.
+    /// First port.
     #[schemars(schema_with = "schema::integer")]
     pub port: i64,
-    /// The last; the first is the only one if it is not set.
+    /// Last port. Default: `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::integer")]
     pub end_port: Option<i64>,
 }
 
-/// What is known of a class.
+/// Observed state of a `ProxyClass`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyClassStatus {
-    /// `ProxyClassReady`: it can be used.
+    /// `ProxyClassReady`: the class is valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

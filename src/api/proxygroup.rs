@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema;
 
-/// What a group is to be.
+/// Desired state of a `ProxyGroup`.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "tailscale.com",
@@ -22,63 +22,61 @@ use super::schema;
     shortname = "pg",
     status = "ProxyGroupStatus",
     derive = "PartialEq",
-    doc = "A group of replicated proxies between this cluster and a tailnet. One group carries many services: a Service \
-           joins it by the annotation tailscale.com/proxy-group.",
+    doc = "A group of replicated proxies between this cluster and a tailnet. A group serves many Services and Ingresses, which name it \
+           in the annotation tailscale.com/proxy-group.",
     printcolumn(
         name = "Status",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type == "ProxyGroupReady")].reason"#,
-        description = "How far the group is."
+        description = "Reason of the condition ProxyGroupReady."
     ),
     printcolumn(
         name = "URL",
         type_ = "string",
         json_path = ".status.url",
-        description = "Where the Kubernetes API is reached; of groups of type kube-apiserver only."
+        description = "URL of the Kubernetes API; type kube-apiserver only."
     ),
-    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type", description = "What the group is for."),
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type", description = "Type of the group."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyGroupSpec {
-    /// What the group is for. It cannot be changed.
+    /// Type of the group: egress (from the cluster to the tailnet), ingress (from the tailnet to the cluster) or kube-apiserver. Immutable.
     #[serde(rename = "type")]
     #[schemars(
  with = "String",
  extend("enum" = ["egress", "ingress", "kube-apiserver"], "x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup type is immutable"}])
 )]
     pub type_: ProxyGroupType,
-    /// The tags of the replicas in the tailnet, each like `tag:name`; those of the reconciler's settings if there are
-    /// none. The credentials in use must own them. They are given when a replica joins: a later change concerns only
-    /// replicas that join after it.
+    /// Tags of the replicas' devices, each like `tag:name`. The credentials must own them. Applied when a replica joins the tailnet:
+    /// existing devices keep their tags. Default: the reconciler's setting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(regex(pattern = "^tag:[a-zA-Z][a-zA-Z0-9-]*$")))]
     pub tags: Vec<String>,
-    /// How many replicas there are; 2 if it is not set.
+    /// Number of replicas. Default: 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub replicas: Option<i32>,
-    /// What the names of the replicas in the tailnet begin with, before a dash and the replica's number; the group's name
-    /// if it is not set.
+    /// Prefix of the replicas' host names in the tailnet, which are `<prefix>-<ordinal>`. Default: the group's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9][a-z0-9-]{0,61}$"))]
     pub hostname_prefix: Option<String>,
-    /// The name of the `ProxyClass` that shapes the group's Pods; that of the reconciler's settings if it is not set.
+    /// Name of the `ProxyClass` that configures the group's Pods. Default: the reconciler's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_class: Option<String>,
-    /// Settings of a group of type kube-apiserver; of no effect on others.
+    /// Settings of type kube-apiserver; ignored for other types.
     #[serde(rename = "kubeAPIServer", default, skip_serializing_if = "Option::is_none")]
     pub kube_api_server: Option<KubeApiServer>,
-    /// The name of the `Tailnet` that the group joins; the reconciler's own if it is not set. It cannot be changed.
+    /// Name of the `Tailnet` that the replicas join. Immutable. Default: that of the reconciler's credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup tailnet is immutable"}]))]
     pub tailnet: Option<String>,
-    /// What only Tailyard knows. All of it is optional.
+    /// Tailyard-specific settings (optional).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tailyard: Option<Tailyard>,
 }
 
-/// What a group is for.
+/// Type of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyGroupType {
@@ -99,12 +97,11 @@ pub enum ProxyGroupType {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeApiServer {
-    /// In mode `auth`, the default, a request acts as the tailnet identity of its sender; in mode `noauth` it brings its
-    /// own credentials.
+    /// `auth`: requests impersonate the tailnet identity of their sender. `noauth`: requests use their own credentials. Default: `auth`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("enum" = ["auth", "noauth"]))]
     pub mode: Option<ApiServerMode>,
-    /// The name in the tailnet under which the API is reached, unique in it; the group's name if it is not set.
+    /// Host name of the Kubernetes API in the tailnet; must be unique. Default: the group's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
     pub hostname: Option<String>,
@@ -124,79 +121,78 @@ pub enum ApiServerMode {
     Other(String),
 }
 
-/// What only Tailyard knows of a group.
+/// Tailyard-specific settings of a group.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tailyard {
-    /// How long a leaving replica lets its flows end by themselves, in seconds; what is left then is reset.
+    /// Drain timeout in seconds: how long a terminating replica forwards established connections. The remaining ones are reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub drain_timeout_seconds: Option<i64>,
-    /// The ports of a replica that services may be given, both ends included.
+    /// Match ports: ports of the replicas' Pods that are assigned to the ports of egress Services, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_port_range: Option<PortSpan>,
-    /// The extended resource by which a device plugin gives a Pod the TUN device; with it the container is not
+    /// Extended resource of a device plugin that provides the TUN device, such as `example.com/tun`. With it the container is not
     /// privileged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub tun_device_resource: Option<String>,
-    /// Whether forwarding is switched on by the Pod's security context, without a privileged init container. The kubelet
-    /// must allow the two sysctls.
+    /// Enables IP forwarding by sysctls of the Pod's security context instead of a privileged init container. The kubelet must allow
+    /// the two sysctls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub use_pod_sysctls: Option<bool>,
-    /// What holds the rules in the kernel; the first that works if it is not set.
+    /// Firewall backend. Default: the reconciler's setting, else the first backend that works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
     pub firewall_mode: Option<String>,
-    /// The prefixes from which Services that a group of type ingress publishes have their addresses in the tailnet, where the
-    /// control plane has no Tailscale Services: one address of each family, advertised as a route. Without them a Service is
-    /// reached there by its address in the cluster. No other group, and nothing else, may use them.
+    /// Prefixes of the tailnet addresses of advertised Services, for control planes without Tailscale Services: one address of each
+    /// family, advertised as a route. No other group may use these prefixes. Default: a Service is advertised by its ClusterIP.
     #[serde(rename = "serviceCIDRs", default, skip_serializing_if = "Vec::is_empty")]
     pub service_cidrs: Vec<String>,
-    /// Who may use the group, and how much of it. The first whose selector matches a namespace decides for its objects; a namespace that
-    /// none selects gets nothing new. Without any, every namespace may use the group within the limits of the reconciler's settings.
+    /// Namespaces that may use the group, with their limits. The first entry that selects a namespace applies; namespaces that no entry
+    /// selects may not use the group. Default: every namespace, within the limits of the reconciler's setting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub tenants: Vec<Tenant>,
 }
 
-/// Namespaces that may use a group, and how much of it. Patterns are names, or beginnings of names before a final `*`.
+/// Namespaces that may use a group, with their limits. A pattern is a name, or a prefix followed by `*`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tenant {
-    /// Which namespaces, by their labels; `{}` selects all.
+    /// Label selector of the namespaces; `{}` selects all.
     #[schemars(schema_with = "schema::part::<LabelSelector>")]
     pub namespace_selector: LabelSelector,
-    /// Patterns of names in the tailnet that Ingresses and Services may have; any if it is not set.
+    /// Patterns of permitted names in the tailnet. Default: all names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256), inner(regex(pattern = r"^([a-z0-9][a-z0-9-]{0,62}\*?|\*)$")))]
     pub names: Option<Vec<String>>,
-    /// Patterns of tags that objects may ask for by annotation; none if it is empty. The group's own tags need no entry.
+    /// Patterns of tags that the annotation `tailscale.com/tags` may request, in addition to the group's tags. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(regex(pattern = r"^(tag:[a-zA-Z][a-zA-Z0-9-]*\*?|tag:\*|\*)$")))]
     pub tags: Vec<String>,
-    /// Patterns of names that may be joined although another cluster has them; none if it is empty.
+    /// Patterns of names that may be shared with other clusters. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(regex(pattern = r"^([a-z0-9][a-z0-9-]{0,62}\*?|\*)$")))]
     pub shared_names: Vec<String>,
-    /// Whether Ingresses may ask for Funnel, so that they are reached from the internet.
+    /// Permits Funnel: Ingresses that are reachable from the internet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
-    /// Most ports of egress Services of one namespace; 5,000 if it is not set.
+    /// Maximum number of ports of egress Services, for each namespace. Default: 5,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_ports: Option<i64>,
-    /// Most names in the tailnet of one namespace; 100 if it is not set.
+    /// Maximum number of names in the tailnet, for each namespace. Default: 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_names: Option<i64>,
-    /// Most certificates that are ordered for one namespace within a week; 50 if it is not set.
+    /// Maximum number of certificate orders within seven days, for each namespace. Default: 50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_certificates_per_week: Option<i64>,
 }
 
-/// Replicas of a group whose spec names no number.
+/// Default of `spec.replicas`.
 pub const DEFAULT_REPLICAS: u32 = 2;
 
 impl ProxyGroup {
@@ -208,7 +204,7 @@ impl ProxyGroup {
 }
 
 impl ProxyGroupSpec {
-    /// Number of replicas that the group is to have.
+    /// Desired number of replicas.
     pub fn desired_replicas(&self) -> u32 {
         self.replicas.map_or(DEFAULT_REPLICAS, |replicas| replicas.try_into().unwrap_or(0))
     }
@@ -219,43 +215,44 @@ impl ProxyGroupType {
     pub const SERVED: [Self; 2] = [Self::Egress, Self::Ingress];
 }
 
-/// A span of ports, both ends included.
+/// Range of ports, inclusive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [{"rule": "self.start <= self.end", "message": "matchPortRange.start must not be above matchPortRange.end"}]))]
 pub struct PortSpan {
-    /// The first.
+    /// First port.
     #[schemars(range(min = 1, max = 65535))]
     pub start: i64,
-    /// The last.
+    /// Last port.
     #[schemars(range(min = 1, max = 65535))]
     pub end: i64,
 }
 
-/// What a group is.
+/// Observed state of a `ProxyGroup`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProxyGroupStatus {
-    /// `ProxyGroupReady`: everything is as the spec says. `ProxyGroupAvailable`: at least one replica is in its tailnet.
-    /// Of type kube-apiserver also `KubeAPIServerProxyValid` and `KubeAPIServerProxyConfigured`.
+    /// `ProxyGroupReady`: all replicas are ready and match the spec. `ProxyGroupAvailable`: at least one replica is in the tailnet.
+    /// Type ingress: `TailyardServicesAdvertised`, `TailyardCertificatesReady`. Type kube-apiserver: `KubeAPIServerProxyValid`,
+    /// `KubeAPIServerProxyConfigured`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The replicas that are in the tailnet.
+    /// Devices of the replicas that are in the tailnet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["hostname"]))]
     pub devices: Vec<TailnetDevice>,
-    /// Where the Kubernetes API is reached; of groups of type kube-apiserver only.
+    /// URL of the Kubernetes API; type kube-apiserver only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }
 
-/// A replica as a device of the tailnet.
+/// Device of a replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TailnetDevice {
-    /// The first label of its name in the tailnet.
+    /// Host name: the first label of the device's name in the tailnet.
     pub hostname: String,
-    /// Its addresses in the tailnet.
+    /// Tailnet addresses of the device.
     #[serde(rename = "tailnetIPs", default, skip_serializing_if = "Vec::is_empty")]
     pub tailnet_ips: Vec<String>,
     /// Static endpoints of the device: addresses and ports of nodes.

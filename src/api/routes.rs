@@ -26,7 +26,7 @@ pub const LEAVING: &str = "tailyard-leaving.json";
 
 /// The object that requested a service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Origin {
     /// `Ingress` or `Service`.
     pub kind: String,
@@ -35,7 +35,7 @@ pub struct Origin {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Site {
     /// Host names, each with its certificate.
     pub hosts: BTreeMap<String, Host>,
@@ -47,7 +47,7 @@ pub struct Site {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Host {
     /// Secret of type `kubernetes.io/tls` with the certificate, in the namespace of the group's objects.
     pub secret: String,
@@ -69,7 +69,7 @@ pub enum Listener {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Route {
     /// Host name; empty for every name of the virtual host.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -84,7 +84,7 @@ pub struct Route {
 
 /// A cluster service behind a route.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, expecting = "an object")]
 pub struct Backend {
     pub namespace: String,
     pub service: String,

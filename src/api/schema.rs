@@ -112,26 +112,26 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],
             "properties": {
                 "lastTransitionTime": {
-                    "description": "Since when the status is what it is.",
+                    "description": "Last time at which the status changed.",
                     "type": "string",
                     "format": "date-time",
                 },
-                "message": {"description": "Why, and what to do, in a sentence.", "type": "string", "maxLength": 32768},
+                "message": {"description": "Human-readable cause and action.", "type": "string", "maxLength": 32768},
                 "observedGeneration": {
-                    "description": "The metadata.generation of this condition.",
+                    "description": "The metadata.generation that the condition is based on.",
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,
                 },
                 "reason": {
-                    "description": "Why, in a word.",
+                    "description": "Machine-readable reason.",
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
                 },
-                "status": {"description": "Whether it holds.", "type": "string", "enum": ["True", "False", "Unknown"]},
-                "type": {"description": "What it is about.", "type": "string", "maxLength": 316, "pattern": kind},
+                "status": {"description": "Status of the condition: True, False or Unknown.", "type": "string", "enum": ["True", "False", "Unknown"]},
+                "type": {"description": "Type of the condition.", "type": "string", "maxLength": 316, "pattern": kind},
             },
         },
     })

@@ -14,7 +14,7 @@ pub const KEY: &str = "serve-config.json";
 pub const KEY_COMPRESSED: &str = "serve-config.json.gz";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(rename_all = "PascalCase", default, expecting = "an object")]
 pub struct ServeConfig {
     /// Handlers of the node itself, by port.
     #[serde(rename = "TCP", skip_serializing_if = "BTreeMap::is_empty")]
@@ -31,7 +31,7 @@ pub struct ServeConfig {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(rename_all = "PascalCase", default, expecting = "an object")]
 pub struct ServiceConfig {
     #[serde(rename = "TCP", skip_serializing_if = "BTreeMap::is_empty")]
     pub tcp: BTreeMap<u16, TcpHandler>,
@@ -44,7 +44,7 @@ pub struct ServiceConfig {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(rename_all = "PascalCase", default, expecting = "an object")]
 pub struct TcpHandler {
     /// A virtual host with TLS that tailscaled terminates.
     #[serde(rename = "HTTPS", skip_serializing_if = "std::ops::Not::not")]
@@ -64,7 +64,7 @@ pub struct TcpHandler {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(rename_all = "PascalCase", default, expecting = "an object")]
 pub struct WebServer {
     /// Handlers by path.
     pub handlers: BTreeMap<String, HttpHandler>,
@@ -72,7 +72,7 @@ pub struct WebServer {
 
 /// Handler of a path; exactly one of `proxy`, `redirect` and `text` is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(rename_all = "PascalCase", default, expecting = "an object")]
 pub struct HttpHandler {
     /// A backend's URL: `http`, `https`, `https+insecure`.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema;
 
-/// Which tailnet it is.
+/// Desired state of a `Tailnet`.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "tailscale.com",
@@ -21,39 +21,38 @@ use super::schema;
     shortname = "tn",
     status = "TailnetStatus",
     derive = "PartialEq",
-    doc = "A tailnet that groups may join by spec.tailnet, and the credentials for it.",
+    doc = "Control plane and credentials of a tailnet, which ProxyGroups name in spec.tailnet.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(
         name = "Status",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type == "TailnetReady")].reason"#,
-        description = "Whether the credentials work and suffice."
+        description = "Reason of the condition TailnetReady."
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TailnetSpec {
-    /// The URL of the control plane; Tailscale's own if it is not set.
+    /// URL of the control plane. Default: Tailscale's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login_url: Option<String>,
-    /// The credentials for the control plane's API.
+    /// Credentials for the API of the control plane.
     pub credentials: TailnetCredentials,
 }
 
-/// Where the credentials are.
+/// Reference to the credentials.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TailnetCredentials {
-    /// The name of a Secret in the reconciler's namespace. It holds `client_id` and either `client_secret` (an OAuth
-    /// client) or `audience` (workload identity: a token of the reconciler's own service account for that audience is
-    /// exchanged); or `api_key` alone, for a headscale.
+    /// Name of a Secret in the reconciler's namespace. Keys: `client_id` and `client_secret` (OAuth client); `client_id` and `audience`
+    /// (workload identity federation by a token of the reconciler's service account); or `api_key` (headscale).
     pub secret_name: String,
 }
 
-/// What is known of it.
+/// Observed state of a `Tailnet`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TailnetStatus {
-    /// `TailnetReady`: the credentials work and suffice.
+    /// `TailnetReady`: the credentials are valid and have the necessary scopes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

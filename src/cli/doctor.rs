@@ -9,7 +9,6 @@ use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
 use crate::inspect::doctor::{DoctorOptions, run as examine};
-use crate::model::diagnostics::doctor::Finding;
 
 /// Arguments of `tailyard doctor`.
 #[derive(Debug, clap::Args)]
@@ -33,9 +32,9 @@ enum DoctorOutput {
     Json,
 }
 
-/// Prints every check. The code is 1 if anything keeps something from working.
+/// Prints every check. The code is 1 if something does not work, 2 if nothing could be read.
 pub(super) fn run(args: &DoctorArgs, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
     let options = DoctorOptions { node: args.node_checks, json: args.output.is_some(), control_ca: args.control_ca.clone() };
-    let worst = block_on(async { examine(args.cluster.find().await, &options, out).await.context("no answer") })??;
-    Ok(if worst == Finding::Bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let code = block_on(async { examine(args.cluster.find().await, &options, out).await.context("no answer") })??;
+    Ok(ExitCode::from(code))
 }

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
 use crate::inspect::status::{RefreshMode, StatusFormat, StatusOptions, run as show};
-use crate::model::diagnostics::overview::{Selection, Width};
+use crate::model::diagnostics::overview::{RowSelection, Width};
 
 /// Arguments of `tailyard status`.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ enum StatusOutput {
 pub(super) fn run(args: &StatusArgs, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
     let terminal = std::io::stdout().is_terminal();
     let options = StatusOptions {
-        selection: args.selected.as_deref().map(Selection::parse).unwrap_or_default(),
+        selection: args.selected.as_deref().map(RowSelection::parse).unwrap_or_default(),
         format: match args.output {
             None => StatusFormat::Text(Width::Narrow),
             Some(StatusOutput::Wide) => StatusFormat::Text(Width::Wide),

@@ -109,6 +109,14 @@ impl ControlClient {
         }
     }
 
+    /// Checks the permission to read Tailscale Services; succeeds if the control plane has none.
+    pub async fn probe_services(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Tailscale(client) => client.probe_services().await,
+            Self::Headscale(_) => Ok(()),
+        }
+    }
+
     /// Creates an auth key for one device, single use, valid for [`Self::KEY_LIFE`]. `note` is its description for users.
     pub async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
         match self {

@@ -63,7 +63,7 @@ enum Handle {
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum DaemonError {
-    #[error("cannot start {}: {source}", program.display())]
+    #[error("cannot start {}: {}", program.display(), spawn_cause(program, source))]
     Spawn { program: PathBuf, source: io::Error },
     #[error("cannot wait for tailscaled: {0}")]
     Wait(#[source] io::Error),
@@ -77,6 +77,16 @@ pub enum DaemonError {
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Config(#[from] ConfFault),
+}
+
+/// A program without a slash is searched in `PATH`, which the system's message does not say.
+fn spawn_cause(program: &Path, source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::NotFound if program.components().count() == 1 => {
+            "not found in PATH; install it or set --tailscaled (TAILYARD_TAILSCALED)".to_owned()
+        }
+        _ => source.to_string(),
+    }
 }
 
 impl DaemonError {

@@ -22,7 +22,7 @@ impl Fence {
         let (sender, requests) = channel();
         let run = move || {
             if let Err(error) = set(&requests) {
-                tracing::warn!("no timer of the kernel ends this process if it hangs: {error}");
+                tracing::warn!("cannot arm the watchdog timer: {error}; a hung process will not be killed");
             }
         };
         thread::Builder::new().name("fence".to_owned()).spawn(run)?;

@@ -57,7 +57,7 @@ pub async fn ping(url: &str, limit: Duration) -> HealthProbe {
         Ok(answer) => HealthProbe::Answered(addresses(answer.headers())),
         Err(error) if is_refused(&error) => HealthProbe::Refused,
         Err(error) => {
-            tracing::debug!(url, %error, "health endpoint cannot be asked");
+            tracing::debug!(url, %error, "cannot probe the health endpoint");
             HealthProbe::Silent
         }
     }

@@ -35,6 +35,7 @@ pub(super) struct InspectCache {
 pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, WatchChange)> {
     let namespace = || Some(cluster.namespace().to_owned());
     let changes = |part: StatusPart| {
+        let fields = (part == StatusPart::Events).then_some(Resource::INGRESS_WARNINGS);
         let (resource, namespace, labels) = match part {
             StatusPart::Groups => (Resource::PROXY_GROUP, None, None),
             StatusPart::Pods | StatusPart::Pages => (Resource::POD, namespace(), Some(PROXIES)),
@@ -43,9 +44,9 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, Watc
             StatusPart::Configs => (Resource::CONFIG_MAP, namespace(), Some(OF_A_GROUP)),
             StatusPart::Services => (Resource::SERVICE, None, Some(OF_USERS)),
             StatusPart::Ingresses => (Resource::INGRESS, None, None),
-            StatusPart::Events => return cluster.follow_ingress_warnings(Backoff::WATCH).boxed(),
+            StatusPart::Events => (Resource::EVENT, None, None),
         };
-        cluster.follow(&Follow { resource, namespace, labels }, Backoff::WATCH).map(move |change| without_key(part, change)).boxed()
+        cluster.follow(&Follow { resource, namespace, labels, fields }, Backoff::WATCH).map(move |change| without_key(part, change)).boxed()
     };
     select_all(StatusPart::OBJECTS.map(|part| changes(part).map(move |change| (part, change)).boxed())).boxed()
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, KubeError};
-use crate::model::diagnostics::doctor::{Check, Finding, cluster as cluster_checks, node as node_checks, text, worst};
+use crate::model::diagnostics::doctor::{API_SERVER, Check, cluster as cluster_checks, exit_code, node as node_checks, text};
 use crate::model::diagnostics::overview::Gap;
 
 mod cluster;
@@ -23,15 +23,15 @@ pub struct DoctorOptions {
     pub control_ca: Option<PathBuf>,
 }
 
-/// Writes the findings and returns the worst. An unreachable cluster is a finding, so that a machine without one can be checked.
-pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, out: &mut dyn Write) -> Result<Finding, InspectError> {
+/// Writes the findings and returns the exit code. An unreachable cluster is a finding, so that a machine without one can be checked.
+pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, out: &mut dyn Write) -> Result<u8, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {
             Ok(version) => cluster_checks::checks(&Box::pin(cluster::facts(&cluster, version, options.control_ca.as_deref())).await),
             Err(error) => vec![unreachable(&error)],
         },
         // A node need not have a kubeconfig.
-        Err(error @ KubeError::Config { .. }) if options.node => vec![Check::warn("api-server", error.to_string(), FIX)],
+        Err(error @ KubeError::Config { .. }) if options.node => vec![Check::warn(API_SERVER, error.to_string(), FIX)],
         Err(error) => vec![unreachable(&error)],
     };
     if options.node {
@@ -44,7 +44,7 @@ pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, o
         write!(out, "{}", text(&checks))?;
     }
     out.flush()?;
-    Ok(worst(&checks))
+    Ok(exit_code(&checks))
 }
 
 fn unreachable(error: &KubeError) -> Check {
@@ -52,5 +52,5 @@ fn unreachable(error: &KubeError) -> Check {
         Gap::Failed(why) => why,
         Gap::Forbidden | Gap::Unknown => error.to_string(),
     };
-    Check::bad("api-server", why, FIX)
+    Check::bad(API_SERVER, why, FIX)
 }

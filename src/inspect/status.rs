@@ -14,7 +14,7 @@ use super::cache::{InspectCache, changes};
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, WatchChange};
 use crate::model::diagnostics::overview::{
-    ClusterView, Gap, LiveStatus, Overview, Selection, StatusPart, Width, changes as differences, text,
+    ClusterView, Gap, LiveStatus, Overview, RowSelection, StatusPart, Width, changes as differences, text,
 };
 
 /// Timeout of the initial lists.
@@ -30,7 +30,7 @@ const AT_A_TIME: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct StatusOptions {
-    pub selection: Selection,
+    pub selection: RowSelection,
     pub format: StatusFormat,
     pub rhythm: RefreshMode,
 }
@@ -107,7 +107,7 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     let mut view = gathered.view();
     view.now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let once = options.rhythm == RefreshMode::Once;
-    if let Selection::Group(group) = &options.selection
+    if let RowSelection::Group(group) = &options.selection
         && !view.groups.iter().any(|existing| existing.metadata.name.as_ref() == Some(group))
         && once
     {
@@ -116,15 +116,15 @@ async fn look(cluster: &Cluster, gathered: &InspectCache, options: &StatusOption
     request_status(cluster, &mut view, &options.selection).await;
     let overview = Overview::of(&view, &options.selection);
     match &options.selection {
-        Selection::Object(namespace, name) if once && overview.lacks_object() && view.is_complete() => {
+        RowSelection::Object(namespace, name) if once && overview.lacks_object() && view.is_complete() => {
             Err(InspectError::NoObject(format!("{namespace}/{name}")))
         }
         _ => Ok(overview),
     }
 }
 
-async fn request_status(cluster: &Cluster, view: &mut ClusterView, selection: &Selection) {
-    let shown = (*selection != Selection::All).then(|| Overview::of(view, selection));
+async fn request_status(cluster: &Cluster, view: &mut ClusterView, selection: &RowSelection) {
+    let shown = (*selection != RowSelection::All).then(|| Overview::of(view, selection));
     let shown: Option<BTreeSet<_>> = shown.as_ref().map(|overview| overview.pods().collect());
     let is_shown = |pod: &String| shown.as_ref().is_none_or(|shown| shown.contains(pod));
     let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| is_shown(pod));

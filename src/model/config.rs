@@ -103,6 +103,11 @@ mod tests {
         let config = EgressConfig::parse(text).expect("a JSON object");
         assert_eq!(config.services.keys().map(|name| &**name).collect::<Vec<_>>(), ["good"]);
         assert!(config.malformed["bad"].contains("sequence"), "{:?}", config.malformed);
+        let config = EgressConfig::parse(br#"{"a":"b", "c":{"ports":["d"]}}"#).expect("a JSON object");
+        for name in ["a", "c"] {
+            let fault = &config.malformed[name];
+            assert!(fault.contains("expected an object at line 1"), "a user does not know the names of types: {fault}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::model::tailnet::supervise::DaemonSettings;
 pub use fault::{Faults, SettingFault};
 pub use flags::Flags;
 
+pub mod class_variables;
 mod daemon;
 mod fault;
 mod flags;

@@ -1,7 +1,7 @@
 //! HTTP server of a replica: health, metrics, preStop hook, and the plan in force on the admin address.
 //!
-//! Responses use the newest state of other tasks ([`SnapshotSources`]). Requests do not block each other and change nothing but the record
-//! of the last preStop hook call. A failed listener is retried and does not stop forwarding.
+//! Responses use the newest state of other tasks ([`SnapshotSources`]). Requests do not block each other and change nothing. A failed
+//! listener is retried and does not stop forwarding.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -114,7 +114,8 @@ pub fn with_metrics(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
 
 /// Adds the preStop hook of the Tailscale operator.
 pub fn with_preshutdown(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
-    routes.with("/internal-egress-services-preshutdown", answer(sources, prestop_hook::hook))
+    let sources = Arc::clone(sources);
+    routes.with("/internal-egress-services-preshutdown", move |request| prestop_hook::hook(Arc::clone(&sources), request.source))
 }
 
 /// All routes, for clients inside the Pod.

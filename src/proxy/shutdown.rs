@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant, timeout};
 
 use crate::edge::kube::{Cluster, Resource};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{self, Budget, CLOSING, DISCO_MUTE, between_mutes};
+use crate::model::flows::drain::{self, Budget, CLOSING, DISCO_MUTE, Deletion, between_mutes};
 use crate::model::settings::Pod;
 use crate::runtime::tasks::Stop;
 
@@ -35,14 +35,17 @@ const LOOKUP: Duration = Duration::from_millis(500);
 const ROUTES: Duration = Duration::from_secs(2);
 
 impl Replica {
-    /// Shuts down; a second signal aborts. `grace_began`: start of the Pod's grace period, if a preStop hook preceded the signal.
-    pub async fn leave(&mut self, cluster: Option<&Cluster>, stop: &Stop, grace_began: Option<Instant>) {
+    /// Shuts down; a second signal aborts.
+    pub async fn leave(&mut self, cluster: Option<&Cluster>, stop: &Stop) {
         let began = Instant::now();
-        let grace = grace_period(cluster, &self.settings.pod).await.unwrap_or(Duration::MAX);
-        let available = self.settings.drain_timeout.min(grace).saturating_sub(grace_began.unwrap_or(began).elapsed());
+        let (limit, has_hook) = (self.settings.drain_timeout, self.settings.http.is_some_and(|http| http.preshutdown));
+        let hook = if has_hook { drain::hook_limit(limit) } else { Duration::ZERO };
+        let deletion = deletion(cluster, &self.settings.pod).await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let available = drain::available(limit, deletion, hook, now).saturating_sub(began.elapsed());
         let budget = Budget::of(available, self.tailnet.daemon.is_some());
         tokio::select! {
-            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),
+            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "shut down"),
             () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
         }
     }
@@ -91,7 +94,10 @@ impl Replica {
                 && let Some(nft) = nft
                 && let Err(error) = nft.shut(&self.settings.interface).await
             {
-                tracing::debug!(reason = error.reason(), "new connections are refused until the next Pod: {error}");
+                tracing::debug!(
+                    reason = error.reason(),
+                    "cannot drop new connections, clients get a reset until the next Pod forwards: {error}"
+                );
             }
             self.forwarding.close(rest(), budget.resets).await;
         }
@@ -127,14 +133,14 @@ impl Replica {
     }
 }
 
-/// Grace period with which this Pod was deleted: by `kubectl drain --grace-period` or by force it is shorter than in the Pod's spec. `None`
-/// if it was not deleted, or the API server does not say.
-pub async fn grace_period(cluster: Option<&Cluster>, pod: &Pod) -> Option<Duration> {
+/// Deletion of this Pod: by `kubectl drain --grace-period` or by force its grace period is shorter than in the Pod's spec. `None` if it was not
+/// deleted, or the API server does not say.
+pub async fn deletion(cluster: Option<&Cluster>, pod: &Pod) -> Option<Deletion> {
     let (cluster, name, uid) = (cluster?, pod.object.as_deref()?, pod.uid.as_deref()?);
     let found = timeout(LOOKUP, cluster.look(Resource::POD, Some(cluster.namespace()), name)).await.ok()?;
-    let unread = "a grace period shorter than the drain timeout would cut the drain";
+    let unread = "cannot read the Pod's deletion grace period, assuming the drain timeout";
     let found = found.inspect_err(|error| tracing::info!(reason = error.reason(), "{unread}: {error}")).ok()?;
-    drain::grace_period(found.as_ref(), uid)
+    Deletion::of(found.as_ref(), uid)
 }
 
 /// Runs a drain that lasts at most `limit`, with the disco mute at its beginning, and if it takes long at its end. `mute` turns the mute on
@@ -168,7 +174,7 @@ where
 async fn mute(nft: Option<&Nft>, on: bool) -> bool {
     let Some(nft) = nft else { return false };
     let done = nft.mute(on).await;
-    done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "signs of life outside the tunnel: {error}")).is_ok()
+    done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "cannot switch the disco mute: {error}")).is_ok()
 }
 
 #[cfg(test)]

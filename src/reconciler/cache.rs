@@ -13,6 +13,7 @@ use kinds::{CachedObject, WatchedKind};
 use serde_json::Value;
 use store::{ObjectStore, StoredObject};
 use tokio::time::Instant;
+use uninstall::Uninstall;
 
 use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
@@ -40,9 +41,13 @@ mod namesakes;
 mod observe;
 mod publishers;
 mod store;
+mod uninstall;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
+
+/// Maximum stored Events: Pods with the Tailscale operator's image may create Events.
+const MAX_CREATE_FAILURES: usize = 5_000;
 
 #[derive(Debug)]
 pub struct ClusterCache {
@@ -63,6 +68,7 @@ pub struct ClusterCache {
     refusals: BTreeMap<WorkloadKey, BTreeSet<Publisher>>,
     /// Names that plans give to workloads, by tailnet and label, until a record has them.
     reserved: BTreeMap<(Option<String>, String), (WorkloadKey, Instant)>,
+    uninstall: Uninstall,
     /// Users' objects with annotations that have no effect.
     annotations: BTreeMap<Publisher, AnnotationNotice>,
 }
@@ -86,6 +92,7 @@ impl ClusterCache {
             refused_ports: BTreeMap::new(),
             refusals: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            uninstall: Uninstall::default(),
             annotations: BTreeMap::new(),
         }
     }
@@ -129,7 +136,7 @@ impl ClusterCache {
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
     pub fn put(&mut self, ParsedObject { role, id, version, mut object }: ParsedObject) -> BTreeSet<WorkKey> {
-        if self.store(role).holds(&id, version) {
+        if self.store(role).holds(&id, version) || (role == WatchRole::CreateFailure && self.stored(role) >= MAX_CREATE_FAILURES) {
             return BTreeSet::new();
         }
         let annotated = self.follow_annotations(role, &id, Some(&object));
@@ -205,9 +212,14 @@ impl ClusterCache {
         slices.into_iter().flatten().any(|slice| slice.replaces(&desired))
     }
 
-    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them.
+    /// Watches without a complete first list. Nothing may be written until there are none. Nodes are listed only if a class needs them;
+    /// Events explain faults, and decide nothing.
     pub fn missing(&self) -> Vec<WatchRole> {
-        let needed = |role: WatchRole| role != WatchRole::Node || self.wants_nodes();
+        let needed = |role: WatchRole| match role {
+            WatchRole::Node => self.wants_nodes(),
+            WatchRole::CreateFailure => false,
+            _ => true,
+        };
         self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 

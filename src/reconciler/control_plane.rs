@@ -327,8 +327,11 @@ impl ControlPlanes {
 
 fn unknown(tailnet: Option<&str>) -> String {
     match tailnet {
-        Some(name) => format!("Tailnet {name} does not exist: make it, or name another."),
-        None => "The reconciler has no control plane of its own: set spec.tailnet, or give the reconciler credentials.".to_owned(),
+        Some(name) => format!("Tailnet {name} does not exist: create it, or name another."),
+        None => {
+            "The reconciler has no control plane of its own: give it credentials. A ProxyGroup can name a Tailnet in spec.tailnet instead."
+                .to_owned()
+        }
     }
 }
 
@@ -362,9 +365,10 @@ mod tests {
     #[test]
     fn unqueried_control_plane_is_not_unavailable() {
         assert_eq!(ControlPlanes::new(true).state(None, false), TailnetState::Asking);
-        assert!(matches!(ControlPlanes::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
+        let TailnetState::Unavailable(why) = ControlPlanes::new(false).state(None, false) else { panic!("there is none") };
+        assert!(why.contains("give it credentials. A ProxyGroup can name a Tailnet"), "a standalone Service has no spec.tailnet: {why}");
         assert_eq!(ControlPlanes::new(false).state(Some("t"), true), TailnetState::Asking);
-        assert!(matches!(ControlPlanes::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
+        assert!(matches!(ControlPlanes::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("create it")));
     }
 
     #[test]

@@ -50,8 +50,10 @@ pub struct Stores {
 
 /// Every watch: of the objects in `namespace`, and of users' Services, Ingresses and EndpointSlices in these namespaces or in all.
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
-    let watch =
-        |role: WatchRole, namespace, labels| InformerWatch { role, follow: Follow { resource: role.resource(), namespace, labels } };
+    let watch = |role: WatchRole, namespace, labels| InformerWatch {
+        role,
+        follow: Follow { resource: role.resource(), namespace, labels, fields: None },
+    };
     let here = || Some(namespace.to_owned());
     let of_users = || match service_namespaces {
         [] => vec![None],
@@ -60,6 +62,10 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     let typed = WatchRole::TYPED.iter().flat_map(|role| match role.scope() {
         WatchScope::Everywhere => vec![watch(*role, None, None)],
         WatchScope::Proxies(labels) => vec![watch(*role, here(), Some(labels))],
+        WatchScope::Selected(fields) => {
+            let InformerWatch { role, follow } = watch(*role, here(), None);
+            vec![InformerWatch { role, follow: Follow { fields: Some(fields), ..follow } }]
+        }
         WatchScope::Users => of_users().into_iter().map(|namespace| watch(*role, namespace, None)).collect(),
         WatchScope::Unrestricted if service_namespaces.is_empty() => vec![watch(*role, None, None)],
         WatchScope::Unrestricted => Vec::new(),
@@ -295,7 +301,7 @@ mod tests {
 
     fn stores() -> (Stores, InformerWatch) {
         let queue = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, 0.5)));
-        let follow = Follow { resource: ROLE.resource(), namespace: None, labels: None };
+        let follow = Follow { resource: ROLE.resource(), namespace: None, labels: None, fields: None };
         (Stores::new(ClusterCache::new(None, [ROLE]), queue), InformerWatch { role: ROLE, follow })
     }
 

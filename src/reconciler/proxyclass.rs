@@ -11,15 +11,17 @@ use super::context::Context;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
 use crate::model::controller::kinds::proxyclass::validate;
 use crate::model::controller::workload::finalizers::Validation;
-use crate::model::controller::workload::objects::Kind;
 use crate::runtime::queue::WorkOutcome;
 
 pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, validation) = {
         let cache = context.stores.cache();
         let Some(class) = cache.class(name) else { return Ok(WorkOutcome::Done) };
-        let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
-        let validation = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
+        let validation = if cache.is_uninstalled() {
+            Validation::released(&class.metadata)
+        } else {
+            validate(&class, &cache.other_classes(name), &cache.users_of_class(name), cache.class_rules(), Timestamp::now())
+        };
         (class, validation)
     };
     apply(context, (Resource::PROXY_CLASS, WatchRole::Class), &class.metadata, validation).await?;

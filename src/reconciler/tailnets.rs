@@ -14,11 +14,12 @@ use super::apply::ActError;
 use super::cache::{WatchRole, WorkKey};
 use super::context::Context;
 use super::proxyclass::apply;
-use crate::api::tailnet::Tailnet;
+use crate::api::tailnet::{Tailnet, TailnetStatus};
 use crate::edge::control::{ControlSettings, IdentityToken, Rate};
 use crate::edge::kube::{KubeError, Resource};
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::{ControlPlaneVerdict, validate};
+use crate::model::controller::workload::finalizers::Validation;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, digest};
 use crate::runtime::queue::WorkOutcome;
 
@@ -32,12 +33,19 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
         let cache = context.stores.cache();
-        cache.tailnet(name).map(|tailnet| (tailnet, cache.users_of_tailnet(Some(name))))
+        let is_uninstalled = cache.is_uninstalled();
+        cache.tailnet(name).map(|tailnet| (tailnet, cache.users_of_tailnet(Some(name)), is_uninstalled))
     };
-    let Some((tailnet, users)) = found else {
+    let Some((tailnet, users, is_uninstalled)) = found else {
         forget(context, name);
         return Ok(WorkOutcome::Done);
     };
+    if is_uninstalled {
+        let released = Validation::<TailnetStatus>::released(&tailnet.metadata);
+        apply(context, (Resource::TAILNET, WatchRole::Tailnet), &tailnet.metadata, released).await?;
+        forget(context, name);
+        return Ok(WorkOutcome::Done);
+    }
     let unused = tailnet.metadata.deletion_timestamp.is_some() && users.is_empty();
     let verdict = if unused { ControlPlaneVerdict::Refused(String::new()) } else { examine(context, name, &tailnet).await? };
     let validation = validate(&tailnet, &verdict, &users, Timestamp::now());

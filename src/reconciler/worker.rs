@@ -156,6 +156,9 @@ impl Context {
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
             (cache.observe(key, settings, plane, Timestamp::now()), contested)
         };
+        if observed.assignment.uninstall.is_some() {
+            self.stores.cache().set_released(key, kinds::is_released(&observed));
+        }
         observed.replacements = self.replacements().besides(key);
         let mut pass = self.pass(key, &observed);
         let is_reserved = {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,8 @@ mod stall;
 
 #[derive(Debug, Clone)]
 pub struct AdminRequest {
+    /// Address of the client.
+    pub source: IpAddr,
     /// Query of the URL; empty if absent.
     pub query: String,
     pub headers: HeaderMap,
@@ -171,7 +173,7 @@ impl AdminServer {
             let Some((stream, from)) = accepted else { continue };
             let (source, busy) = (from.ip().to_canonical(), ActiveRequest::default());
             open.make_room(source, self.limits);
-            let work = connection(stream, Arc::clone(&routes), self.limits, busy.clone(), watcher.clone());
+            let work = connection((stream, source), Arc::clone(&routes), self.limits, busy.clone(), watcher.clone());
             open.add(source, busy, connections.spawn(work));
         }
         drop(self.listener);
@@ -183,10 +185,16 @@ impl AdminServer {
     }
 }
 
-async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy: ActiveRequest, mut closing: watch::Receiver<bool>) {
+async fn connection(
+    (stream, source): (TcpStream, IpAddr),
+    routes: Arc<Routes>,
+    limits: Limits,
+    busy: ActiveRequest,
+    mut closing: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request| {
         let (routes, busy) = (Arc::clone(&routes), busy.clone());
-        async move { Ok::<_, Infallible>(busy.during(answer(&routes, request)).await) }
+        async move { Ok::<_, Infallible>(busy.during(answer(&routes, request, source)).await) }
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(limits.header).max_headers(64).max_buf_size(16 * 1024);
@@ -203,7 +211,7 @@ async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy
     }
 }
 
-async fn answer(routes: &Routes, request: Request<Incoming>) -> AdminResponse {
+async fn answer(routes: &Routes, request: Request<Incoming>, source: IpAddr) -> AdminResponse {
     let (parts, body) = request.into_parts();
     let Some(handler) = routes.0.get(parts.uri.path()) else {
         return text(StatusCode::NOT_FOUND, "not found\n");
@@ -216,7 +224,7 @@ async fn answer(routes: &Routes, request: Request<Incoming>) -> AdminResponse {
     if !body.is_end_stream() {
         return text(StatusCode::PAYLOAD_TOO_LARGE, "no request here has a body\n");
     }
-    handler(AdminRequest { query: parts.uri.query().unwrap_or_default().to_owned(), headers: parts.headers }).await
+    handler(AdminRequest { source, query: parts.uri.query().unwrap_or_default().to_owned(), headers: parts.headers }).await
 }
 
 #[cfg(test)]

@@ -32,7 +32,8 @@ enum Next {
 }
 
 /// Runs this program as a child with the same arguments and restarts it after crashes; returns the exit status to end with. The child's
-/// environment variable `variable` has the number of restarts and, after a blank, the reason of the last. The program must call [`hear`].
+/// environment variable `variable` has the number of restarts and, after a blank, the reason of the last. The program must call
+/// [`unblock_signals`].
 pub fn keep(variable: &str) -> io::Result<u8> {
     let mut heard: SigSet = PASSED_ON.into_iter().collect();
     heard.add(Signal::SIGCHLD);

@@ -126,12 +126,31 @@ async fn revoked_access_token_is_replaced() {
 }
 
 #[tokio::test]
-async fn wrong_credentials_error_names_the_scopes() {
+async fn wrong_credentials_error_names_the_secret() {
     let hosted = Hosted::start().await;
     let control = ControlClient::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
     let error = control.probe().await.expect_err("refused");
     assert_eq!(error.reason(), "Denied");
-    assert!(error.to_string().contains("API token invalid") && error.to_string().contains("scopes"), "{error}");
+    assert!(error.to_string().contains("API token invalid; check ID and secret of the OAuth client"), "{error}");
+}
+
+#[tokio::test]
+async fn refused_call_names_the_scope_that_it_needs() {
+    let (hosted, control) = start().await;
+    let scope = |error: ControlError| {
+        let text = error.to_string();
+        text.split("write access to ").nth(1).and_then(|rest| Some(rest.split_once(',')?.0.to_owned())).unwrap_or(text)
+    };
+    control.probe_services().await.expect("a missing Tailscale Service is no error");
+    hosted.deny("GET /api/v2/tailnet/-/vip-services", 403);
+    control.probe().await.expect("keys and devices");
+    assert_eq!(scope(control.probe_services().await.expect_err("denied")), "General/Services");
+    assert_eq!(scope(control.services().await.expect_err("denied")), "General/Services");
+    hosted.deny_nothing();
+    hosted.deny("GET /api/v2/device/", 403);
+    assert_eq!(scope(control.probe().await.expect_err("denied")), "Devices/Core");
+    hosted.deny("POST /api/v2/tailnet/-/keys", 403);
+    assert_eq!(scope(control.mint_key(&tags(), "x").await.expect_err("denied")), "Keys/Auth Keys");
 }
 
 #[tokio::test]
@@ -236,7 +255,7 @@ fn headscale_mints_working_keys_and_deletes_devices() {
     let refused = machine.node.ns.block_on(async || wrong.probe().await).expect("the namespace");
     let refused = refused.expect_err("a wrong key");
     assert_eq!(refused.reason(), "Denied");
-    assert!(refused.to_string().contains("check the API key") && !refused.to_string().contains("scopes"), "{refused}");
+    assert!(refused.to_string().contains("check the API key") && !refused.to_string().contains("OAuth"), "{refused}");
     let run = machine.node.ns.block_on(async || {
         control.probe().await?;
         let unused = control.mint_key(&tags(), "unused").await?;

@@ -2,6 +2,7 @@
 //! kubelet: the tests create Pods and write the replicas' state. The control plane is a stand-in.
 
 mod admission;
+mod change_log;
 mod changes;
 mod collisions;
 mod crowd;
@@ -24,3 +25,4 @@ mod standalone;
 mod standalone_ingress;
 mod takeover;
 mod tenants;
+mod uninstall;

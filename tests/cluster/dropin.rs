@@ -26,6 +26,9 @@ use standalone_site::StandaloneSite;
 /// is also healthy before the paths to its targets exist.
 const UNSERVED: May = May::Fail(15);
 
+/// Check that warns after a take-over: the definitions have no `spec.tailyard`.
+const THEIR_DEFINITIONS: [&str; 1] = ["definitions"];
+
 #[test]
 fn our_image_runs_under_the_tailscale_operator() {
     let _turn = turn();
@@ -84,6 +87,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     let issued = alone.issued();
     same();
     assert_ne!(site.service().1, theirs, "the Tailscale Service is ours alone");
+    assert_eq!(stage.cluster.doctor().faults(&THEIR_DEFINITIONS), [""; 0]);
     stage.use_our_image();
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
@@ -92,6 +96,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     alone.is_served_by(&stage, TAILYARD, "ts-");
     assert_eq!(alone.issued(), issued, "its certificate is kept");
     same();
+    assert_eq!(stage.cluster.doctor().faults(&THEIR_DEFINITIONS), [""; 0]);
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
     site.reached(&guest);
@@ -130,6 +135,7 @@ fn group_is_handed_over_and_back() {
     });
     same();
     assert_eq!(stage.image(), STOCK);
+    assert_eq!(stage.cluster.doctor().faults(&THEIR_DEFINITIONS), [""; 0], "as step 2 of the document has it");
     stage.another_group_comes_and_goes();
     acts.replace("a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
     acts.replace("from the stock image to ours under our reconciler", May::LoseNothing, || stage.use_our_image());

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::site::GREETS;
+use kit::scenario::scenario;
 use serde_json::Value;
 use stage::{ANSWER, GROUP, Stage};
 
@@ -30,7 +31,25 @@ fn ingress_is_reached_over_https_during_rollouts() {
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
     stage.user.wait_for_answer("http", "plain", ANSWER);
     stage.user.wait_for_answer("http", "outside", ANSWER);
+    assert_eq!(stage.cluster.doctor().faults(&[]), [""; 0]);
 
+    scenario("a rolling restart", || roll(&stage));
+    scenario("containers start without an API server", || outage::containers_start_without_an_api_server(&stage));
+    assert_eq!(stage.pebble.issued(), 1, "a start without the API server orders nothing");
+
+    stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
+    scenario("to the Tailscale operator's image and back", || hands::a_certificate_outlives_a_change_of_the_image(&stage));
+    scenario("a proxy without rights", || restricted::a_site_is_served_without_any_right(&stage));
+    scenario("an Ingress without a group", || alone::a_site_has_a_proxy_of_its_own(&stage));
+
+    stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
+    assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
+    stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
+    chart::wait_gone(&stage.cluster, GROUP);
+}
+
+/// Restarts the group under load.
+fn roll(stage: &Stage) {
     let targets = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
     let loads = targets.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));
     stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
@@ -41,22 +60,4 @@ fn ingress_is_reached_over_https_during_rollouts() {
         assert!(report.failed() == 0, "{what}: {report}\n{}", stage.logs());
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
-
-    outage::containers_start_without_an_api_server(&stage);
-    assert_eq!(stage.pebble.issued(), 1, "nor does a start without the API server");
-
-    stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
-    let begin = Instant::now();
-    hands::a_certificate_outlives_a_change_of_the_image(&stage);
-    println!("to the Tailscale operator's image and back: {:?}", begin.elapsed());
-
-    restricted::a_site_is_served_without_any_right(&stage);
-    let begin = Instant::now();
-    alone::a_site_has_a_proxy_of_its_own(&stage);
-    println!("an Ingress without a group, served and deleted: {:?}", begin.elapsed());
-
-    stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
-    assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
-    stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
-    chart::wait_gone(&stage.cluster, GROUP);
 }

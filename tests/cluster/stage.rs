@@ -1,9 +1,7 @@
 //! Cluster with the quickstart's group of two replicas, on which scenarios run in sequence: starting a cluster takes longer than most
 //! scenarios. The group is settled before and after each scenario.
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -66,6 +64,7 @@ impl Stage {
         let stage = Self { cluster, guide, _targets: targets };
         stage.answered_by("db");
         println!("first answer: {:?}", begin.elapsed());
+        assert_eq!(stage.cluster.doctor().faults(&[]), [""; 0]);
         stage
     }
 
@@ -109,21 +108,11 @@ impl Stage {
     }
 
     fn run(&self, name: &str, scenario: fn(&Self)) {
-        let begin = Instant::now();
         println!("--- {name}");
-        let played = panic::catch_unwind(AssertUnwindSafe(|| {
+        kit::scenario::scenario(name, || {
             whole::settled(&self.cluster);
             self.open();
             scenario(self);
-        }));
-        if let Err(fault) = played {
-            panic!("{name}: {}", said(fault.as_ref()));
-        }
-        println!("--- {name}: {:?}", begin.elapsed());
+        });
     }
-}
-
-/// Message of a panic.
-fn said(fault: &(dyn Any + Send)) -> &str {
-    fault.downcast_ref::<String>().map(String::as_str).or_else(|| fault.downcast_ref().copied()).unwrap_or("no text")
 }

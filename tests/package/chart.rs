@@ -352,7 +352,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 /// Rejected values, each with a corrected one that is accepted.
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 26] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
@@ -386,6 +386,8 @@ const REFUSED: [(&str, &str); 24] = [
         "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a,controlPlane.credentials.headscale.existingSecret=b",
         "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a",
     ),
+    ("image.repository=r.example/tailscale", "image.repository=r.example/tailyard"),
+    ("extraEnv[0].name=PROXY_TAGS,extraEnv[0].value=tag:a", "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://a"),
 ];
 
 #[test]

@@ -125,6 +125,15 @@ fn each_cause_of_a_failure_is_printed_once() {
 }
 
 #[test]
+fn reader_that_has_enough_is_no_error() {
+    let mut crd = Command::new(kit::tailyard());
+    let mut crd = crd.arg("crd").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the compiled binary");
+    drop(crd.stdout.take());
+    let output = crd.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
+
+#[test]
 fn unusable_files_are_named() {
     for (args, word) in [(["absent.json"], "absent.json"), (["rules.nft"], "not a JSON object")] {
         let output = plan(&args);

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use crate::docs::tests_in;
 use crate::source::{Source, files, identifiers, tree};
 
@@ -87,6 +89,10 @@ const VAGUE: [&str; 16] = [
 /// Words that no test name may begin with: a name states the subject and the expectation.
 const PRONOUNS: [&str; 5] = ["it", "what", "whatever", "who", "whoever"];
 
+/// First words of clauses and references, with which no description of a field begins: `kubectl explain` shows it alone.
+const CLAUSES: [&str; 16] =
+    ["how", "if", "it", "its", "that", "their", "they", "those", "what", "when", "where", "whether", "which", "who", "whose", "why"];
+
 /// Type names that several places share by convention.
 const CONVENTIONAL: [&str; 8] = ["Error", "Inputs", "Kind", "Limits", "Metrics", "Settings", "Snapshot", "State"];
 
@@ -134,6 +140,18 @@ fn prose(document: &str) -> Vec<(usize, String)> {
     lines
 }
 
+/// All descriptions in a definition, of columns, too.
+fn descriptions(value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(fields) => {
+            let own = fields.get("description").and_then(Value::as_str).map(str::to_owned);
+            own.into_iter().chain(fields.values().flat_map(descriptions)).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(descriptions).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// Lines that are comments, without their code.
 fn comments(text: &str, mark: &str) -> Vec<(usize, String)> {
     let comment = |line: &str| line.trim_start().strip_prefix(mark).map(|line| line.split('`').step_by(2).collect::<Vec<_>>().join(" "));
@@ -163,6 +181,22 @@ fn texts_of_the_program_use_the_fields_terms() {
         let texts = source.texts.iter().filter(|text| text.contains(' '));
         faults
             .extend(texts.flat_map(|text| banned(text).into_iter().map(|fault| format!("{name}: {fault}, in {text}")).collect::<Vec<_>>()));
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn descriptions_of_definitions_are_noun_phrases_in_the_fields_terms() {
+    let mut faults = Vec::new();
+    for path in files(&root().join("config/crd"), "yaml") {
+        let definition: Value = serde_saphyr::from_str(&fs::read_to_string(&path).expect("text")).expect("YAML");
+        let described = descriptions(&definition);
+        assert!(described.len() >= 10, "{}: {described:?}", path.display());
+        for text in described {
+            let first = text.split(' ').next().unwrap_or_default().to_lowercase();
+            let is_clause = CLAUSES.contains(&first.trim_end_matches([',', '.', ':'])).then(|| "begin with the subject".to_owned());
+            faults.extend(banned(&text).into_iter().chain(is_clause).map(|fault| format!("{}: {fault}, in {text:?}", path.display())));
+        }
     }
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }

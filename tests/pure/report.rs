@@ -1,4 +1,4 @@
-//! docs/benchmarks.md and its plots equal the generator's output for bench/results and bench/words.
+//! docs/benchmarks.md, its plots and the figures in README.md equal the generator's output for bench/results and bench/words.
 //!
 //! `UPDATE_GOLDEN=1 cargo test --test pure report` rewrites them, and the report on the sheets of tests/golden/report.
 
@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use kit::golden::{assert_golden, is_updating};
+use kit::golden::{assert_golden, assert_part, is_updating};
 use kit::report::{Benchmark, Question, Report};
 use kit::root;
+use kit::sheet::{Line, Sheet};
 
 /// Questions with these names, each with its text and its sheet, if it exists.
 fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
@@ -49,6 +50,39 @@ fn document_and_plots_equal_the_generated_ones() {
     let questions = questions(&benchmarks(), &words, &root().join("bench/results"));
     let whole = fs::read_to_string(words.join("benchmarks.md")).expect("the words of the whole");
     assert_report(&Report::on(&questions, &whole).expect("a report"), "docs/benchmarks.md");
+}
+
+/// The figures of a rolling restart in README.md.
+fn figures_of_readme(sheet: &Sheet) -> String {
+    let systems = ["Tailyard", "Tailscale operator"];
+    let line = |plot: &str, system: &str| -> &Line {
+        let of = |line: &&Line| {
+            line.point.as_ref().is_some_and(|point| point.plot == format!("rolling restart: {plot}") && point.system == system)
+        };
+        sheet.lines.iter().find(of).unwrap_or_else(|| panic!("no figure of {plot}, {system}"))
+    };
+    let row = |title: &str, plot: &str, digits: usize| {
+        let cells = systems
+            .map(|system| line(plot, system))
+            .map(|line| format!("{:.digits$}{}{}", line.median, if line.unit.is_empty() { "" } else { " " }, line.unit));
+        format!("| {title} | {} |\n", cells.join(" | "))
+    };
+    let count = systems.map(|system| line("failed connects", system).count).into_iter().min().unwrap_or_default();
+    [
+        "[Measured](docs/benchmarks.md#both-groups-under-load) on one cluster with two replicas and 200 new connections a second, medians of\n".to_owned(),
+        format!("{count} rolling restarts of each:\n\n| | Tailyard | Tailscale operator |\n|---|---:|---:|\n"),
+        row("Failed connections", "failed connects", 0),
+        row("Longest time without an answer", "longest time without an answer", 2),
+        row("Duration", "until all Pods are new and ready", 1),
+    ]
+    .concat()
+}
+
+#[test]
+fn figures_in_readme_are_those_of_the_results() {
+    let sheet = fs::read(root().join("bench/results/rolling.json")).expect("results");
+    let figures = figures_of_readme(&serde_json::from_slice(&sheet).expect("a sheet"));
+    assert_part("README.md", "<!-- rolling restart: made by tests/pure/report.rs -->\n", "<!-- end of figures -->", &figures);
 }
 
 #[test]

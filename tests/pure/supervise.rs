@@ -33,6 +33,7 @@ struct Lab {
     dir: tempfile::TempDir,
     daemon: DaemonHandle,
     keys: watch::Sender<Option<Secret>>,
+    deleted: watch::Sender<Option<String>>,
     backups: watch::Sender<StateBackup>,
     /// Whether the Secret is unavailable.
     away: Arc<AtomicBool>,
@@ -96,17 +97,24 @@ impl Lab {
 
     /// Starts with the backup of an earlier container, and with or without the Secret.
     fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, backup: StateBackup, away: bool) -> Self {
-        let (keys, keys_receiver) = watch::channel(None);
+        let ((keys, keys_receiver), (deleted, gone)) = (watch::channel(None), watch::channel(None));
         let (write, writes) = mpsc::channel(4);
         let (backups, copied) = watch::channel(backup);
         let (stopper, stop) = tasks::stop();
         let away = Arc::new(AtomicBool::new(away));
         let is_away = Arc::clone(&away);
         let reach: Reach = Arc::new(move || Box::pin(ready(!is_away.load(Ordering::SeqCst))));
-        let inputs =
-            DaemonInputs { keys: keys_receiver, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
+        let inputs = DaemonInputs {
+            keys: keys_receiver,
+            deleted: Some(gone),
+            writes: write,
+            backup: copied,
+            reach: Some(reach),
+            advertise: None,
+            outlives: false,
+        };
         let (daemon, task) = daemon(settings, inputs, stop);
-        Self { dir, daemon, keys, backups, away, writes, stopper, task: tokio::spawn(task) }
+        Self { dir, daemon, keys, deleted, backups, away, writes, stopper, task: tokio::spawn(task) }
     }
 
     /// Starts a daemon and waits until it runs.
@@ -237,13 +245,18 @@ async fn silent_daemon_ends_the_task_at_the_boot_timeout() {
 
 #[tokio::test]
 async fn missing_program_is_reported_and_ends_the_task() {
-    let (dir, mut settings) = prepare();
-    settings.boot_timeout = Duration::from_secs(1);
-    settings.tailscaled = "/nowhere/tailscaled".into();
-    let lab = Lab::start(dir, settings);
-    let state = lab.state("a fault", |state| state.last_error.is_some()).await;
-    assert!(state.last_error.is_some_and(|(kind, text)| kind == "Spawn" && text.contains("/nowhere/tailscaled")));
-    assert!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic").is_err());
+    for (program, cause) in
+        [("/nowhere/tailscaled", "/nowhere/tailscaled: No such file"), ("no-tailscaled", "no-tailscaled: not found in PATH")]
+    {
+        let (dir, mut settings) = prepare();
+        settings.boot_timeout = Duration::from_secs(1);
+        settings.tailscaled = program.into();
+        let lab = Lab::start(dir, settings);
+        let state = lab.state("a fault", |state| state.last_error.is_some()).await;
+        assert!(state.last_error.is_some_and(|(kind, text)| kind == "Spawn" && text.contains(cause)));
+        let ended = timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic").expect_err("no program").to_string();
+        assert!(ended.contains("TS_BOOT_TIMEOUT") && ended.contains(cause), "{ended}");
+    }
 }
 
 #[tokio::test]
@@ -314,6 +327,23 @@ async fn auth_key_from_the_api_is_used_before_the_mount_updates() {
     lab.keys.send(Some(Secret::new("newer"))).expect("taken");
     assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
     lab.phase(DaemonPhase::Running).await;
+}
+
+/// headscale leaves the session of a deleted device open.
+#[tokio::test]
+async fn device_deleted_at_the_control_plane_joins_again() {
+    let mut lab = Lab::running().await;
+    lab.deleted.send_replace(Some("nOther".into()));
+    lab.write("goodkey", "new");
+    lab.resolves("db.lab", &["100.64.0.2"]).await;
+    assert_eq!(lab.daemon.state().borrow().restarts, 0, "another device's ID is an earlier one's");
+    lab.write("initial", &initial("NeedsLogin", 2, &[]));
+    lab.deleted.send_replace(Some("nMe".into()));
+    assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
+    lab.keys.send(Some(Secret::new("new"))).expect("taken");
+    assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
+    let state = lab.phase(DaemonPhase::Running).await;
+    assert_eq!(state.restarts, 1);
 }
 
 #[tokio::test]

@@ -25,6 +25,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "tailyard.image" -}}
 {{- with .Values.image -}}
+{{- if or (eq .repository "tailscale") (hasSuffix "/tailscale" .repository) }}
+{{- fail (printf "image.repository is %s, the name of the Tailscale operator's proxy image: name Tailyard's image; proxyImage may be another" .repository) }}
+{{- end -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end }}
 {{- end }}

@@ -10,30 +10,30 @@ pub enum ControlError {
     #[error("the control plane's settings cannot be used: {0}")]
     Settings(String),
     /// The HTTPS client cannot be created: its CA file is unusable.
-    #[error("the control plane cannot be asked: {0}")]
+    #[error("cannot create the client of the control plane: {0}")]
     #[strum(serialize = "Settings")]
     Client(#[from] HttpsError),
     /// The service account token for the identity exchange is not available.
-    #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
+    #[error("no service account token: {0}; mount a projected volume with the right audience")]
     Identity(String),
     #[error("{call}: the control plane at {url} cannot be reached: {source}")]
     Unreachable { call: &'static str, url: String, source: reqwest::Error },
-    #[error("{call}: no answer from the control plane within {after:?}")]
+    #[error("{call}: no response from the control plane within {after:?}")]
     Deadline { call: &'static str, after: Duration },
-    #[error("{call}: the control plane refuses the credentials ({status}): {message}; {advice}")]
+    #[error("{call}: the control plane rejects the credentials ({status}): {message}; {advice}")]
     Denied { call: &'static str, status: u16, message: String, advice: &'static str },
     /// The server requested a pause (429, 503), or our rate limit exceeds the timeout; the pause applies to all calls of this client.
-    #[error("{call}: the control plane wants a pause of {after:?}")]
+    #[error("{call}: the control plane requires a pause of {after:?}")]
     Paused { call: &'static str, after: Duration },
     /// Not found (404).
-    #[error("{call}: the control plane knows no such thing: {message}")]
+    #[error("{call}: not found at the control plane: {message}")]
     Absent { call: &'static str, message: String },
     /// Any other error response.
-    #[error("{call}: the control plane answers {status}: {message}")]
+    #[error("{call}: the control plane responds {status}: {message}")]
     Refused { call: &'static str, status: u16, message: String },
-    #[error("{call}: device {id} is not touched, as {mismatch}; remove it in the admin console if it is a leftover")]
+    #[error("{call}: device {id} stays unchanged, as {mismatch}; remove it in the admin console if it is a leftover")]
     Mismatch { call: &'static str, id: DeviceId, mismatch: Mismatch },
-    #[error("{call}: the control plane's answer is not understood: {source}")]
+    #[error("{call}: invalid response of the control plane: {source}")]
     Answer { call: &'static str, source: serde_json::Error },
 }
 

@@ -122,12 +122,8 @@ impl ControlHttp {
 
 fn advice(credentials: &ClientCredentials) -> &'static str {
     match credentials {
-        ClientCredentials::OAuth { .. } => {
-            "check the OAuth client's secret and its scopes (devices:core and auth_keys, write, with the tags in use)"
-        }
-        ClientCredentials::Identity { .. } => {
-            "check the federated client's issuer, subject and audience, and its scopes (devices:core and auth_keys, write, with the tags in use)"
-        }
+        ClientCredentials::OAuth { .. } => "check ID and secret of the OAuth client",
+        ClientCredentials::Identity { .. } => "check issuer, subject and audience of the federated client",
         ClientCredentials::Headscale { .. } => "check the API key: it may have expired (headscale apikeys list)",
     }
 }

@@ -15,6 +15,12 @@ use crate::model::controller::workload::control_plane::token_end;
 use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
+/// Paths of keys, devices and Tailscale Services.
+const KEYS: &str = "/tailnet/-/keys";
+const DEVICE: &str = "/device/";
+const SERVICES: &str = "/tailnet/-/vip-services";
+/// Name of an object that cannot exist: a request for it tests the permission without listing thousands.
+const PROBED: &str = "tailyard-probe";
 /// Maximum characters of a key's description.
 const NOTE: usize = 50;
 
@@ -52,9 +58,12 @@ impl Tailscale {
     }
 
     pub(super) async fn probe(&self) -> Result<(), ControlError> {
-        self.done("list keys", Method::GET, "/tailnet/-/keys").await?;
-        // A device ID that cannot exist: tests the permission to read devices without listing thousands.
-        self.done("get a device", Method::GET, "/device/tailyard-probe").await.or_else(ControlError::absent)
+        self.done("list keys", Method::GET, KEYS).await?;
+        self.done("get a device", Method::GET, &format!("{DEVICE}{PROBED}")).await.or_else(ControlError::absent)
+    }
+
+    pub(super) async fn probe_services(&self) -> Result<(), ControlError> {
+        self.service(&format!("svc:{PROBED}")).await.map(drop).or_else(ControlError::absent)
     }
 
     pub(super) async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
@@ -65,18 +74,19 @@ impl Tailscale {
             description: described(note),
         };
         let call = "make an auth key";
-        let request = self.request(Method::POST, "/tailnet/-/keys").await?.json(&wanted);
-        let made: CreatedKey = self.settled(self.http.answer(call, request).await).await?;
+        let request = self.request(Method::POST, KEYS).await?.json(&wanted);
+        let made: CreatedKey = self.settled(KEYS, self.http.answer(call, request).await).await?;
         auth_key(made)
     }
 
     pub(super) async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
-        self.done("delete an auth key", Method::DELETE, &format!("/tailnet/-/keys/{id}")).await
+        self.done("delete an auth key", Method::DELETE, &format!("{KEYS}/{id}")).await
     }
 
     pub(super) async fn device(&self, id: &DeviceId) -> Result<Device, ControlError> {
-        let request = self.request(Method::GET, &format!("/device/{id}")).await?;
-        let found: TailscaleDevice = self.settled(self.http.answer("get a device", request).await).await?;
+        let path = format!("{DEVICE}{id}");
+        let request = self.request(Method::GET, &path).await?;
+        let found: TailscaleDevice = self.settled(&path, self.http.answer("get a device", request).await).await?;
         let addresses = DeviceAddresses::parse(found.addresses.iter().map(String::as_str));
         let name = DeviceName::parse(&found.name).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
         let created = found.created.parse().ok();
@@ -84,23 +94,25 @@ impl Tailscale {
     }
 
     pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {
-        self.done("delete a device", Method::DELETE, &format!("/device/{id}")).await
+        self.done("delete a device", Method::DELETE, &format!("{DEVICE}{id}")).await
     }
 
     pub(super) async fn services(&self) -> Result<Vec<VipService>, ControlError> {
-        let request = self.request(Method::GET, "/tailnet/-/vip-services").await?;
-        let list: VipServices = self.settled(self.http.answer("list Tailscale Services", request).await).await?;
+        let request = self.request(Method::GET, SERVICES).await?;
+        let list: VipServices = self.settled(SERVICES, self.http.answer("list Tailscale Services", request).await).await?;
         Ok(list.vip_services)
     }
 
     pub(super) async fn service(&self, name: &str) -> Result<VipService, ControlError> {
-        let request = self.request(Method::GET, &service_path(name)?).await?;
-        self.settled(self.http.answer("get a Tailscale Service", request).await).await
+        let path = service_path(name)?;
+        let request = self.request(Method::GET, &path).await?;
+        self.settled(&path, self.http.answer("get a Tailscale Service", request).await).await
     }
 
     pub(super) async fn put_service(&self, service: &VipService) -> Result<(), ControlError> {
-        let request = self.request(Method::PUT, &service_path(&service.name)?).await?.json(service);
-        self.settled(self.http.done("put a Tailscale Service", request).await).await
+        let path = service_path(&service.name)?;
+        let request = self.request(Method::PUT, &path).await?.json(service);
+        self.settled(&path, self.http.done("put a Tailscale Service", request).await).await
     }
 
     pub(super) async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
@@ -109,7 +121,7 @@ impl Tailscale {
 
     async fn done(&self, call: &'static str, method: Method, path: &str) -> Result<(), ControlError> {
         let request = self.request(method, path).await?;
-        self.settled(self.http.done(call, request).await).await
+        self.settled(path, self.http.done(call, request).await).await
     }
 
     async fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ControlError> {
@@ -117,12 +129,18 @@ impl Tailscale {
         Ok(self.http.request(method, &format!("/api/v2{path}")).bearer_auth(access.reveal()))
     }
 
-    /// Drops the access token after a 401: it was revoked, or the server lost it.
-    async fn settled<T>(&self, answer: Result<T, ControlError>) -> Result<T, ControlError> {
-        if matches!(answer, Err(ControlError::Denied { status: 401, .. })) {
-            *self.token.lock().await = None;
+    /// Drops the access token after a 401: it was revoked, or the server lost it. A 403 names the scope of the path.
+    async fn settled<T>(&self, path: &str, answer: Result<T, ControlError>) -> Result<T, ControlError> {
+        match answer {
+            Err(ControlError::Denied { call, status: 403, message, .. }) => {
+                Err(ControlError::Denied { call, status: 403, message, advice: scope_advice(path) })
+            }
+            Err(ControlError::Denied { status: 401, .. }) => {
+                *self.token.lock().await = None;
+                answer
+            }
+            answer => answer,
         }
-        answer
     }
 
     async fn access(&self) -> Result<Secret, ControlError> {
@@ -170,10 +188,19 @@ impl IdentityToken {
     }
 }
 
+/// Scope that a path needs, as the admin console names it.
+fn scope_advice(path: &str) -> &'static str {
+    match path {
+        _ if path.starts_with(KEYS) => "give the client write access to Keys/Auth Keys, with the tags in use (docs/tailscale.md)",
+        _ if path.starts_with(SERVICES) => "give the client write access to General/Services, with the tags in use (docs/tailscale.md)",
+        _ => "give the client write access to Devices/Core, with the tags in use (docs/tailscale.md)",
+    }
+}
+
 /// API path of a Tailscale Service. Fails if the name is not `svc:` and a DNS label.
 fn service_path(name: &str) -> Result<String, ControlError> {
     match name.strip_prefix("svc:") {
-        Some(label) if dns_label(label) => Ok(format!("/tailnet/-/vip-services/{name}")),
+        Some(label) if dns_label(label) => Ok(format!("{SERVICES}/{name}")),
         _ => Err(ControlError::Settings(format!("{name:?} is no name of a Tailscale Service"))),
     }
 }

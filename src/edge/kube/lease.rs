@@ -44,19 +44,27 @@ pub struct Lease {
     watched: bool,
     /// Secret whose owner references are copied to the Lease, so that both are deleted together; without any, the Secret owns it.
     owned_like: Option<String>,
+    /// Followed annotation of the Lease.
+    annotation: Option<(&'static str, watch::Sender<Option<String>>)>,
     leading: Option<Leading>,
     logged: Option<&'static str>,
 }
 
 impl Lease {
     pub fn new(cluster: Cluster, name: impl Into<String>, candidate: LeaseCandidate) -> Self {
-        Self { cluster, name: name.into(), candidate, watched: false, owned_like: None, leading: None, logged: None }
+        Self { cluster, name: name.into(), candidate, watched: false, owned_like: None, annotation: None, leading: None, logged: None }
     }
 
     /// Copies the owner references of this Secret to the Lease; one without any owns the Lease.
     #[must_use]
     pub fn owned_like(self, secret: impl Into<String>) -> Self {
         Self { owned_like: Some(secret.into()), ..self }
+    }
+
+    /// Publishes the value of an annotation of the Lease, as it is at each read and write. A deleted Lease changes nothing.
+    #[must_use]
+    pub fn following(self, annotation: &'static str, value: watch::Sender<Option<String>>) -> Self {
+        Self { annotation: Some((annotation, value)), ..self }
     }
 
     /// Watches the Lease, so that a change of the holder is noticed at once; needs `list` and `watch` on it. Without these rights it is read
@@ -194,6 +202,9 @@ impl Lease {
 
     async fn read(&mut self) -> Result<(), KubeError> {
         let found = self.call(Verb::Get, self.api().get_opt(&self.name)).await?;
+        if let Some(found) = &found {
+            self.publish_annotation(found);
+        }
         self.candidate.observe(found.map(record), Instant::now().into_std());
         Ok(())
     }
@@ -230,7 +241,9 @@ impl Lease {
                 patch["spec"] = json!(spec);
             }
             let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-            self.call(Verb::Patch, api.patch(&self.name, &parameters, &Patch::Merge(patch))).await?
+            let written = self.call(Verb::Patch, api.patch(&self.name, &parameters, &Patch::Merge(patch))).await?;
+            self.publish_annotation(&written);
+            written
         };
         self.candidate.written(record(written), sent.into_std());
         if matches!(step, LeaseStep::Release { .. }) {
@@ -238,6 +251,12 @@ impl Lease {
             tracing::info!(lease = self.name, "released lease");
         }
         Ok(())
+    }
+
+    fn publish_annotation(&self, object: &Object) {
+        let Some((name, sender)) = &self.annotation else { return };
+        let value = object.metadata.annotations.as_ref().and_then(|all| all.get(*name)).cloned();
+        sender.send_if_modified(|published| std::mem::replace(published, value.clone()) != value);
     }
 
     async fn owners(&self) -> Result<Option<Vec<OwnerReference>>, KubeError> {

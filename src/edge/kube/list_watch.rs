@@ -36,9 +36,6 @@ const PAGE: u32 = 500;
 /// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
 const PAGE_OF_LARGE: u32 = 8;
 
-/// Field selector of the warnings about Ingresses.
-pub(super) const INGRESS_WARNINGS: &str = "regarding.kind=Ingress,type=Warning";
-
 const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +44,8 @@ pub struct Follow {
     pub namespace: Option<String>,
     /// Label selector, in API syntax.
     pub labels: Option<&'static str>,
+    /// Field selector, in API syntax.
+    pub fields: Option<&'static str>,
 }
 
 #[derive(Debug)]
@@ -115,19 +114,12 @@ impl Cluster {
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
         let api = self.dynamic(what.resource, what.namespace.as_deref());
-        list_watch(api, call, what.labels, backoff, convert)
+        list_watch_fields(api, call, (what.labels, what.fields.map(str::to_owned)), backoff, convert)
             .map(|change| match change {
                 WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
                 change => change,
             })
             .boxed()
-    }
-
-    /// Watches the warnings about Ingresses of all namespaces; needs `list` and `watch` on Events. The stream never ends.
-    pub fn follow_ingress_warnings(&self, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
-        let call = ApiCall { verb: Verb::List, kind: super::Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let fields = Some(INGRESS_WARNINGS.to_owned());
-        list_watch_fields(self.dynamic(super::Resource::EVENT, None), call, (None, fields), backoff, leader_client::plain)
     }
 
     /// Watches a `ConfigMap`; needs `list` and `watch` on its name. The stream never ends; a fault is an event.
@@ -293,7 +285,7 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
         let is_stale = matches!(&error, KubeError::Call { fault: CallFault::Malformed(_) | CallFault::Refused { code: 410, .. }, .. });
         self.send(WatchChange::Lost(error)).await;
         self.pause().await;
-        version.filter(|_| self.fields.is_none() && !is_stale)
+        version.filter(|_| self.call.name.is_empty() && !is_stale)
     }
 
     async fn pause(&mut self) {

@@ -5,12 +5,12 @@ use http::{Request, Uri};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::list_watch::INGRESS_WARNINGS;
-use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_client, within};
+use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, leader_client, within};
+use crate::api::names::FIELD_MANAGER;
 use crate::api::replica;
 
 /// Maximum objects of a list; enough for a single read of a cluster of usual size.
@@ -44,22 +44,23 @@ impl Cluster {
         Ok(date.and_then(|date| date.try_into().ok()))
     }
 
-    /// Lists the objects of a kind, in one namespace or all, by this label selector; needs `list`.
-    pub async fn list(&self, resource: Resource, namespace: Option<&str>, labels: Option<&str>) -> Result<Vec<Value>, KubeError> {
+    /// Lists objects; needs `list`.
+    pub async fn list(&self, Follow { resource, namespace, labels, fields }: &Follow) -> Result<Vec<Value>, KubeError> {
+        let namespace = namespace.as_deref();
         let call =
             || ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
-        let mut parameters = ListParams::default().limit(MAX_ITEMS);
-        parameters.label_selector = labels.map(str::to_owned);
-        let list = within(call, self.dynamic(resource, namespace).list(&parameters)).await?;
+        let [label_selector, field_selector] = [labels, fields].map(|selector| selector.map(str::to_owned));
+        let parameters = ListParams { label_selector, field_selector, ..ListParams::default().limit(MAX_ITEMS) };
+        let list = within(call, self.dynamic(*resource, namespace).list(&parameters)).await?;
         Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
-    /// Lists the warnings about Ingresses of all namespaces; needs `list` on Events.
-    pub async fn ingress_warnings(&self) -> Result<Vec<Value>, KubeError> {
-        let call = || ApiCall { verb: Verb::List, kind: Resource::EVENT.kind, namespace: String::new(), name: String::new() };
-        let parameters = ListParams::default().limit(MAX_ITEMS).fields(INGRESS_WARNINGS);
-        let list = within(call, self.dynamic(Resource::EVENT, None).list(&parameters)).await?;
-        Ok(list.items.into_iter().map(leader_client::plain).collect())
+    /// Sets or removes annotations of an object; needs `patch`.
+    pub async fn annotate(&self, resource: Resource, name: &str, annotations: &Value) -> Result<(), KubeError> {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let api: Api<DynamicObject> = self.dynamic(resource, Some(&self.namespace));
+        within(|| self.call(Verb::Patch, resource.kind, name), api.patch(name, &parameters, &patch)).await.map(drop)
     }
 
     /// Reads one object; `None` if it or its kind does not exist. Needs `get`.

@@ -26,6 +26,11 @@ impl Resource {
     pub const ENDPOINT_SLICE: Self = Self { api_version: "discovery.k8s.io/v1", kind: "EndpointSlice", plural: "endpointslices" };
     pub const NODE: Self = Self { api_version: "v1", kind: "Node", plural: "nodes" };
 
+    /// Field selector of [`Self::EVENT`]: warnings about Ingresses.
+    pub const INGRESS_WARNINGS: &str = "regarding.kind=Ingress,type=Warning";
+    /// Field selector of [`Self::EVENT`]: Pods that a `StatefulSet` cannot create.
+    pub const CREATE_FAILURES: &str = "regarding.kind=StatefulSet,reason=FailedCreate";
+
     /// Kinds of the Tailscale operator that Tailyard does not reconcile.
     pub const NOT_RECONCILED: [Self; 5] = [
         Self { api_version: "tailscale.com/v1alpha1", kind: "Connector", plural: "connectors" },

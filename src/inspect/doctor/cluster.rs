@@ -9,9 +9,10 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, Rate};
-use crate::edge::kube::{Cluster, KubeError, Resource};
+use crate::edge::kube::{Cluster, Follow, KubeError, Resource};
 use crate::inspect::{OF_USERS, PROXIES, gap};
 use crate::model::controller::kinds::tailnet;
+use crate::model::controller::workload::objects::Kind;
 use crate::model::diagnostics::doctor::ReadResult;
 use crate::model::diagnostics::doctor::admission::POLICY;
 use crate::model::diagnostics::doctor::cluster::{
@@ -30,8 +31,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const SYSTEM: &str = "kube-system";
 /// Maximum concurrent requests.
 const AT_A_TIME: usize = 8;
-/// Number of groups whose accounts are checked; the others have the same Role.
-const GROUPS: usize = 10;
+/// Number of proxies' accounts that are checked; the reconciler writes the Roles of all in the same way.
+const PROXY_ACCOUNTS: usize = 10;
 /// Timeout of a control plane request.
 const PROBE: Duration = Duration::from_secs(10);
 
@@ -44,7 +45,8 @@ pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) 
 /// All facts except the Lease, whose check takes a while.
 async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
     let namespace = cluster.namespace();
-    let list = async |resource, of, labels| cluster.list(resource, of, labels).await.map_err(|error| gap(&error));
+    let follow = |resource, of: Option<&str>, labels, fields| Follow { resource, namespace: of.map(str::to_owned), labels, fields };
+    let list = async |resource, of, labels| cluster.list(&follow(resource, of, labels, None)).await.map_err(|error| gap(&error));
     let look = async |resource, of, name: &str| cluster.look(resource, of, name).await.map_err(|error| gap(&error));
     let mut definitions = BTreeMap::new();
     for name in DEFINITIONS {
@@ -57,7 +59,9 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
     for resource in Resource::NOT_RECONCILED {
         unreconciled.insert(resource.kind, list(resource, None, None).await);
     }
-    let names: Vec<_> = groups.iter().flatten().filter_map(name).collect();
+    let sets = list(Kind::StatefulSet.into(), Some(namespace), Some(PROXIES)).await;
+    let warnings = follow(Resource::EVENT, None, None, Some(Resource::INGRESS_WARNINGS));
+    let failures = follow(Resource::EVENT, Some(namespace), None, Some(Resource::CREATE_FAILURES));
     let tried = match &deployments {
         Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
         Err(gap) => Err(gap.clone()),
@@ -65,18 +69,20 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
     ClusterFacts {
         server,
         definitions,
-        denied: denied(cluster, required, &names).await,
+        denied: denied(cluster, required, sets.as_deref().unwrap_or_default()).await,
         policy: look(Resource::ADMISSION_POLICY, None, POLICY).await,
         policy_binding: look(Resource::ADMISSION_BINDING, None, POLICY).await,
         deployments,
         groups,
+        sets,
+        failures: cluster.list(&failures).await.map_err(|error| gap(&error)),
         unreconciled,
         lease: Ok(None),
         renewed: false,
         pods: list(Resource::POD, Some(namespace), Some(PROXIES)).await,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
-        ingress_events: cluster.ingress_warnings().await.map_err(|error| gap(&error)),
+        ingress_events: cluster.list(&warnings).await.map_err(|error| gap(&error)),
         now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         nodes: list(Resource::NODE, None, None).await,
         ranges: list(Resource::SERVICE_RANGE, None, None).await,
@@ -106,10 +112,6 @@ async fn lease(cluster: &Cluster) -> (ReadResult<Option<Value>>, bool) {
     (first, false)
 }
 
-fn name(object: &Value) -> Option<String> {
-    object["metadata"]["name"].as_str().map(str::to_owned)
-}
-
 /// Rights that the reconciler requires with the settings of its Deployment.
 fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment));
@@ -120,14 +122,14 @@ fn reconciler_rights(namespace: &str, deployments: &[Value]) -> Vec<Right> {
     rights
 }
 
-/// Required rights that the accounts of the reconciler and of groups lack.
-async fn denied(cluster: &Cluster, reconciler: Vec<Right>, groups: &[String]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
+/// Required rights that the accounts of the reconciler and of proxies lack.
+async fn denied(cluster: &Cluster, reconciler: Vec<Right>, sets: &[Value]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
     let namespace = cluster.namespace();
     // A review of one's own rights needs no right, e.g. for the reconciler in its Pod; a review of others does.
     let own = cluster.who().await.unwrap_or_default();
     let mut denied = BTreeMap::new();
     let mut wanted = vec![(ACCOUNT.to_owned(), reconciler)];
-    wanted.extend(groups.iter().take(GROUPS).map(|group| (group.clone(), rights::replicas(namespace, group))));
+    wanted.extend(rights::proxies(namespace, sets).into_iter().take(PROXY_ACCOUNTS));
     for (account, rights) in wanted {
         let user = format!("system:serviceaccount:{namespace}:{account}");
         let reviews = stream::iter(rights).map(|right| {
@@ -171,15 +173,22 @@ async fn attempt(cluster: &Cluster, place: &CredentialLocation, ca: Option<&Path
     };
     let ca = ca.map(Path::to_owned);
     let settings = ControlSettings { url: place.url.clone(), credentials, ca, rate: Rate::DEFAULT, deadline: PROBE };
-    let probed = match ControlClient::new(settings) {
-        Ok(control) => control.probe().await,
-        Err(error) => Err(error),
-    };
-    match probed {
-        Ok(()) => CredentialOutcome::Works,
-        Err(error @ (ControlError::Denied { .. } | ControlError::Refused { .. } | ControlError::Absent { .. })) => {
-            CredentialOutcome::Refused(error.to_string())
-        }
+    match ControlClient::new(settings) {
+        Ok(control) => probe(&control).await,
         Err(error) => CredentialOutcome::Unreachable(error.to_string()),
+    }
+}
+
+async fn probe(control: &ControlClient) -> CredentialOutcome {
+    let is_refused =
+        |error: &ControlError| matches!(error, ControlError::Denied { .. } | ControlError::Refused { .. } | ControlError::Absent { .. });
+    match control.probe().await {
+        Ok(()) => {}
+        Err(error) if is_refused(&error) => return CredentialOutcome::Refused(error.to_string()),
+        Err(error) => return CredentialOutcome::Unreachable(error.to_string()),
+    }
+    match control.probe_services().await {
+        Err(error) if is_refused(&error) => CredentialOutcome::WithoutServices(error.to_string()),
+        _ => CredentialOutcome::Works,
     }
 }

@@ -200,7 +200,7 @@ fn name_conflict(work: &PlanPart<'_>, owner: &Owner, claim: &ServiceClaim<'_>) -
     let is_taken = work.observed.children.get(name.as_str()).is_some_and(of_another)
         || (claim.object.is_none() && work.is_planned(&object))
         || work.foreign(&object);
-    is_taken.then(|| format!("{object} is in the way: it was not made for this Service. Delete it, or rename the Service."))
+    is_taken.then(|| format!("{object} already exists and does not belong to this Service. Delete it, or rename the Service."))
 }
 
 /// Deletes the child of a Service that is no longer requested.

@@ -48,6 +48,10 @@ use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group
 /// Interval of checks whether the other side of a move serves.
 pub(crate) const HANDOVER_POLL: Duration = Duration::from_secs(5);
 
+/// Message to a standalone Ingress without certificate.
+pub(crate) const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
+     spec.tls[].secretName.";
+
 /// Reason of the rejection of an object that finds no room in the config.
 pub(crate) const CONFIG_FULL: &str = "ConfigFull";
 /// Maximum repetitions for objects that find no room in the config.

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 
+use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{claims, services};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
@@ -19,6 +20,7 @@ use crate::model::controller::kinds::proxygroup::{provision, unmanaged};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::is_recorded;
 use crate::model::controller::workload::actions::GroupPlan;
+use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pass::{Pass, owner};
 use crate::model::controller::workload::spec::WorkloadSpec;
@@ -37,7 +39,7 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
         _ if observed.key.is_standalone() => standalone::plan(&pass),
         (None, _) => provision::orphans(&pass, memory),
         (Some(group), Some(spec)) if observed.settings.types.contains(&group.spec.type_) => {
-            if group.metadata.deletion_timestamp.is_some() {
+            if observed.ends_since().is_some() {
                 provision::end(&pass, group, memory)
             } else {
                 provision::provision(&pass, group, spec, memory)
@@ -46,6 +48,26 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
         (Some(group), _) => unmanaged::elsewhere(&pass, group, memory),
     };
     part.plan
+}
+
+/// Whether nothing of a workload remains: no Pod, no object in the proxies' namespace, and no finalizer of ours on the objects that it
+/// served.
+pub fn is_released(observed: &Observed) -> bool {
+    let owner = owner(observed);
+    let pass = Pass { observed, spec: None, owner: &owner };
+    let is_other_type = observed.group.as_ref().is_some_and(|group| !observed.settings.types.contains(&group.spec.type_));
+    // The Tailscale operator's, if there is one.
+    if is_other_type || (observed.key.is_standalone() && !observed.assignment.standalone.has(observed.key.namespace())) {
+        return true;
+    }
+    let group = observed.group.as_ref().map(|group| &group.metadata);
+    let services = observed.services.values().map(|service| &service.metadata);
+    let ingresses = observed.publish.ingresses.values().map(|ingress| &ingress.metadata);
+    let own = [names::FINALIZER, names::SERVICE_FINALIZER, names::INGRESS_FINALIZER];
+    let mut users = group.into_iter().chain(services).chain(ingresses);
+    let has_pod = observed.replicas.values().any(|replica| replica.pod.is_some()) || observed.waiting.is_some();
+    let has_object = observed.owned.iter().any(|(object, existing)| pass.is_own(object, existing));
+    !has_pod && !has_object && !users.any(|metadata| own.iter().any(|name| finalizers::has(metadata, name)))
 }
 
 /// The workload that the observed object requests; `None` without an object.

@@ -16,7 +16,14 @@ mod facts;
 mod network;
 pub mod node;
 mod objects;
+mod operators;
+mod pods;
 pub mod rights;
+
+/// Check of the API server's version, which needs no permission.
+pub const API_SERVER: &str = "api-server";
+/// Maximum number of objects in a result.
+const MAX_LISTED: usize = 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
@@ -26,6 +33,9 @@ pub struct Check {
     pub what: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fix: String,
+    /// Whether its facts could not be read.
+    #[serde(skip)]
+    unread: bool,
 }
 
 /// Severity of a result.
@@ -56,26 +66,27 @@ impl Finding {
 impl Check {
     /// A passed check.
     pub fn ok(name: &'static str, what: impl Into<String>) -> Self {
-        Self { name, finding: Finding::Ok, what: what.into(), fix: String::new() }
+        Self { name, finding: Finding::Ok, what: what.into(), fix: String::new(), unread: false }
     }
 
     /// A possible fault.
     pub fn warn(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name, finding: Finding::Warn, what: what.into(), fix: fix.into() }
+        Self { name, finding: Finding::Warn, what: what.into(), fix: fix.into(), unread: false }
     }
 
     /// A fault.
     pub fn bad(name: &'static str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name, finding: Finding::Bad, what: what.into(), fix: fix.into() }
+        Self { name, finding: Finding::Bad, what: what.into(), fix: fix.into(), unread: false }
     }
 
     /// A check whose facts could not be read. `needs` is the permission that reading requires.
     pub fn unread(name: &'static str, what: &str, gap: &Gap, needs: &str) -> Self {
-        match gap {
+        let check = match gap {
             Gap::Forbidden => Self::warn(name, format!("{what} cannot be read: not allowed"), format!("ask for the right to {needs}")),
             Gap::Unknown => Self::warn(name, format!("{what} cannot be read: the cluster has no such kind"), String::new()),
             Gap::Failed(why) => Self::warn(name, format!("{what} cannot be read: {why}"), String::new()),
-        }
+        };
+        Self { unread: true, ..check }
     }
 }
 
@@ -90,8 +101,14 @@ fn located(repository: &str, page: &str) -> String {
     if repository.is_empty() { format!("docs/{page} of Tailyard {version}") } else { format!("{repository}/blob/v{version}/docs/{page}") }
 }
 
-pub fn worst(checks: &[Check]) -> Finding {
-    checks.iter().map(|check| check.finding).max().unwrap_or(Finding::Ok)
+/// Exit code: 1 for a fault, 2 if nothing but the version of the API server could be read.
+pub fn exit_code(checks: &[Check]) -> u8 {
+    let is_read = |check: &Check| !check.unread && check.name != API_SERVER;
+    match checks {
+        _ if checks.iter().any(|check| check.finding == Finding::Bad) => 1,
+        _ if !checks.iter().any(is_read) => 2,
+        _ => 0,
+    }
 }
 
 /// The checks as a table, in order, followed by the remedies.
@@ -106,6 +123,23 @@ pub fn text(checks: &[Check]) -> String {
         }
     }
     if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page("doctor.md"), fixes.concat()) }
+}
+
+/// At most [`MAX_LISTED`] of these, and the number of the others.
+fn listed(mut all: Vec<String>, separator: &str) -> String {
+    let more = all.len().saturating_sub(MAX_LISTED);
+    all.truncate(MAX_LISTED);
+    let text = all.join(separator);
+    if more == 0 { text } else { format!("{text}, and {more} more") }
+}
+
+/// Namespace and name.
+fn named(object: &Value) -> String {
+    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+    match text("namespace") {
+        "" => text("name").to_owned(),
+        namespace => format!("{namespace}/{}", text("name")),
+    }
 }
 
 pub fn is_reconciler(deployment: &Value) -> bool {

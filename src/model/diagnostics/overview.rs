@@ -27,8 +27,8 @@ mod text;
 pub use ingress_faults::{IngressFault, ingress_faults};
 pub use live::changes;
 pub use published::PublishedOverview;
-pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
-pub use selection::Selection;
+pub use replicas::{Holding, ProgramVersion, ReplicaOverview};
+pub use selection::RowSelection;
 pub use services::ServiceOverview;
 pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use standalone::StandaloneOverview;
@@ -99,7 +99,7 @@ impl UnhealthyCondition {
 
 impl Overview {
     /// Builds the overview of the selected objects.
-    pub fn of(view: &ClusterView, selection: &Selection) -> Self {
+    pub fn of(view: &ClusterView, selection: &RowSelection) -> Self {
         let records = PublishedRecords::of(view);
         let configs: BTreeMap<&str, _> = view.groups.iter().filter_map(|group| Some((name(group), view.config(name(group))?))).collect();
         let gaps = view.gaps.iter().map(|(part, gap)| Unread { part: *part, message: gap.sentence(*part, &view.namespace) });

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::model::flows::flow::{Flow, TcpState};
@@ -62,12 +63,43 @@ pub const AWAY: Duration = Duration::from_millis(500);
 /// Time that the kubelet leaves between SIGTERM and the kill in any case, also if a Pod is deleted by force.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 
-/// Time from SIGTERM to the kill of the deleted Pod with this UID. `pod` is the object of its name as SIGTERM arrives; if there is none, or it is
-/// another Pod's, the Pod was deleted by force. `None` if it was not deleted: its container alone is restarted.
-pub fn grace_period(pod: Option<&Value>, uid: &str) -> Option<Duration> {
-    let Some(metadata) = pod.map(|pod| &pod["metadata"]).filter(|metadata| metadata["uid"] == uid) else { return Some(MIN_GRACE) };
-    let seconds = metadata["deletionGracePeriodSeconds"].as_u64()?;
-    Some(Duration::from_secs(seconds).max(MIN_GRACE))
+/// The preStop hook's maximum share of the drain timeout. A Pod that may not read its own object leaves this time to the hook.
+const HOOK_SHARE: u32 = 2;
+
+/// Maximum duration of a preStop hook call.
+pub fn hook_limit(drain_timeout: Duration) -> Duration {
+    drain_timeout / HOOK_SHARE
+}
+
+/// Deletion of a Pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deletion {
+    /// Time from the deletion to the kill.
+    pub grace: Duration,
+    /// Unix time of the deletion by the API server's clock; `None` if the Pod was deleted by force.
+    pub began: Option<Duration>,
+}
+
+impl Deletion {
+    /// Deletion of the Pod with this UID. `pod` is the object of its name as SIGTERM arrives; if there is none, or it is another Pod's, the Pod
+    /// was deleted by force. `None` if it was not deleted: its container alone is restarted.
+    pub fn of(pod: Option<&Value>, uid: &str) -> Option<Self> {
+        let forced = Self { grace: MIN_GRACE, began: None };
+        let Some(metadata) = pod.map(|pod| &pod["metadata"]).filter(|metadata| metadata["uid"] == uid) else { return Some(forced) };
+        let grace = Duration::from_secs(metadata["deletionGracePeriodSeconds"].as_u64()?);
+        let end = metadata["deletionTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
+        let end = end.and_then(|end| u64::try_from(end.as_second()).ok()).map(Duration::from_secs);
+        Some(Self { grace: grace.max(MIN_GRACE), began: end.map(|end| end.saturating_sub(grace)) })
+    }
+}
+
+/// Time from SIGTERM, which arrives at Unix time `now`, to the end of a replica. `hook` is the maximum duration of the preStop hook, zero without one. The
+/// kubelet calls the hook before it sends SIGTERM, within the grace period. Any client can call the hook too, so calls count for nothing.
+pub fn available(drain_timeout: Duration, deletion: Option<Deletion>, hook: Duration, now: Duration) -> Duration {
+    let Some(Deletion { grace, began }) = deletion else { return drain_timeout.saturating_sub(hook) };
+    // Without a hook SIGTERM follows at once; with one, clocks may differ.
+    let elapsed = began.map_or(Duration::ZERO, |began| now.saturating_sub(began)).min(hook);
+    drain_timeout.min(grace.saturating_sub(elapsed)).max(MIN_GRACE.min(drain_timeout))
 }
 
 /// How a Pod's grace period is spent.
@@ -241,13 +273,36 @@ mod tests {
 
     #[test]
     fn grace_period_is_that_of_the_deletion() {
-        let pod = |metadata: Value| grace_period(Some(&json!({"metadata": metadata})), "7d5c");
+        let pod = |metadata: Value| Deletion::of(Some(&json!({"metadata": metadata})), "7d5c");
+        let deletion = |grace, began| Some(Deletion { grace, began });
+        let forced = deletion(MIN_GRACE, None);
         assert_eq!(pod(json!({"uid": "7d5c"})), None, "its container alone is restarted");
-        assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": 40})), Some(seconds(40)));
-        assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": 1})), Some(MIN_GRACE));
+        for (grace, wanted) in [(40, deletion(seconds(40), Some(seconds(60)))), (1, deletion(MIN_GRACE, Some(seconds(99))))] {
+            let metadata = json!({"uid": "7d5c", "deletionGracePeriodSeconds": grace, "deletionTimestamp": "1970-01-01T00:01:40Z"});
+            assert_eq!(pod(metadata), wanted);
+        }
         assert_eq!(pod(json!({"uid": "7d5c", "deletionGracePeriodSeconds": -1})), None);
-        assert_eq!(pod(json!({"uid": "7d5d", "deletionGracePeriodSeconds": 40})), Some(MIN_GRACE), "its successor is deleted");
-        assert_eq!(grace_period(None, "7d5c"), Some(MIN_GRACE));
+        assert_eq!(pod(json!({"uid": "7d5d", "deletionGracePeriodSeconds": 40})), forced, "its successor is deleted");
+        assert_eq!(Deletion::of(None, "7d5c"), forced);
+    }
+
+    #[test]
+    fn time_to_drain_follows_the_deletion_and_the_limit_of_the_hook() {
+        let (began, timeout, hook) = (seconds(100), seconds(25), seconds(12));
+        let after = |elapsed: i64, deletion, hook| available(timeout, deletion, hook, seconds((100 + elapsed).unsigned_abs())).as_secs();
+        let deleted = |grace| Some(Deletion { grace: seconds(grace), began: Some(began) });
+        // Without a hook neither the time of SIGTERM nor a clock matters.
+        for elapsed in [-60, 0, 3, 600] {
+            assert_eq!([deleted(360), deleted(30), deleted(5), None].map(|deletion| after(elapsed, deletion, seconds(0))), [25, 25, 5, 25]);
+        }
+        for (elapsed, wanted) in
+            [(-60, [25, 25, 5]), (0, [25, 25, 5]), (4, [25, 25, 2]), (8, [25, 22, 2]), (12, [25, 18, 2]), (600, [25, 18, 2])]
+        {
+            assert_eq!([deleted(360), deleted(30), deleted(5)].map(|deletion| after(elapsed, deletion, hook)), wanted, "{elapsed} s");
+        }
+        let forced = Some(Deletion { grace: MIN_GRACE, began: None });
+        assert_eq!([None, forced].map(|deletion| after(8, deletion, hook)), [13, 2], "the hook may have taken its limit");
+        assert_eq!(available(seconds(1), forced, hook, began), seconds(1));
     }
 
     #[test]

@@ -19,24 +19,8 @@ use std::time::Duration;
 pub const QUIET: Duration = Duration::from_secs(3);
 /// The same without other evidence: the time that the operator's proxy waits.
 pub const BLIND: Duration = Duration::from_secs(10);
-/// Maximum time from the end of a hook call by the kubelet to SIGTERM.
-pub const SIGNAL_FOLLOWS: Duration = Duration::from_secs(5);
 /// Consecutive rounds before a refused or unresponsive service counts as such.
 const ROUNDS: u32 = 3;
-
-/// A completed call of the hook. Any client can make one, so it is not sufficient evidence on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HookCall {
-    pub began: Duration,
-    pub ended: Duration,
-}
-
-impl HookCall {
-    /// Start of the Pod's termination grace period: the start of this call, if SIGTERM followed it in time.
-    pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
-        (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
-    }
-}
 
 /// Result of one request to a service's health endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]

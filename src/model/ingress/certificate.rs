@@ -82,6 +82,13 @@ impl Pair {
     }
 }
 
+/// End of the first certificate of a chain, whose key is not known.
+pub fn expiry(chain: &[u8]) -> Option<Timestamp> {
+    let first = CertificateDer::pem_slice_iter(chain).next()?.ok()?;
+    let (_, parsed) = X509Certificate::from_der(&first).ok()?;
+    Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
+}
+
 impl Leaf {
     pub fn is_for(&self, name: &str) -> Result<(), CertificateError> {
         let name = name.to_ascii_lowercase();

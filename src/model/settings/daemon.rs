@@ -26,7 +26,7 @@ const LASTING: std::ops::RangeInclusive<u16> = 61_000..=u16::MAX;
 /// Default WireGuard port of tailscaled.
 const WIREGUARD_PORT: u16 = 41641;
 
-const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
+pub(super) const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
 const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
 /// Whether tailscaled reports listening ports to a tailnet that collects endpoints.

@@ -1,9 +1,11 @@
 //! preStop hook of the Tailscale operator: responds once no service is routed to this Pod.
 //!
-//! [`crate::model::flows::prestop_hook`] decides; this handler probes services and counts flows. The hook does not stop forwarding. Its last
-//! call is recorded: if SIGTERM follows, the Pod's grace period began with it.
+//! [`crate::model::flows::prestop_hook`] decides; this handler probes services and counts flows. The hook does not stop forwarding, and its
+//! calls change nothing: the kubelet's look like those of other clients. An address has one call at a time, because a call opens up
+//! to [`AT_ONCE`] connections.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use hyper::StatusCode;
 use tokio::time::{Instant, sleep};
 
 use super::{SnapshotSources, lines};
-use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookCall, HookVerdict};
+use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookVerdict};
 use crate::runtime::admin::{AdminResponse, text};
 
 /// Interval of rounds.
@@ -21,34 +23,32 @@ const ROUND: Duration = Duration::from_secs(1);
 /// Maximum services probed concurrently.
 const AT_ONCE: usize = 64;
 
-/// A running call; records its end, with or without response.
-struct Recording<'a> {
+/// A running call of an address.
+struct RunningCall<'a> {
     sources: &'a SnapshotSources,
-    began: Instant,
+    from: IpAddr,
 }
 
-impl Drop for Recording<'_> {
-    fn drop(&mut self) {
-        let since_start = |at: Instant| at.saturating_duration_since(self.sources.start);
-        let call = HookCall { began: since_start(self.began), ended: since_start(Instant::now()) };
-        *self.sources.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+impl<'a> RunningCall<'a> {
+    /// `None` if the address has a running call.
+    fn begin(sources: &'a SnapshotSources, from: IpAddr) -> Option<Self> {
+        let is_first = sources.hook_callers.lock().unwrap_or_else(PoisonError::into_inner).insert(from);
+        is_first.then_some(Self { sources, from })
     }
 }
 
-impl SnapshotSources {
-    /// Start of the Pod's termination grace period, if before this time of SIGTERM: the kubelet calls the hook first. Calls of other clients
-    /// do not count.
-    pub fn grace_began(&self) -> Option<Instant> {
-        let call = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        let began = call?.grace_began(self.start.elapsed())?;
-        Some(self.start + began)
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        self.sources.hook_callers.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.from);
     }
 }
 
 /// Waits until no service is routed here, at most for [`SnapshotSources::patience`].
-pub(super) async fn hook(sources: Arc<SnapshotSources>) -> AdminResponse {
+pub(super) async fn hook(sources: Arc<SnapshotSources>, from: IpAddr) -> AdminResponse {
     let start = Instant::now();
-    let _call = Recording { sources: &sources, began: start };
+    let Some(_call) = RunningCall::begin(&sources, from) else {
+        return text(StatusCode::TOO_MANY_REQUESTS, "another call of this address is in progress\n");
+    };
     let Some(endpoints) = endpoints(&sources) else { return text(StatusCode::OK, "safe to terminate") };
     let mut leaving = DrainingServices::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
     loop {

@@ -19,7 +19,8 @@ use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
 use crate::model::firewall::Traffic;
-use crate::model::flows::prestop_hook::{HealthProbe, HookCall};
+use crate::model::flows::drain::hook_limit;
+use crate::model::flows::prestop_hook::HealthProbe;
 use crate::model::plan::Planned;
 use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::health::{DaemonHealth, HealthInputs, Paths, Rules, RulesetLag, RulesetWrites, readiness};
@@ -43,9 +44,6 @@ use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop, Tasks};
 pub(super) const COUNTING: Duration = Duration::from_secs(2);
 /// Timeout of a request to a service's health endpoint.
 const PING: Duration = Duration::from_secs(3);
-
-/// The hook's share of the grace period; the rest is for remaining flows.
-const HOOK_SHARE: f64 = 0.6;
 
 /// Requests a URL and returns the responding Pod.
 pub type HealthPing = Arc<dyn Fn(String) -> BoxFuture<'static, HealthProbe> + Send + Sync>;
@@ -100,8 +98,8 @@ pub struct SnapshotSources {
     pub ping: HealthPing,
     /// Maximum wait of the preStop hook.
     pub patience: Duration,
-    /// Last finished call of the preStop hook; times are relative to [`Self::start`].
-    pub(super) hook: Mutex<Option<HookCall>>,
+    /// Addresses with a running call of the preStop hook.
+    pub(super) hook_callers: Mutex<BTreeSet<IpAddr>>,
     pub(super) lag: Mutex<RulesetLag>,
 }
 
@@ -139,8 +137,8 @@ impl SnapshotSources {
             peers: super::peer_counts::peers(tailnet),
             usermetrics: usermetrics(tailnet),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
-            patience: settings.drain_timeout.mul_f64(HOOK_SHARE),
-            hook: Mutex::default(),
+            patience: hook_limit(settings.drain_timeout),
+            hook_callers: Mutex::default(),
             lag: Mutex::default(),
         }
     }

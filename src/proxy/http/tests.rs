@@ -16,7 +16,7 @@ use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::config::EgressConfig;
 use crate::model::config::source::{EgressDocument, InForce as Document};
 use crate::model::firewall::{Counters, Traffic};
-use crate::model::flows::prestop_hook::{HealthProbe, SIGNAL_FOLLOWS};
+use crate::model::flows::prestop_hook::HealthProbe;
 use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
@@ -86,7 +86,7 @@ fn lab() -> Lab {
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
-        hook: Mutex::default(),
+        hook_callers: Mutex::default(),
         lag: Mutex::default(),
     };
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
@@ -122,6 +122,10 @@ impl Lab {
     fn newest(&self) -> Arc<Planned> {
         self.planned.borrow().clone().expect("a plan")
     }
+}
+
+fn hook(lab: &Lab, from: &str) -> impl Future<Output = AdminResponse> + use<> {
+    prestop_hook::hook(Arc::clone(&lab.sources), from.parse().expect("an address"))
 }
 
 async fn body(answer: AdminResponse) -> String {
@@ -248,10 +252,10 @@ async fn debug_plan_shows_the_current_plan() {
 #[tokio::test(start_paused = true)]
 async fn prestop_hook_ends_when_services_are_rerouted() {
     let lab = lab();
-    assert_eq!(body(prestop_hook::hook(Arc::clone(&lab.sources)).await).await, "safe to terminate", "no config");
+    assert_eq!(body(hook(&lab, "192.0.2.1").await).await, "safe to terminate", "no config");
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
-    let hook = tokio::spawn(prestop_hook::hook(Arc::clone(&lab.sources)));
+    let hook = tokio::spawn(hook(&lab, "192.0.2.1"));
     tokio::time::sleep(Duration::from_secs(9)).await;
     assert!(!hook.is_finished(), "services still lead here");
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.6"]);
@@ -269,30 +273,26 @@ async fn prestop_hook_times_out_and_names_routed_services() {
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["fd00::5"]);
     let before = Instant::now();
-    let answer = prestop_hook::hook(Arc::clone(&lab.sources)).await;
+    let answer = hook(&lab, "192.0.2.1").await;
     assert!(before.elapsed() <= lab.sources.patience);
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(body(answer).await, "services that may still lead here:\na\nb\n");
 }
 
 #[tokio::test(start_paused = true)]
-async fn prestop_hook_call_counts_only_if_sigterm_follows() {
+async fn address_has_one_prestop_hook_call_at_a_time() {
     let lab = lab();
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
-    assert_eq!(lab.sources.grace_began(), None);
-    prestop_hook::hook(Arc::clone(&lab.sources)).await;
-    tokio::time::sleep(SIGNAL_FOLLOWS + Duration::from_millis(1)).await;
-    assert_eq!(lab.sources.grace_began(), None, "a call that no signal follows is forgotten");
+    let first = tokio::spawn(hook(&lab, "192.0.2.1"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(hook(&lab, "192.0.2.1").await.status(), StatusCode::TOO_MANY_REQUESTS);
     let began = Instant::now();
-    let answer = prestop_hook::hook(Arc::clone(&lab.sources)).await;
-    assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert!(began.elapsed() > lab.sources.patience / 2, "an earlier call takes nothing away: {:?}", began.elapsed());
-    assert_eq!(lab.sources.grace_began(), Some(began));
-    let abandoned = timeout(Duration::from_secs(1), prestop_hook::hook(Arc::clone(&lab.sources)));
-    let began = Instant::now();
-    assert!(abandoned.await.is_err());
-    assert_eq!(lab.sources.grace_began(), Some(began), "the client of a call may be gone");
+    assert_eq!(hook(&lab, "192.0.2.2").await.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(began.elapsed() > lab.sources.patience / 2, "another address's call takes nothing away: {:?}", began.elapsed());
+    assert_eq!(first.await.expect("the hook").status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(timeout(Duration::from_secs(1), hook(&lab, "192.0.2.1")).await.is_err(), "its client goes away");
+    assert!(timeout(Duration::from_secs(1), hook(&lab, "192.0.2.1")).await.is_err(), "the next call is answered");
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,13 +10,13 @@ use crate::model::base::backoff::Backoff;
 use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::state::Start;
 use crate::model::tailnet::status::{GRACE, PodAddresses, ROOM};
-use crate::model::tailnet::supervise::{DaemonSettings, Login, StateWrite, conffile};
+use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings, Login, StateWrite, conffile};
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::start::IngressPart;
 use crate::proxy::state_secret::writer::{self, Ledger, POLL_INTERVAL, Reporter, Store, WriteIntervals, reporter};
-use crate::proxy::tailnet::daemon::StateRequest;
+use crate::proxy::tailnet::daemon::{DaemonState, StateRequest};
 use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
 use crate::proxy::tailnet::start::TailnetPart;
 
@@ -60,8 +60,8 @@ impl StatePart {
             overlaps: forwarding.overlaps.clone(),
         };
         tasks.run_until_stop("reporter", reporter::run(published, about, ledger.clone()));
-        if tailnet.daemon.is_some() {
-            tasks.run_until_stop("reissue", serve(requests, ledger.clone()));
+        if let Some(daemon) = &tailnet.daemon {
+            tasks.run_until_stop("reissue", serve(requests, daemon.state(), ledger.clone()));
         }
         let recent_peers = record_peers(inputs, &ledger, tasks);
         tasks.run_until_stop("report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
@@ -117,9 +117,17 @@ fn mounted_key(settings: &DaemonSettings, capver: u32) -> Option<String> {
     conffile::check(&bytes).ok()?.auth_key.map(|key| key.reveal().to_owned())
 }
 
-/// Executes the writes requested by supervision, each until it succeeds.
-async fn serve(mut requests: mpsc::Receiver<StateRequest>, ledger: Ledger) {
-    while let Some(StateRequest { write, done }) = requests.recv().await {
+/// Executes the writes requested by supervision, each until it succeeds. A node that logs in without one needs no other auth key: a request
+/// for it is an earlier Pod's.
+async fn serve(mut requests: mpsc::Receiver<StateRequest>, mut daemon: watch::Receiver<DaemonState>, ledger: Ledger) {
+    let mut next = tokio::select! {
+        request = requests.recv() => request,
+        Ok(()) = async { daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await.map(drop) } => {
+            ledger.remove(state::REISSUE_AUTHKEY);
+            requests.recv().await
+        }
+    };
+    while let Some(StateRequest { write, done }) = next {
         match write {
             StateWrite::RequestReissue { failed } => ledger.set(state::REISSUE_AUTHKEY, failed.reveal()),
             StateWrite::ClearReissue { identity: true } => ledger.forget_identity(),
@@ -133,5 +141,56 @@ async fn serve(mut requests: mpsc::Receiver<StateRequest>, ledger: Ledger) {
         ledger.written().await;
         // The requester may have given up meanwhile; the write is done either way.
         let _ = done.send(());
+        next = requests.recv().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::model::tailnet::supervise::Secret;
+
+    const LONG: Duration = Duration::from_hours(1);
+
+    /// Content of the state file, with a request for a key at its start, after a login; then after a request by this process.
+    async fn after_login(existing: &str, phases: &[DaemonPhase]) -> (String, u64, String) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("state.json");
+        std::fs::write(&path, existing).expect("written");
+        let intervals = WriteIntervals { retry: Backoff::DAEMON, look: LONG };
+        let (ledger, writer) = writer::new(Store::File(path.clone()), Start::default(), intervals);
+        let (requests, received) = mpsc::channel(1);
+        let daemon = watch::Sender::new(DaemonState::default());
+        tokio::spawn(serve(received, daemon.subscribe(), ledger.clone()));
+        tokio::spawn(writer.run());
+        timeout(LONG, ledger.written()).await.expect("read");
+        for phase in phases {
+            daemon.send_modify(|daemon| daemon.phase = *phase);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        let read = || std::fs::read_to_string(&path).expect("a file").replace(char::is_whitespace, "");
+        let (first, count) = (read(), ledger.health().borrow().writes);
+        let (done, confirmed) = oneshot::channel();
+        let write = StateWrite::RequestReissue { failed: Secret::new("k2") };
+        requests.send(StateRequest { write, done }).await.expect("received");
+        timeout(LONG, confirmed).await.expect("in time").expect("written");
+        daemon.send_modify(|daemon| daemon.phase = DaemonPhase::Running);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        (first, count, read())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn login_ends_the_request_for_a_key_of_an_earlier_pod() {
+        use DaemonPhase::{NeedsLogin, Running, Starting};
+        let again = r#"{"device_id":"n1","reissue_authkey":"k2"}"#.to_owned();
+        let (open, done) = (r#"{"device_id":"n1","reissue_authkey":""}"#, r#"{"device_id":"n1"}"#);
+        assert_eq!(after_login(open, &[NeedsLogin, Starting]).await, (open.to_owned(), 0, again.clone()));
+        assert_eq!(after_login(open, &[Starting, Running]).await, (done.to_owned(), 1, again.clone()));
+        assert_eq!(after_login(done, &[Starting, Running]).await, (done.to_owned(), 0, again), "no request, no write");
     }
 }

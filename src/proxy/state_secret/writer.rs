@@ -10,6 +10,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::state::REISSUE_AUTHKEY;
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::state::{Start, StateChanges, forget_identity, lacks, outstanding};
 
@@ -180,7 +181,7 @@ impl Reporter {
             Ok(found) => self.current.as_ref().is_none_or(|current| lacks(&found, current)),
             Err(error) if error.is_missing() => true,
             Err(error) => {
-                tracing::debug!(reason = error.reason(), "whether the state is still there is not known: {error}");
+                tracing::debug!(reason = error.reason(), "cannot read the state Secret: {error}");
                 false
             }
         };
@@ -236,7 +237,9 @@ impl Reporter {
         self.next_look = look_after(if found.is_empty() { self.intervals.look / SOONER } else { self.intervals.look });
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());
-        let current = first.keys().map(|key| (key.clone(), found.get(key).cloned())).collect();
+        // The request for an auth key too, so that its removal writes nothing if there is none.
+        let keys = first.keys().map(String::as_str).chain([REISSUE_AUTHKEY]);
+        let current = keys.map(|key| (key.to_owned(), found.get(key).cloned())).collect();
         Ok((outstanding(&first, &current), current))
     }
 

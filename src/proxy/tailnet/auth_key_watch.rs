@@ -1,6 +1,6 @@
 //! Watch of the replica's own config Secret: the API server reports changes in milliseconds, the kubelet mounts them after a minute or two.
 //!
-//! Publishes the newest auth key; supervision decides whether to log in with it. If no Secret is mounted, the config files are written to
+//! Publishes the newest auth key, and the device that was deleted at the control plane; supervision decides what follows. If no Secret is mounted, the config files are written to
 //! the path of a mount, so that the Pod template needs no mount that names the Pod's ordinal.
 
 use std::path::{Path, PathBuf};
@@ -9,32 +9,43 @@ use std::pin::pin;
 use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
-use crate::api::names::CONFIG_SECRET_SUFFIX;
+use crate::api::names::{CONFIG_SECRET_SUFFIX, DELETED_DEVICE_KEY};
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
 use crate::runtime::watch_ext::put;
 
-/// The newest auth key of this Pod's config Secret, and the task that watches it until all receivers are dropped. The config files are
-/// written to `fill`, if given.
-pub fn follow(
-    cluster: &Cluster,
-    pod: &str,
-    fill: Option<PathBuf>,
-) -> (watch::Receiver<Option<Secret>>, impl Future<Output = ()> + Send + 'static) {
-    let (keys, newest) = watch::channel(None);
+/// Content of this Pod's config Secret.
+#[derive(Debug)]
+pub struct ConfigSecret {
+    /// The newest auth key.
+    pub key: watch::Receiver<Option<Secret>>,
+    /// The device that was deleted at the control plane, by ID.
+    pub deleted: watch::Receiver<Option<String>>,
+}
+
+struct Outputs {
+    key: watch::Sender<Option<Secret>>,
+    deleted: watch::Sender<Option<String>>,
+}
+
+/// This Pod's config Secret, and the task that watches it until the receivers of the key are dropped. The config files are written to `fill`,
+/// if given.
+pub fn follow(cluster: &Cluster, pod: &str, fill: Option<PathBuf>) -> (ConfigSecret, impl Future<Output = ()> + Send + 'static) {
+    let ((key, newest), (deleted, gone)) = (watch::channel(None), watch::channel(None));
     let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
-    (newest, async move { run(cluster.watch_secret(&name, Backoff::DAEMON), keys, fill).await })
+    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted }, fill).await };
+    (ConfigSecret { key: newest, deleted: gone }, work)
 }
 
 /// A missing or unreadable Secret removes no key and no file.
-async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>) {
+async fn run(events: impl Stream<Item = ObjectEvent>, outputs: Outputs, fill: Option<PathBuf>) {
     let mut events = pin!(events);
     let mut lost = None;
     loop {
         let event = tokio::select! {
-            () = keys.closed() => return,
+            () = outputs.key.closed() => return,
             Some(event) = events.next() => event,
         };
         match event {
@@ -43,8 +54,10 @@ async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option
                     write(dir, &values);
                 }
                 if let Some(key) = newest(&values) {
-                    put(&keys, Some(key));
+                    put(&outputs.key, Some(key));
                 }
+                let deleted = values.get(DELETED_DEVICE_KEY).and_then(|id| String::from_utf8(id.to_vec()).ok());
+                put(&outputs.deleted, deleted);
             }
             ObjectEvent::Lost(error) if lost != Some(error.reason()) => {
                 lost = Some(error.reason());
@@ -91,8 +104,8 @@ mod tests {
     }
 
     async fn key_after(events: Vec<ObjectEvent>) -> Option<String> {
-        let (keys, mut receiver) = watch::channel(None);
-        tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys, None));
+        let ((key, mut receiver), (deleted, _)) = (watch::channel(None), watch::channel(None));
+        tokio::spawn(run(stream::iter(events).chain(stream::pending()), Outputs { key, deleted }, None));
         while timeout(Duration::from_secs(1), receiver.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
         receiver.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
     }
@@ -132,14 +145,15 @@ mod tests {
             names.collect::<std::collections::BTreeSet<_>>()
         };
         let two = values(&[("cap-95.hujson", "{}"), ("cap-106.hujson", r#"{"Version":"alpha0"}"#), ("../other", "x")]);
-        let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
-        let (keys, _seen) = watch::channel(None);
-        let events = |events: Vec<ObjectEvent>| run(stream::iter(events), keys.clone(), Some(dir.clone()));
+        let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#), ("deleted-device", "17")]);
+        let ((key, _seen), (deleted, gone)) = (watch::channel(None), watch::channel(None));
+        let events =
+            |events: Vec<ObjectEvent>| run(stream::iter(events), Outputs { key: key.clone(), deleted: deleted.clone() }, Some(dir.clone()));
         let ended = |work| timeout(Duration::from_secs(1), work);
         assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned(), "cap-95.hujson".to_owned()].into());
         assert!(ended(events(vec![ObjectEvent::Current(one), ObjectEvent::Gone, ObjectEvent::Current(Values::new())])).await.is_err());
-        assert_eq!(listed(), ["cap-106.hujson".to_owned()].into());
+        assert_eq!((listed(), gone.borrow().as_deref()), (["cap-106.hujson".to_owned()].into(), None), "the last Secret has no key");
         assert!(std::fs::read_to_string(dir.join("cap-106.hujson")).expect("a file").contains("AuthKey"));
     }
 

@@ -12,11 +12,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::bus::{BusView, Reader};
 use self::conf::Conf;
@@ -48,6 +47,8 @@ pub struct StateRequest {
 pub struct DaemonInputs {
     /// Newest auth key, from a watch of the config Secret, which is faster than the mount.
     pub keys: watch::Receiver<Option<Secret>>,
+    /// ID of the device that was deleted at the control plane, if this can be known.
+    pub deleted: Option<watch::Receiver<Option<String>>>,
     pub writes: mpsc::Sender<StateRequest>,
     /// Backup of tailscaled's keys in the state Secret.
     pub backup: watch::Receiver<StateBackup>,
@@ -113,11 +114,12 @@ struct Supervisor {
     epochs: u64,
     greeted: u64,
     from_file: bool,
-    /// The current or last process could not read its state Secret.
-    storeless: bool,
+    /// The current or last process could not read its stored state.
+    no_store: bool,
     /// A daemon that was taken over advertises its previous services until this time.
     advertises_until: Option<Instant>,
     view: watch::Receiver<BusView>,
+    netmap: watch::Receiver<Option<Arc<NetMap>>>,
     api: LocalApi,
     inputs: DaemonInputs,
     commands: mpsc::Receiver<DaemonCommand>,
@@ -153,9 +155,10 @@ pub fn daemon(
         epochs: 0,
         greeted: 0,
         from_file: false,
-        storeless: false,
+        no_store: false,
         advertises_until: None,
         view: view_seen,
+        netmap: netmap_seen.clone(),
         api: api.clone(),
         inputs,
         commands: requests,
@@ -240,6 +243,7 @@ impl Supervisor {
                     self.advertise();
                     continue;
                 }
+                Ok(()) = changed(&mut self.inputs.deleted) => self.deleted(),
                 Ok(()) = self.inputs.keys.changed() => self.inputs.keys.borrow_and_update().clone().map(DaemonEvent::Key).into_iter().collect(),
                 _ = look.tick(), if self.conf.is_some() && !self.frozen => {
                     self.compare();
@@ -280,7 +284,8 @@ impl Supervisor {
         if view.epoch != self.epochs || self.process.is_none() {
             return Vec::new();
         }
-        if let Some(fault) = view.fault {
+        // The end of a daemon without its state is no fault of its own.
+        if let Some(fault) = view.fault.filter(|_| !self.no_store) {
             self.state.send_modify(|state| state.last_error = Some(fault));
         }
         if !view.connected {
@@ -294,14 +299,16 @@ impl Supervisor {
             self.greet();
         }
         let snapshot = view.snapshot;
-        if snapshot.health.contains(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
-            // tailscaled has only an empty state in memory and waits for a login, although a copy of its state exists.
-            self.storeless = true;
-            self.signal(Signal::SIGTERM);
+        let no_store = snapshot.health.contains(STORELESS);
+        if no_store && !self.no_store {
+            // A state file that cannot be read may be the only copy.
+            self.no_store = !self.from_file;
+            self.fault("StateStore", &"it cannot read its stored state; restarting it until it can");
         }
         let shut = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
         let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
-        let bus = BusState { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
+        let (login_broken, have_node_key) = (snapshot.login_broken(), snapshot.have_node_key);
+        let bus = BusState { state: snapshot.state, login_broken, have_node_key, no_store };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
             state.shut = shut;
@@ -310,6 +317,17 @@ impl Supervisor {
             }
         });
         vec![DaemonEvent::Connected, DaemonEvent::Backend(bus)]
+    }
+
+    /// An event if the deleted device is this one. headscale leaves its session open, so that tailscaled does not know.
+    fn deleted(&mut self) -> Vec<DaemonEvent> {
+        let deleted = self.inputs.deleted.as_mut().and_then(|deleted| deleted.borrow_and_update().clone());
+        let own = self.netmap.borrow().as_ref().and_then(|netmap| Some(netmap.node.as_ref()?.stable_id.clone()));
+        if deleted.is_none() || deleted != own {
+            return Vec::new();
+        }
+        warn!(device = deleted, "this device was deleted at the control plane; restarting tailscaled so that it joins again");
+        vec![DaemonEvent::DeviceDeleted]
     }
 
     fn publish(&self) {

@@ -94,13 +94,13 @@ fn supervise(
     TailnetInputs { writes, advertise }: TailnetInputs,
     tasks: &mut Tasks,
 ) -> (DaemonHandle, Option<StateCopies>) {
-    let keys = match (cluster, &settings.pod.name) {
+    let (keys, deleted) = match (cluster, &settings.pod.name) {
         (Some(cluster), Some(pod)) => {
-            let (keys, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned));
+            let (secret, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned));
             tasks.run_until_stop("config Secret", work);
-            keys
+            (secret.key, Some(secret.deleted))
         }
-        _ => watch::channel(None).1,
+        _ => (watch::channel(None).1, None),
     };
     let (copy, backup) = watch::channel(state_backup::load(supervised));
     let copies = match (supervised.state_file(), cluster, &settings.state) {
@@ -113,7 +113,7 @@ fn supervise(
     let reach = copies.as_ref().map(|copies| state_backup::reach(&copies.secret));
     // A process that is not there cannot end tailscaled when the Lease is lost.
     let outlives = settings.init.is_some() && settings.active_lease.is_none();
-    let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives };
+    let inputs = DaemonInputs { keys, deleted, writes, backup, reach, advertise, outlives };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {
         tasks.run_until_stop("state copies", copies.run(daemon.state()));

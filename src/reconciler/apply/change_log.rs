@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn line_has_addresses_and_tells_acceptance_from_release() {
+    fn addresses_acceptance_and_release_have_lines() {
         let of = |reason: &str, text: &str| Some((reason.to_owned(), text.to_owned()));
         let ingress = json!([{"hostname": "a.ts.net"}, {"ip": "100.64.0.1"}]);
         let status = |ingress: Value| json!({"status": {"loadBalancer": {"ingress": ingress}}});

@@ -19,6 +19,7 @@ use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::observed::ChildOwner;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::pod_fault::CreateFailure;
 
 /// A state Secret, pruned, and its content.
 pub(super) type StoredState = (Arc<Value>, Arc<ReplicaState>);
@@ -58,6 +59,8 @@ pub(super) struct Indices {
     pub(super) holders: BTreeMap<String, BTreeMap<(WorkloadKey, WorkloadKey), usize>>,
     /// Ingresses that ordered certificates, by UID of the Secret.
     pub(super) certificates: OrdMap<String, Publisher>,
+    /// Failures to create Pods by `StatefulSet` and Event.
+    pub(super) create_failures: BTreeMap<String, BTreeMap<String, Arc<CreateFailure>>>,
     /// Devices and joining host names of all config Secrets.
     pub(super) devices: DeviceIndex,
 }

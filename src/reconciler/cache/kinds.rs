@@ -22,6 +22,7 @@ use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
+use crate::model::controller::workload::pod_fault::CreateFailure;
 
 use users::BackendSlice;
 
@@ -81,6 +82,8 @@ pub enum WatchScope {
     Everywhere,
     /// Those in the proxies' namespace with these labels.
     Proxies(&'static str),
+    /// Those in the proxies' namespace with these fields.
+    Selected(&'static str),
     /// Those in the namespaces that may request proxies.
     Users,
     /// All, unless the reconciler is restricted to some namespaces.
@@ -263,4 +266,6 @@ watched_kinds! {
     BackendSlice(BackendSlice) "EndpointSlice of users" Resource::ENDPOINT_SLICE, WatchScope::Users;
     /// Metadata of other Secrets: some are credentials of Tailnets.
     Credentials(ObjectMeta) "Secret of others" Resource::SECRET, WatchScope::Proxies(NOT_OURS);
+    /// Events about Pods that `StatefulSet`s cannot create.
+    CreateFailure(CreateFailure) "Event of StatefulSets" Resource::EVENT, WatchScope::Selected(Resource::CREATE_FAILURES);
 }

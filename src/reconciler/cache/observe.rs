@@ -18,6 +18,7 @@ use crate::api::tailnet::Tailnet;
 use crate::api::vip::PREFIX;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
 use crate::model::controller::kinds::proxyclass;
+use crate::model::controller::kinds::proxyclass::ClassRules;
 use crate::model::controller::policy::age::age;
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::Parent;
@@ -29,10 +30,12 @@ use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{
     Approved, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, PublishInputs, ServiceList, TailnetState,
 };
+use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::readiness::is_lost;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::failover::ReplicaPod;
+use crate::model::settings::class_variables;
 
 /// Known state of a group's control plane.
 #[derive(Debug)]
@@ -66,7 +69,7 @@ impl ClusterCache {
         let names_before = if settings.standalone_tenants.is_empty() { 0 } else { self.names_before(key) };
         let (replicas, waiting) = self.with_waiting(key, &workload);
         let contested = self.contested_devices(&workload, &replicas);
-        let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        let wants_nodes = matches!(&class, Class::Ready(class) | Class::Refused(class) if class.spec.static_endpoints.is_some());
         let owned = self.with_secrets(self.owned(key), key, &workload, &settings.namespace);
         let certificates = self.certificates_of(&owned);
         let recorded_certificates = self.recorded_certificates(&owned);
@@ -76,6 +79,7 @@ impl ClusterCache {
             group,
             class,
             tailnet,
+            create_failure: self.create_failure(&workload, &replicas, now),
             replicas,
             waiting,
             workload,
@@ -90,11 +94,22 @@ impl ClusterCache {
             node_ports: if wants_nodes { self.node_ports(key) } else { BTreeSet::new() },
             publish: PublishInputs { recorded_certificates, listed, approved, ..self.publishing(key, &settings.namespace) },
             settings,
-            assignment: Arc::clone(&self.assignment),
+            assignment: self.rules_of_passes(),
             replacements: 0,
             devices: DeviceInputs { index: self.indices.devices.clone(), reads: device_reads, contested },
             denied,
         }
+    }
+
+    /// Why Pods of a workload cannot be created.
+    pub(super) fn create_failure(
+        &self,
+        workload: &str,
+        replicas: &BTreeMap<u32, ObservedReplica>,
+        now: Timestamp,
+    ) -> Option<CreateFailure> {
+        let failures = self.indices.create_failures.get(workload)?.values().map(Arc::as_ref);
+        CreateFailure::current(failures, replicas.values().filter_map(|replica| replica.pod.as_deref()), now).cloned()
     }
 
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
@@ -183,12 +198,20 @@ impl ClusterCache {
         own.chain(workloads).chain([WorkKey::DefaultControlPlane]).chain(self.annotation_keys()).chain(recorded).collect()
     }
 
+    /// What classes are validated with.
+    pub fn class_rules(&self) -> ClassRules {
+        ClassRules { service_monitors: self.has(WatchRole::Owned(Kind::ServiceMonitor)), refusal: class_variables::refusal }
+    }
+
     /// State of a class, by its recorded condition if that is current.
     fn class_state(&self, name: &str) -> Class {
         match self.class(name) {
             None => Class::Missing(name.to_owned()),
             Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
-            Some(_) => Class::NotReady(name.to_owned()),
+            Some(class) => {
+                let usable = proxyclass::without_refused_variables(&class, &self.other_classes(name), self.class_rules());
+                usable.map_or_else(|| Class::NotReady(name.to_owned()), |class| Class::Refused(Arc::new(class)))
+            }
         }
     }
 

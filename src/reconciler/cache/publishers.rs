@@ -214,7 +214,7 @@ impl ClusterCache {
         self.stores.get(&WatchRole::IngressClass)?;
         let make = format!("name the controller {} in it", names::INGRESS_CONTROLLER);
         let Some(found) = self.get::<IngressClass>(class) else {
-            return Some(format!("IngressClass {class} does not exist: make it, and {make}."));
+            return Some(format!("IngressClass {class} does not exist: create it, and {make}."));
         };
         if found.spec.as_ref().and_then(|spec| spec.controller.as_deref()) != Some(names::INGRESS_CONTROLLER) {
             return Some(format!("IngressClass {class} is another controller's: {make}."));

@@ -332,6 +332,31 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
 }
 
 #[test]
+fn failure_to_create_a_pod_is_observed_until_its_event_is_deleted() {
+    let role = WatchRole::CreateFailure;
+    let mut world = ClusterCache::new(None, [WatchRole::Group, role]);
+    world.complete(WatchRole::Group, None);
+    assert!(world.missing().is_empty(), "Events are not awaited");
+    world.put_json(WatchRole::Group, group("g", 1));
+    let now = "2026-01-01T00:00:00Z".parse().expect("a time");
+    let event = |set: &str, version: usize| {
+        let metadata = json!({"name": format!("{set}.{version}"), "namespace": "ts", "resourceVersion": version.to_string()});
+        json!({"metadata": metadata, "eventTime": null, "reason": "FailedCreate", "note": "no", "deprecatedLastTimestamp": "2026-01-01T00:00:00Z",
+            "regarding": {"kind": "StatefulSet", "name": set}})
+    };
+    let cause = |world: &ClusterCache| Some(world.create_failure("g", &BTreeMap::new(), now)?.cause);
+    assert!(world.put_json(role, event("other", 2)).is_empty());
+    assert_eq!(groups_of(&world.put_json(role, event("g", 3))), ["g"]);
+    assert_eq!(cause(&world).as_deref(), Some("no"));
+    assert_eq!(groups_of(&world.gone_json(role, &event("g", 3))), ["g"]);
+    assert_eq!(cause(&world), None);
+    for version in 4..=MAX_CREATE_FAILURES + 10 {
+        world.put_json(role, event("other", version));
+    }
+    assert_eq!(world.stored(role), MAX_CREATE_FAILURES);
+}
+
+#[test]
 fn slice_events_matter_while_a_slice_is_managed_by_us() {
     let role = WatchRole::Owned(Kind::EndpointSlice);
     let slice = |name: &str, version: u64, by: &str, ready: bool| {

@@ -49,8 +49,8 @@ impl DeviceRequests {
         self.reads().get_mut(&tailnet.map(str::to_owned)).map(|reads| reads.remove(id));
     }
 
-    /// Counts the read of a claimed device; returns its record. `found`: the device, if it is as expected.
-    fn record(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>, found: Option<Device>) -> Option<DeviceRecord> {
+    /// Counts the read of a claimed device; returns its record. `found`: the device, if it is as expected, and whether it exists.
+    fn record(&self, tailnet: Option<&str>, claim: &DeviceClaim<'_>, found: (Option<Device>, bool)) -> Option<DeviceRecord> {
         let (mut all, id) = (self.reads(), &claim.device.id);
         let reads = all.entry(tailnet.map(str::to_owned)).or_default();
         let (record, read) = claim.read(found, reads.get(id), Timestamp::now());
@@ -158,8 +158,11 @@ impl ControlPlanes {
             return Err(Denied::Claim { claimed: id.clone(), recorded: former.clone() });
         }
         let (found, error) = match client.device(id, expected).await {
-            Ok(found) => (found, Denied::UnknownDevice(id.clone())),
-            Err(error) => (None, error.into()),
+            Ok(found) => {
+                let exists = found.is_some();
+                ((found, exists), Denied::UnknownDevice(id.clone()))
+            }
+            Err(error) => ((None, true), error.into()),
         };
         self.devices.record(tailnet, claim, found).ok_or(error)
     }
@@ -209,7 +212,7 @@ mod tests {
         assert!(!matches!(claim(&key, "n101", None).await, Denied::TooOften { .. }));
         let claimed = |id: &str, recorded| {
             let device = ClaimedDevice { id: DeviceId::parse(id).expect("an ID"), expected: ExpectedDevice::default() };
-            controls.devices.record(None, &DeviceClaim { device: &device, domain: None, report: &report, recorded }, None);
+            controls.devices.record(None, &DeviceClaim { device: &device, domain: None, report: &report, recorded }, (None, true));
             controls.device_reads(None).len()
         };
         assert_eq!((claimed("n7", None), claimed("n1", Some(&recorded))), (0, 1));

@@ -1,12 +1,12 @@
 //! Grace period of a replica's own Pod, from a real API server.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::core::v1::{Pod as Object, ServiceAccount};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use serde_json::json;
 use tailyard::model::settings::Pod;
-use tailyard::proxy::shutdown::grace_period;
+use tailyard::proxy::shutdown::deletion;
 
 use kit::apiserver::{Cluster, NAMESPACE, cluster};
 
@@ -35,12 +35,16 @@ fn grace_period_of_a_deletion_is_read_from_the_own_pod() {
         let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin(), NAMESPACE);
         accounts.create(&PostParams::default(), &account).await.expect("a ServiceAccount");
         let client = cluster.pod().await;
-        let look = async |pod: &Pod| grace_period(Some(&client), pod).await;
+        let found = async |pod: &Pod| deletion(Some(&client), pod).await;
+        let look = async |pod: &Pod| found(pod).await.map(|deletion| deletion.grace);
         let pod = create(&cluster).await;
         delete(&cluster, 5).await;
         assert_eq!(look(&pod).await, None, "it may not read its Pod");
         cluster.allow("pods", &[NAME], &["get"]).await;
         assert_eq!(look(&pod).await, Some(Duration::from_secs(5)));
+        let began = found(&pod).await.and_then(|deletion| deletion.began).expect("the time of the deletion");
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").saturating_sub(began);
+        assert!(since < Duration::from_secs(5), "the time of the deletion, not of its end: {since:?}");
         delete(&cluster, 0).await;
         let forced = Some(Duration::from_secs(2));
         assert_eq!(look(&pod).await, forced);

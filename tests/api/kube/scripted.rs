@@ -200,7 +200,7 @@ fn list_is_paged_and_its_watch_resumes_after_a_fault() {
     let fault = event("ERROR", r#"{"apiVersion":"v1","kind":"Status","status":"Failure","code":500,"message":"no"}"#);
     let watch = held_open(event("MODIFIED", &object(3)) + &fault);
     script(vec![page(1, "more"), page(2, ""), watch, held_open(event("DELETED", &object(4)))], async |script| {
-        let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None };
+        let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, fields: None };
         let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
         let version = |object: &serde_json::Value| object["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
         let expected = ["begin", "listed 1", "listed 2", "complete", "live", "put 3", "lost ServerError", "live", "gone 4"];

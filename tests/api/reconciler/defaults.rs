@@ -97,7 +97,7 @@ fn default_ingress_group_publishes_ingresses_and_services() {
         stage.backend("web").await;
         unnamed_ingress(&stage, "app").await;
         let reported = async || stage.events("app").await;
-        let says = "ProxyGroup in, the default of --default-ingress-group (chart: defaultProxyGroups.ingress), does not exist: make it";
+        let says = "ProxyGroup in, the default of --default-ingress-group (chart: defaultProxyGroups.ingress), does not exist: create it";
         eventually_async("the missing group", DEADLINE, reported, |reported| reported.iter().any(|event| event.contains(says))).await;
         stage.publisher("in", 2).await;
         let annotations = json!({"tailscale.com/expose": "true", "tailscale.com/hostname": "db"});

@@ -128,7 +128,7 @@ fn foreign_object_is_not_overwritten() {
         let _running = stage.reconciler("one", 9100);
         stage.group("g", 1).await;
         let reported = async || stage.ready("g").await;
-        eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way")).await;
+        eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g already exists")).await;
         let current = api.get("g").await.expect("there");
         assert_eq!((current.labels().len(), current.owner_references().len()), (1, 0), "{current:?}");
         stage.delete(&api, "g").await;

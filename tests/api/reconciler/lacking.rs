@@ -109,7 +109,7 @@ fn forbidden_events_do_not_block_reconciliation() {
         stage.here::<ServiceAccount>().patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&foreign)).await.expect("made");
         stage.group("g", 1).await;
         let reported = async || stage.ready("g").await;
-        eventually_async("the condition says it", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g is in the way"))
+        eventually_async("the condition says it", DEADLINE, reported, |reported| reported.contains("ServiceAccount ts/g already exists"))
             .await;
         let log = async || running.log();
         eventually_async("what is missing is logged", DEADLINE, log, |log| {

@@ -3,7 +3,7 @@
 use std::process::{Output, Stdio};
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::{Value, json};
@@ -12,9 +12,12 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 
 use kit::apiserver::{DEADLINE, NAMESPACE};
+use kit::doctor::Diagnosis;
 use kit::hosted::CLIENT;
 use kit::reconciler::{Stage, stage};
 use kit::wait::eventually_async;
+
+use super::standalone_ingress::serve;
 
 async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, String) {
     let done = tokio::time::timeout(DEADLINE, stage.tailyard(user, args).output()).await;
@@ -193,16 +196,41 @@ async fn deploy(stage: &Stage) {
     deployment(stage, NAMESPACE, "tailyard-reconciler", container, json!([{"name": "oauth", "secret": {"secretName": "oauth"}}])).await;
 }
 
+/// Runs doctor as a user of the cluster.
+async fn diagnosis(stage: &Stage, user: &str) -> Diagnosis {
+    let done = tokio::time::timeout(DEADLINE, stage.tailyard(user, &["doctor", "-o", "json"]).output()).await;
+    Diagnosis::read(&done.expect("an answer in time").expect("the binary"))
+}
+
 /// Exit code, and finding and text of each check with a name.
 pub(super) type Found = (Option<i32>, Vec<(String, String)>);
 
 /// Doctor's findings for a check.
 pub(super) async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
-    let (code, text, error) = run(stage, user, &["doctor", "-o", "json"]).await;
-    let checks: Vec<Value> = serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text} {error}"));
-    let field = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
-    let found = checks.iter().filter(|check| check["name"] == name).map(|check| (field(check, "finding"), field(check, "what")));
-    (code, found.collect())
+    let found = diagnosis(stage, user).await;
+    (found.code, found.of(name))
+}
+
+#[test]
+fn doctor_finds_no_fault_with_an_ingress_group_and_a_standalone_ingress() {
+    stage(async |stage| {
+        let reconciler = stage.reconciler("one", 9100);
+        reconciler.leads(true).await;
+        stage.publisher("web", 1).await;
+        stage.group("eg", 1).await;
+        stage.join("eg", 1).await;
+        serve(&stage).await;
+        let faults = async || diagnosis(&stage, "admin").await.faults(&["admission-policy", "credentials"]);
+        assert_eq!(faults().await, [""; 0]);
+        let permissions = diagnosis(&stage, "admin").await.of("permissions");
+        assert_eq!(permissions.len(), 4, "of the reconciler and of three proxies: {permissions:?}");
+        reconciler.kill();
+        stage.here::<Role>().delete("eg", &DeleteParams::default()).await.expect("deleted");
+        let bad = async || diagnosis(&stage, "admin").await.of("permissions");
+        let is_bad =
+            |found: &Vec<(String, String)>| found.iter().any(|(finding, what)| finding == "bad" && what.contains("eg-egress-config"));
+        eventually_async("a Role is missing", DEADLINE, bad, is_bad).await;
+    });
 }
 
 #[test]
@@ -236,6 +264,10 @@ fn doctor_finds_cluster_problems() {
         stage.cluster.patch_secret("oauth", &[("client_secret", CLIENT.1)]).await;
         let works = finds(&stage, "admin", "credentials").await;
         assert_eq!(works.1[0].0, "ok", "{works:?}");
+        stage.hosted.deny("GET /api/v2/tailnet/-/vip-services", 403);
+        let lacks = finds(&stage, "admin", "credentials").await;
+        assert!(lacks.1[0].0 == "warn" && lacks.1[0].1.contains("do not permit ProxyGroups of type ingress"), "{lacks:?}");
+        stage.hosted.deny_nothing();
         let (_, text, _) = run(&stage, "admin", &["doctor", "--control-ca", "/nowhere.pem"]).await;
         assert!(text.contains("could not be tried from here") && text.contains("/nowhere.pem"), "it is read: {text}");
         let container = json!({"name": "operator", "image": "docker.io/tailscale/k8s-operator:v1.102.3"});
@@ -253,8 +285,46 @@ fn doctor_finds_cluster_problems() {
         let remaining = finds(&stage, "admin", "reconciler").await;
         assert_eq!(remaining.1[0].0, "bad", "no reconciler leads: {remaining:?}");
         let (code, text, _) = run(&stage, "pod", &["doctor"]).await;
-        assert!(code == Some(0) && !text.contains("BAD"), "what may not be looked at is not bad: {text}");
+        assert!(code == Some(2) && !text.contains("BAD"), "nothing could be read: {text}");
         assert!(text.contains("ask for the right to create subjectaccessreviews.authorization.k8s.io"), "{text}");
+    });
+}
+
+/// Creates the Event by which Kubernetes' controller reports that it cannot create the first Pod of a `StatefulSet`.
+async fn reject_pod(stage: &Stage, set: &str, cause: &str) {
+    let about = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "namespace": NAMESPACE, "name": set});
+    let message = format!("create Pod {set}-0 in StatefulSet {set} failed error: pods \"{set}-0\" is forbidden: {cause}");
+    let now = k8s_openapi::jiff::Timestamp::now().to_string();
+    let event = json!({"metadata": {"name": format!("{set}.1"), "namespace": NAMESPACE}, "involvedObject": about, "reason": "FailedCreate",
+        "message": message, "type": "Warning", "source": {"component": "statefulset-controller"}, "count": 1,
+        "firstTimestamp": now, "lastTimestamp": now});
+    let event: k8s_openapi::api::core::v1::Event = serde_json::from_value(event).expect("an Event");
+    stage.here().create(&PostParams::default(), &event).await.expect("made");
+}
+
+#[test]
+fn cause_of_a_missing_pod_is_in_condition_status_and_doctor() {
+    stage(async |stage| {
+        let reconciler = stage.reconciler("one", 9100);
+        stage.group("g", 1).await;
+        let ready = async || stage.ready("g").await;
+        eventually_async("it is reconciled", DEADLINE, ready, |ready| ready.contains("0/1 ProxyGroup pods running")).await;
+        let cause = "violates PodSecurity \"baseline:latest\": non-default capabilities";
+        reject_pod(&stage, "g", cause).await;
+        let shown = eventually_async("the cause", DEADLINE, ready, |ready| ready.contains(cause)).await;
+        assert!(shown.contains("Pod g-0: cannot be created") && shown.contains("enforce=privileged"), "{shown}");
+        let (_, text, _) = run(&stage, "admin", &["status"]).await;
+        assert!(text.contains(cause), "{text}");
+        let pods = finds(&stage, "admin", "pods").await;
+        assert!(pods.0 == Some(1) && pods.1[0].0 == "bad" && pods.1[0].1.contains(cause), "{pods:?}");
+        let events = async || stage.events("g").await;
+        let is_reported =
+            |events: &Vec<String>| events.iter().any(|event| event.starts_with("ProxyGroupCreating") && event.contains(cause));
+        eventually_async("an Event of the group", DEADLINE, events, is_reported).await;
+        stage.join("g", 1).await;
+        eventually_async("it runs", DEADLINE, ready, |ready| ready.starts_with("True")).await;
+        assert_eq!(finds(&stage, "admin", "pods").await.1[0].0, "ok");
+        reconciler.kill();
     });
 }
 

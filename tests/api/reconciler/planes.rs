@@ -22,7 +22,7 @@ fn default_credentials_are_reloaded_when_wrong_or_missing() {
         let reported = async || stage.ready("g").await;
         let refused =
             eventually_async("it is said", DEADLINE, reported, |reported| reported.contains("ProxyGroupTailnetUnavailable")).await;
-        assert!(refused.contains("own control plane") && refused.contains("scopes"), "{refused}");
+        assert!(refused.contains("own control plane") && refused.contains("check ID and secret of the OAuth client"), "{refused}");
         let events = async || stage.events("g").await;
         eventually_async("and reported", DEADLINE, events, |reported| {
             reported.iter().any(|event| event.starts_with("ProxyGroupTailnetUnavailable"))

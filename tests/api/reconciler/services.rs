@@ -1,7 +1,7 @@
 //! Users' Services: creation, moves, and deletion of the objects in any order.
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -81,13 +81,12 @@ fn service_deleted_before_its_group_leaves_nothing() {
         let running = start(&stage).await;
         stage.service("s", "g").await;
         stage.served("s", "g", 2).await;
+        assert!(stage.egress_config("g").await["default-s"].is_object(), "its entry");
         stage.delete(&stage.users(), "s").await;
         stage.gone(&stage.users(), "s").await;
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
-        let config = async || json!(stage.here::<ConfigMap>().get("g-egress-config").await.ok().and_then(|config| config.binary_data));
         stage.quiet(&running).await;
-        let text = config().await.to_string();
-        assert!(!text.contains("default-s"), "{text}");
+        assert_eq!(stage.egress_config("g").await, json!({}), "no entry");
     });
 }
 

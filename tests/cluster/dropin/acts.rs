@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use kit::cluster::load::{Load, LoadReport};
 use kit::operators::{PORT, Stage};
+use kit::scenario::scenario;
 
 /// New connections per second.
 const RATE: &str = "50";
@@ -46,10 +47,12 @@ impl<'a> Acts<'a> {
     /// Makes a change that replaces the proxies, and waits until all is ready; returns the time that the Pods took.
     pub(crate) fn replace(&mut self, what: &'static str, may: May, change: impl FnOnce()) -> Duration {
         let begun = SystemTime::now();
-        self.stage.replaced(change);
-        let took = begun.elapsed().expect("the clock goes on");
-        println!("{what}: {took:?}");
-        self.stage.ready();
+        let took = scenario(what, || {
+            self.stage.replaced(change);
+            let took = begun.elapsed().expect("the clock goes on");
+            self.stage.ready();
+            took
+        });
         self.past.push(Act { what, may, begun, took });
         took
     }

@@ -35,6 +35,7 @@ pub(crate) fn a_site_has_a_proxy_of_its_own(stage: &Stage) {
     is_served_to_the_cluster(stage, &name);
     is_served_to_the_internet(stage);
     assert!(stage.user.services().iter().all(|service| service["name"] != format!("svc:{NAME}")), "a device, not a Tailscale Service");
+    assert_eq!(cluster.doctor().faults(&[]), [""; 0]);
     is_renamed_with_its_host(stage);
     moves_to_the_group_and_back(stage);
 

@@ -64,10 +64,9 @@ pub(crate) fn follow_the_others(guide: &Guide, cluster: &Cluster) {
 
     guide.run(UPGRADE, "$ kubectl apply --server-side", &[]);
     guide.run(UPGRADE, "$ kubectl set image", &[("IMAGE", TAILYARD)]);
-    cluster.kubectl(&["delete", "proxygroup/web", "tailnet/lab", "--wait=false"]);
-    // The reconciler has to remove the finalizers of these, too.
-    let wait = "kubectl wait --for=delete --timeout=2m proxygroup/web tailnet/lab\nhelm uninstall";
-    guide.run(QUICKSTART, "$ kubectl delete", &[("helm uninstall", wait)]);
+    // A namespace and objects with finalizers would stay for ever.
+    let limit = "timeout 120 kubectl delete namespace tailscale\nkubectl delete --timeout=1m proxygroup/web tailnet/lab";
+    guide.run(QUICKSTART, "$ kubectl exec", &[("kubectl delete namespace tailscale", limit), ("delete -f", "delete --timeout=1m -f")]);
     guide.finish(SERVICES);
 }
 

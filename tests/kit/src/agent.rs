@@ -117,6 +117,7 @@ pub async fn run() {
         settings,
         DaemonInputs {
             keys,
+            deleted: None,
             writes: requests,
             backup: watch::channel(StateBackup::default()).1,
             reach: None,

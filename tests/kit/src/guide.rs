@@ -55,7 +55,7 @@ pub const BLOCKS: [(&str, &str, Fate); 33] = [
     (QUICKSTART, "$ kubectl create secret generic oauth", RunBy(&[CROSSING])),
     (QUICKSTART, "$ helm install", RunBy(&[SERVICES])),
     (QUICKSTART, "$ kubectl apply", RunBy(&[SERVICES])),
-    (QUICKSTART, "$ kubectl delete", RunBy(&[SERVICES])),
+    (QUICKSTART, "$ kubectl exec", RunBy(&[SERVICES])),
     (QUICKSTART, "$ tailyard proxy", NotRun("it needs a tailnet's device wg0; the tier proxy runs replicas with static tailnets")),
     (UPGRADE, "$ kubectl apply --server-side", RunBy(&[SERVICES])),
     (UPGRADE, "$ kubectl set image", RunBy(&[SERVICES])),

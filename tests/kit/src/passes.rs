@@ -118,6 +118,7 @@ fn nothing() -> Observed {
         class: Class::None,
         tailnet: TailnetState::Unavailable(String::new()),
         replicas: BTreeMap::new(),
+        create_failure: None,
         owned: OrdMap::new(),
         certificates: OrdMap::new(),
         children: OrdMap::new(),

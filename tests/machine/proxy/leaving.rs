@@ -9,11 +9,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tailyard::model::base::net::Family;
-use tailyard::model::flows::prestop_hook::SIGNAL_FOLLOWS;
 
 use crate::kernel::entries::{Entry, some_client, track};
 use crate::proxy::endpoints::{HOOK, with_hook};
-use crate::proxy::replica::{HEALTH_PORT, PATIENCE, Replica, Start, fetch, netmap, service};
+use crate::proxy::replica::{HEALTH_PORT, PATIENCE, Replica, Start, netmap, service};
 use kit::netns::{Greeting, Lab, Shape};
 use kit::wait::{uninterrupted, until};
 
@@ -38,27 +37,50 @@ fn idle_replica_exits_before_its_grace_period() {
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
 }
 
+/// Any client can call the hook, and decides when a call begins and ends.
 #[test]
-fn prestop_hook_call_without_sigterm_does_not_shorten_the_drain() {
-    let lab = Lab::build(&Shape::default());
-    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
-    let _server = lab.targets[0].serve(80);
-    let start = Start { env: with_hook(), ..grace("12s") };
-    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &start);
-    replica.wait_ready();
-    let mut flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
-    Greeting::read(&mut flow).expect("a greeting");
-    let stranger = fetch(client, SocketAddr::new(replica.pod(Family::V4), HEALTH_PORT), HOOK);
-    assert_eq!(stranger.expect("an answer").status, 200);
-    sleep(SIGNAL_FOLLOWS + Duration::from_secs(2));
-    replica.signal(Signal::SIGTERM);
-    let leaves = Instant::now();
-    while leaves.elapsed() < Duration::from_secs(4) {
-        flow.write_all(b"x").expect("the flow goes on");
-        flow.read_exact(&mut [0; 1]).expect("the flow goes on");
-        sleep(Duration::from_millis(50));
+fn prestop_hook_calls_of_any_length_and_end_leave_the_drain_its_time() {
+    // Begin and end of a call, in seconds after SIGTERM.
+    const CALLS: [Option<(f32, f32)>; 6] =
+        [None, Some((-3.0, -2.5)), Some((-3.0, -0.2)), Some((-0.5, -0.2)), Some((-3.0, 1.0)), Some((0.5, 1.0))];
+    let lab = Lab::build(&Shape { proxies: 6, ..Shape::default() });
+    let client = &lab.clients[0];
+    let mut config = config();
+    // An endpoint to probe keeps a call open.
+    config["svc"]["healthCheckEndpoint"] = "http://127.0.0.1:9002/healthz".into();
+    let start = Start { env: with_hook(), ..grace("24s") };
+    let launch = |proxy| Replica::launch(proxy, &config.to_string(), &netmap(proxy, &lab.targets), &start);
+    let mut replicas: Vec<_> = lab.proxies.iter().map(launch).collect();
+    replicas.iter_mut().for_each(Replica::wait_ready);
+    let mut calls: Vec<Option<TcpStream>> = CALLS.map(|_| None).into();
+    let begins = CALLS.iter().enumerate().filter_map(|(number, call)| Some((call.as_ref()?.0, number, true)));
+    let ends = CALLS.iter().enumerate().filter_map(|(number, call)| Some((call.as_ref()?.1, number, false)));
+    let mut events: Vec<_> = begins.chain(ends).chain([(0.0, usize::MAX, false)]).collect();
+    events.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
+    let began = Instant::now();
+    for (offset, number, begins) in events {
+        sleep((began + Duration::from_secs_f32(offset + 3.0)).saturating_duration_since(Instant::now()));
+        if number == usize::MAX {
+            for replica in &replicas {
+                replica.signal(Signal::SIGTERM);
+            }
+        } else if begins {
+            let mut call = client.connect(SocketAddr::new(replicas[number].pod(Family::V4), HEALTH_PORT), QUICK).expect("accepted");
+            call.write_all(format!("GET {HOOK} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).expect("sent");
+            calls[number] = Some(call);
+        } else {
+            calls[number] = None;
+        }
     }
-    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    for (replica, call) in replicas.iter_mut().zip(CALLS) {
+        replica.signal(Signal::SIGTERM);
+        assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0), "{call:?}");
+        let log = replica.log();
+        let budget = log.lines().find(|line| line.contains("draining: ")).expect("a budget");
+        let flows = budget.split("flows: ").nth(1).and_then(|text| text.split('.').next()?.trim_end_matches("s,").parse().ok());
+        // Half of the drain timeout is the hook's, three seconds are for the rest.
+        assert!(matches!(flows, Some(8 | 9)), "{call:?}: {budget}");
+    }
 }
 
 #[test]

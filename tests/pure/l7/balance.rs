@@ -102,5 +102,5 @@ async fn safe_requests_are_retried_and_others_are_not() {
 async fn unreachable_backend_is_a_bad_gateway() {
     let front = in_zone_a(unused_address().await).await;
     let answer = front.get("svc:web", URL).await;
-    assert_eq!((answer.status, answer.text().as_str()), (StatusCode::BAD_GATEWAY, "the backend cannot be reached\n"));
+    assert_eq!((answer.status, answer.text().as_str()), (StatusCode::BAD_GATEWAY, "cannot connect to the backend\n"));
 }

@@ -264,7 +264,7 @@ async fn silent_backend_times_out() {
         let front = with(&backend, protocol, Limits { answer_timeout: MOMENT, ..Limits::default() }).await;
         let url = format!("https://{NAME}/hold");
         let answer = got(front.http1("svc:web", NAME).await.send_request(get1(&url))).await;
-        assert_eq!((answer.status, answer.text().as_str()), (StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"));
+        assert_eq!((answer.status, answer.text().as_str()), (StatusCode::GATEWAY_TIMEOUT, "backend response timeout\n"));
         // A response that has begun and stalls.
         let mut client = http2(&front).await;
         let (sender, body) = parts();

@@ -59,6 +59,21 @@ async fn daemon_with_empty_state_is_restarted_from_the_copy() {
     assert_eq!(state.restarts, 1);
 }
 
+/// The first start of a Pod: no copy exists.
+#[tokio::test]
+async fn daemon_without_stored_state_is_restarted_until_it_can_read_it() {
+    const NO_STORE: &str =
+        r#""Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}"#;
+    let (dir, settings) = prepare();
+    let no_store = initial("NoState", 0, &[]).replacen('{', &format!("{{{NO_STORE},"), 1);
+    fs::write(dir.path().join("initial"), no_store).expect("written");
+    let lab = Lab::start(dir, settings);
+    lab.state("the fault", |state| state.last_error.as_ref().is_some_and(|(kind, _)| *kind == "StateStore")).await;
+    lab.state("three restarts", |state| state.restarts >= 3).await;
+    lab.write("initial", &initial("Running", 6, &[("db", 2)]));
+    lab.phase(DaemonPhase::Running).await;
+}
+
 #[tokio::test]
 async fn next_container_starts_from_the_saved_state() {
     let (dir, mut settings) = prepare();

@@ -147,7 +147,7 @@ fn served(
     let (status, reason, message) = match (ready, wanted) {
         (_, 0) => (ConditionStatus::False, reason::NO_PROXIES, format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
         _ if !points && !switch => {
-            let message = format!("The name is pointed at ProxyGroup {group} when all its replicas have taken up the Service.");
+            let message = format!("spec.externalName changes to ProxyGroup {group} when all its replicas serve the Service.");
             (ConditionStatus::False, reason::NOT_READY, message)
         }
         (0, _) => (ConditionStatus::False, reason::NOT_READY, counts()),

@@ -6,17 +6,19 @@
 use serde_json::Value;
 
 use crate::api::condition::reason;
+use crate::api::names;
 use crate::model::controller::ingress::claims::read;
-use crate::model::controller::ingress::report::NO_CERTIFICATES;
-use crate::model::controller::ingress::spec::{CertificateIssue, PublishSpec, PublishTarget, service_name};
+use crate::model::controller::ingress::spec::ingress::certificates;
+use crate::model::controller::ingress::spec::service_name;
 use crate::model::controller::ingress::summary::issued;
-use crate::model::controller::ingress::{IngressPlan, Item, ServiceState, capacity, standalone_certificate};
+use crate::model::controller::ingress::{IngressPlan, Item, NO_CERTIFICATES, ServiceState, capacity, standalone_certificate};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::ingress_summary::Certified;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::domain_of;
 use crate::model::controller::workload::objects::shape::RenderContext;
+use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 
@@ -34,7 +36,7 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
     let suffix = domain.as_deref().or(requested_domain(claim)).unwrap_or_default();
     let wish = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
     if matches!(standing, ServiceState::Unsupported) && work.observed.of(Kind::StatefulSet).next().is_none() {
-        has_certificate(&wish)?;
+        has_certificate(work, claim.object)?;
     }
     let by_certificate = || domain.as_ref().map(|domain| format!("{}.{domain}", claim.label));
     let dns = if matches!(standing, ServiceState::Device) { device } else { by_certificate() };
@@ -63,13 +65,19 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
 }
 
 /// Refuses a new Ingress for which neither the control plane nor its owner has a certificate: its proxy would serve nothing.
-fn has_certificate(wish: &PublishSpec) -> Result<(), (&'static str, String)> {
-    let PublishTarget::Site(site) = &wish.target else { return Ok(()) };
-    let mut own = site.hosts.iter().filter(|(_, how)| !how.issue).map(|(host, _)| host);
-    if own.any(|host| wish.flaws.get(host) != Some(&CertificateIssue::Lacking)) {
+fn has_certificate(work: &Pass<'_>, object: Parent<'_>) -> Result<(), (&'static str, String)> {
+    let Parent::Ingress(ingress) = object else { return Ok(()) };
+    let own = |name: &str| work.observed.publish.certificates.get(name);
+    let is_usable = |name: &str| matches!(own(name), Some(UserCertificate::Unread | UserCertificate::Leaf(_)));
+    if certificates(ingress).any(is_usable) {
         return Ok(());
     }
-    let why: Vec<_> = [NO_CERTIFICATES].into_iter().chain(wish.notes.iter().map(String::as_str)).collect();
+    let namespace = &work.observed.settings.namespace;
+    let fault = |name: &str| match own(name) {
+        None => format!("There is no Secret {name} in the namespace {namespace} of the proxies."),
+        Some(_) => format!("Secret {namespace}/{name} lacks the label {}=true, or is not usable.", names::OWN_CERTIFICATE),
+    };
+    let why: Vec<_> = std::iter::once(NO_CERTIFICATES.to_owned()).chain(certificates(ingress).map(fault)).collect();
     Err((reason::NO_CERTIFICATES, why.join(" ")))
 }
 

@@ -18,9 +18,11 @@ use crate::model::controller::ingress::config::node_site;
 use crate::model::controller::ingress::service_state::is_device;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, service_name};
 use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
-use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, device_site as alone, routes, subject};
+use crate::model::controller::ingress::{
+    IngressPlan, Item, NO_CERTIFICATES, Rejection, ServiceState, device_site as alone, routes, subject,
+};
 use crate::model::controller::key::PublishSource;
-use crate::model::controller::policy::requests::{Parent, is_balanced};
+use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ObjectUpdate;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::compare::covers;
@@ -147,9 +149,6 @@ fn mapped<'a>(own: &'a [String], whole: &L4Service) -> Vec<&'a String> {
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
-
-pub(crate) const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
-     spec.tls[].secretName.";
 
 fn news(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
     if let Some(Rejection { reason, message }) = fault {
@@ -278,11 +277,14 @@ fn moves(work: &Pass<'_>, claim: &IngressClaim<'_>) -> bool {
     finalizers::has(claim.object.metadata(), other)
 }
 
-/// Whether the addresses in an object's status are ours.
+/// Whether the API accepts an address in the status of such an object, and no other load balancer class writes it.
 fn balances(object: Parent<'_>) -> bool {
     match object {
         Parent::Ingress(_) => true,
-        Parent::Service(service) => is_balanced(service),
+        Parent::Service(service) => service.spec.as_ref().is_some_and(|spec| {
+            let class = spec.load_balancer_class.as_deref();
+            spec.type_.as_deref() == Some("LoadBalancer") && class.is_none_or(|class| class == names::LOAD_BALANCER_CLASS)
+        }),
     }
 }
 
@@ -292,7 +294,7 @@ pub(crate) fn foreign_balancer(object: Parent<'_>) -> Value {
     let existing = balancer_of(object);
     let is_ours = |entry: &Value| entry["ip"].is_null() && entry["hostname"].is_string() && entry["ports"].is_array();
     match object {
-        Parent::Service(service) if is_balanced(service) => json!({}),
+        Parent::Service(_) if balances(object) => json!({}),
         Parent::Service(_) => existing,
         Parent::Ingress(_) => {
             let entries = existing["ingress"].as_array().into_iter().flatten();

@@ -191,6 +191,7 @@ pub(crate) fn retained<'a>(pass: &Pass<'a>, is_gone: bool) -> (PlanPart<'a>, BTr
         return (part, retained);
     }
     let now = work.observed.now;
+    let is_recent = |order: &CertificateOrder| pass.observed.assignment.uninstall.is_none() && order.is_recent(now);
     let before = stored(work, &parent.namespace);
     let mut record = before.clone();
     let mut deleted_now = BTreeSet::new();
@@ -199,7 +200,7 @@ pub(crate) fn retained<'a>(pass: &Pass<'a>, is_gone: bool) -> (PlanPart<'a>, BTr
         let secret = work.owned(&object).map(|secret| &**secret);
         let is_ours = secret.is_some_and(|secret| work.ownership(&object, secret) == Ownership::Ours);
         let recorded = secret.filter(|secret| order.secret == uid(secret) || (order.secret.is_empty() && is_ours));
-        if order.is_recent(now) {
+        if is_recent(order) {
             work.again(order.rest(now));
             if let Some(secret) = recorded.filter(|_| work.observed.is_certified(&order.host)) {
                 record.put(CertificateOrder { secret: uid(secret).to_owned(), ..order.clone() });
@@ -215,7 +216,7 @@ pub(crate) fn retained<'a>(pass: &Pass<'a>, is_gone: bool) -> (PlanPart<'a>, BTr
             }
         }
     }
-    record.retain(|order| order.ingress != parent.name || order.is_recent(now) || deleted_now.contains(&order.host));
+    record.retain(|order| order.ingress != parent.name || is_recent(order) || deleted_now.contains(&order.host));
     write(work, &parent.namespace, &before, &record);
     (part, retained)
 }

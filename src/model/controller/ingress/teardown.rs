@@ -220,7 +220,7 @@ pub(crate) fn gone_certificates<'a>(
     gone: &BTreeSet<String>,
 ) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
-    let ends = work.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
+    let ends = work.observed.ends_since().is_some();
     let goes = move |dns: &str| {
         let name = dns.split_once('.').map(|(label, _)| service_name(label));
         // A proxy takes over a certificate as long as the group exists.

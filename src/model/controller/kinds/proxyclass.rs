@@ -9,12 +9,21 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE, reason};
 use crate::api::names::FINALIZER;
-use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
+use crate::api::proxyclass::{ClassContainer, ClassEnv, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::finalizers::Validation;
+
+/// What a class is validated with, beside other classes.
+#[derive(Debug, Clone, Copy)]
+pub struct ClassRules {
+    /// Whether the cluster has `ServiceMonitors`.
+    pub service_monitors: bool,
+    /// Why the proxy refuses a variable of this name and value, if it does; and whether the class names the proxy's image.
+    pub refusal: fn(&str, &str, bool) -> Option<String>,
+}
 
 /// Whether the current generation of a class is valid.
 pub fn is_ready(class: &ProxyClass) -> bool {
@@ -28,7 +37,7 @@ pub fn validate(
     class: &ProxyClass,
     others: &[Arc<ProxyClass>],
     users: &[WorkloadKey],
-    service_monitors: bool,
+    rules: ClassRules,
     now: Timestamp,
 ) -> Validation<ProxyClassStatus> {
     let mut validation = Validation::default();
@@ -39,7 +48,7 @@ pub fn validate(
         return validation;
     }
     validation.finalizers = finalizers::change(&class.metadata, FINALIZER, true);
-    let faults = faults(&class.spec, others, service_monitors);
+    let faults = faults(&class.spec, others, rules);
     let (status, reason, message) = if faults.is_empty() {
         (ConditionStatus::True, reason::PROXY_CLASS_VALID, "the class can be used".to_owned())
     } else {
@@ -75,7 +84,25 @@ fn own_variables(spec: &ProxyClassSpec) -> impl Iterator<Item = &str> {
     })
 }
 
-fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: bool) -> Vec<String> {
+/// Why the proxy refuses a variable of a container, if it does. Those of the init container are for the proxy too: they have no effect there.
+fn refused(spec: &ProxyClassSpec, variable: &ClassEnv, rules: ClassRules) -> Option<String> {
+    let proxy = containers(spec).find(|(name, _)| *name == "tailscaleContainer");
+    let own_image = proxy.and_then(|(_, container)| container.image.as_deref()).is_some_and(|image| !image.is_empty());
+    (rules.refusal)(&variable.name, variable.value.as_deref().unwrap_or_default(), own_image)
+}
+
+/// The class without the variables that the proxy refuses, if these are its only faults: for existing proxies. No new one is created.
+pub fn without_refused_variables(class: &ProxyClass, others: &[Arc<ProxyClass>], rules: ClassRules) -> Option<ProxyClass> {
+    let mut usable = class.clone();
+    if let Some(pod) = usable.spec.stateful_set.as_mut().and_then(|set| set.pod.as_mut()) {
+        for container in [&mut pod.tailscale_container, &mut pod.tailscale_init_container].into_iter().flatten() {
+            container.env.retain(|variable| refused(&class.spec, variable, rules).is_none());
+        }
+    }
+    (usable != *class && faults(&usable.spec, others, rules).is_empty()).then_some(usable)
+}
+
+fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], rules: ClassRules) -> Vec<String> {
     let mut faults = Vec::new();
     if let Some(set) = &spec.stateful_set {
         faults.extend(keys("spec.statefulSet.labels", &set.labels, true));
@@ -89,12 +116,14 @@ fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: b
         if let Some(image) = container.image.as_deref().filter(|image| !image.is_empty() && !is_image(image)) {
             faults.push(format!("spec.statefulSet.pod.{name}.image {image:?} is no image reference such as registry.example.com/path:tag"));
         }
+        let refused = container.env.iter().filter_map(|variable| refused(spec, variable, rules));
+        faults.extend(refused.map(|why| format!("spec.statefulSet.pod.{name}.env: {why}")));
         if name == "tailscaleInitContainer" && container.debug.is_some() {
             faults.push(format!("spec.statefulSet.pod.{name}.debug has no meaning for an init container: remove it"));
         }
     }
     let monitor = spec.metrics.as_ref().and_then(|metrics| metrics.service_monitor.as_ref());
-    if monitor.is_some_and(|monitor| monitor.enable) && !service_monitors {
+    if monitor.is_some_and(|monitor| monitor.enable) && !rules.service_monitors {
         faults.push(
             "spec.metrics.serviceMonitor is enabled but the cluster has no ServiceMonitor: install its definition (Prometheus operator)"
                 .to_owned(),

@@ -32,14 +32,10 @@ use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Pass, going, owner};
 use crate::model::controller::workload::provision;
-use crate::model::controller::workload::provision::Served;
+use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
 use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::plan::world::Single;
-
-/// Order of deletion of the objects that remain when the device is deleted.
-const REMAINING: [Kind; 7] =
-    [Kind::ServiceMonitor, Kind::Secret, Kind::ConfigMap, Kind::Service, Kind::RoleBinding, Kind::Role, Kind::ServiceAccount];
 
 pub(crate) fn plan<'a>(pass: &Pass<'a>) -> PlanPart<'a> {
     let mut plan = changes(pass);
@@ -90,7 +86,8 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
 fn shape<'a>(plan: &mut PlanPart<'a>, target: Single) -> Option<(bool, RenderContext<'a>)> {
     let spec = plan.spec?;
     let class = provision::class(plan);
-    let mut usable = class.is_ok();
+    let mut usable = class.is_ok() && !provision::awaits_class(plan);
+    plan.faults.extend(provision::refused_class(plan));
     let class = class.unwrap_or_else(|fault| {
         plan.faults.push(fault);
         None
@@ -188,9 +185,10 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
         plan.fault(reason::PROXY_FAILED, why.clone());
     }
-    let fault = report::fault(&plan);
+    let fault = report::fault(&plan, None);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
-    if let Some(news) = fault.or_else(moving) {
+    let pod_fault = || report::pod_fault(pass).map(|message| (reason::PROXY_PENDING, message));
+    if let Some(news) = fault.or_else(moving).or_else(pod_fault) {
         report::news(&mut plan, ingress, news);
     }
     plan

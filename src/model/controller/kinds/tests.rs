@@ -27,6 +27,7 @@ mod devices;
 mod handover;
 mod objects;
 mod orders;
+mod pod_faults;
 mod publish;
 mod publishing;
 mod refusals;
@@ -41,6 +42,7 @@ mod standalone_pace;
 mod standalone_standby;
 mod teardown;
 mod tenants;
+mod uninstall;
 mod world;
 
 /// A cluster with an egress group and Services `s0`, `s1` and so on, not reconciled yet.

@@ -7,6 +7,7 @@ use imbl::OrdSet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 
 use crate::api::names;
 use crate::model::controller::policy::annotations::{annotation, dns_label, is_true};
@@ -39,6 +40,8 @@ pub struct AssignmentRules {
     /// Namespaces with that label.
     pub opted_out: OrdSet<String>,
     pub standalone: StandaloneScope,
+    /// Time of a requested uninstall: then no object is assigned, so that every workload is released.
+    pub uninstall: Option<Timestamp>,
 }
 
 /// Namespaces whose Services and Ingresses without a group have proxies of their own.
@@ -165,7 +168,8 @@ impl AssignmentRules {
         let metadata = &service.metadata;
         let requests = requests::directions(service) != (false, false);
         let assigned = || self.published(service).group().or(self.egress(service).group());
-        if !self.standalone.has(metadata.namespace.as_deref().unwrap_or_default())
+        if self.uninstall.is_some()
+            || !self.standalone.has(metadata.namespace.as_deref().unwrap_or_default())
             || !requests
             || annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some()
             || assigned().is_some()
@@ -186,7 +190,7 @@ impl AssignmentRules {
             GroupAssignment::OptedOut => has_annotation(&ingress.metadata) || self.opted_out.contains(namespace),
             _ => false,
         };
-        class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
+        self.uninstall.is_none() && class == Some(&self.ingress_class) && self.standalone.has(namespace) && unassigned()
     }
 
     /// Whether an object has a proxy of its own.
@@ -225,6 +229,9 @@ impl AssignmentRules {
     }
 
     fn assign<'a>(&'a self, metadata: &'a ObjectMeta, unnamed: impl FnOnce() -> GroupAssignment<'a>) -> GroupAssignment<'a> {
+        if self.uninstall.is_some() {
+            return GroupAssignment::NotOurs;
+        }
         match annotation(metadata.annotations.as_ref(), names::PROXY_GROUP) {
             Some(named) if dns_label(named) => GroupAssignment::Annotated(named),
             Some(value) => GroupAssignment::InvalidName(value),

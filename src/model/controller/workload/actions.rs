@@ -270,7 +270,7 @@ impl ConfigDraft {
 
     /// The Secret with a device record and without auth key.
     pub fn with_device(&self, device: DeviceRecord) -> Manifest {
-        self.of_existing(ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt))
+        self.of_existing(ReplicaSecret { device: Some(device), deleted: None, ..self.inputs.clone() }.manifest(None, self.adopt))
     }
 
     fn of_existing(&self, mut manifest: Manifest) -> Manifest {

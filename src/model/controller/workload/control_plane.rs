@@ -22,6 +22,11 @@ impl Capabilities {
     pub const TAILSCALE: Self = Self { services: true, certificates: true };
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
 
+    /// Whether the session of a deleted device ends, so that it logs in again. headscale leaves it open, without updates.
+    pub fn ends_sessions(self) -> bool {
+        self.services
+    }
+
     /// Description of the missing features; `None` if there are none.
     pub fn lacking(self) -> Option<&'static str> {
         match (self.services, self.certificates) {

@@ -27,12 +27,19 @@ impl DeviceClaim<'_> {
         self.recorded.map(|recorded| &recorded.id).filter(|id| **id != self.device.id)
     }
 
-    /// The record of the claimed device, and this read of it. `found`: the device, if it is as expected; `before`: the read before.
-    pub fn read(&self, found: Option<Device>, before: Option<&DeviceRead>, at: Timestamp) -> (Option<DeviceRecord>, DeviceRead) {
+    /// The record of the claimed device, and this read of it. `found`: the device, if it is as expected; `exists`: whether the control plane
+    /// has it; `before`: the read before.
+    pub fn read(
+        &self,
+        (found, exists): (Option<Device>, bool),
+        before: Option<&DeviceRead>,
+        at: Timestamp,
+    ) -> (Option<DeviceRecord>, DeviceRead) {
         let record = found.map(|found| DeviceRecord::new(self.device.id.clone(), found, self.domain));
         let is_confirmed = record.as_ref().is_some_and(|record| self.report.confirms(record, self.domain));
         let unconfirmed = if is_confirmed { 0 } else { before.map_or(0, |read| read.unconfirmed).saturating_add(1) };
-        (record, DeviceRead { at, unconfirmed })
+        let missing = if exists { 0 } else { before.map_or(0, |read| read.missing).saturating_add(1) };
+        (record, DeviceRead { at, unconfirmed, missing })
     }
 }
 
@@ -51,7 +58,7 @@ mod tests {
         let found = Device { name: DeviceLabel::Whole(name), addresses, ..Device::default() };
         let mut last = None;
         let mut read = |found: Option<Device>| {
-            let (record, read) = claim.read(found, last.as_ref(), Timestamp::UNIX_EPOCH);
+            let (record, read) = claim.read((found, true), last.as_ref(), Timestamp::UNIX_EPOCH);
             last = Some(read);
             (record.is_some(), read.unconfirmed)
         };

@@ -68,6 +68,11 @@ impl DeviceIndex {
         }
     }
 
+    /// Number of recorded devices.
+    pub fn count(&self) -> usize {
+        self.recorded.len()
+    }
+
     /// Another config Secret that records a device.
     pub fn recorded_elsewhere(&self, server: &str, id: &DeviceId, config: &str) -> Option<&str> {
         let configs = self.recorded.get(&(server.to_owned(), id.clone()))?;

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::model::config::fingerprint64;
 use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, DeviceReport};
+use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
 use crate::model::controller::workload::objects::applied;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref};
@@ -24,6 +26,12 @@ const CONFIRMED_INTERVAL: Duration = Duration::from_secs(2);
 /// First interval of reads after a report that it did not confirm; doubled each time.
 const UNCONFIRMED_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
+/// Minimum interval of reads of a device that nothing suggests, for a control plane that does not end the session of a deleted device.
+const PRESENCE_INTERVAL: Duration = Duration::from_mins(3);
+/// The same, for each device of all workloads: a fifth of the rate of requests.
+const PRESENCE_INTERVAL_PER_DEVICE: Duration = Duration::from_secs(1);
+/// Part of the interval in which a device is read first.
+const PRESENCE_WINDOW: Duration = Duration::from_secs(20);
 /// Interval of checks whether another replica still claims the same device.
 const CONTEST_POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval of checks whether another replica of the same host name has joined.
@@ -38,7 +46,8 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
     let report = DeviceReport { name: state.device_name.clone(), addresses: state.device_ips.clone() };
     let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
     let may_ask = match recorded {
-        Some(record) if is_recorded => is_outdated(work, record, &report, domain.as_deref()) && is_due(work, record),
+        Some(record) if is_recorded && is_outdated(work, record, &report, domain.as_deref()) => is_due(work, record),
+        Some(record) if is_recorded => is_presence_due(work, record),
         _ => !is_foreign(work, ordinal, &id) && !report_contested(work, ordinal, replica, &id),
     };
     if !may_ask {
@@ -76,6 +85,38 @@ fn is_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
         work.again(interval.saturating_sub(passed));
     }
     passed >= interval
+}
+
+/// Whether a device is read although nothing suggests a change, as the control plane does not end the session of a deleted device; else the pass is
+/// repeated when it may be. Reads after a start of the reconciler are spread over the interval.
+fn is_presence_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
+    if work.observed.tailnet.capabilities().is_none_or(Capabilities::ends_sessions) {
+        return false;
+    }
+    let count = u32::try_from(work.observed.devices.index.count()).unwrap_or(u32::MAX);
+    let interval = PRESENCE_INTERVAL.max(PRESENCE_INTERVAL_PER_DEVICE.saturating_mul(count));
+    let wait = if let Some(read) = work.observed.devices.reads.get(&record.id) {
+        let interval = if read.missing == 1 { UNCONFIRMED_INTERVAL } else { interval };
+        interval.saturating_sub(elapsed(read.at, work.observed.now))
+    } else {
+        let (now, interval) = (work.observed.now.as_second().unsigned_abs(), interval.as_secs());
+        let since = (now + fingerprint64(record.id.as_str().as_bytes()) % interval) % interval;
+        if since < PRESENCE_WINDOW.as_secs() { Duration::ZERO } else { Duration::from_secs(interval - since) }
+    };
+    if !wait.is_zero() {
+        work.again(wait);
+    }
+    wait.is_zero()
+}
+
+/// The recorded device of a replica, if it was deleted at the control plane; reports it. Its config names it, and the replica joins again.
+pub(crate) fn deleted(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedReplica) -> Option<DeviceId> {
+    let id = &replica.device()?.id;
+    work.observed.devices.reads.get(id).filter(|read| read.is_deleted())?;
+    let replica = names::replica(&work.owner.name, ordinal);
+    let message = format!("Device {id} of replica {replica} was deleted at the control plane: the replica joins again as another device.");
+    work.fault(reason::PROXY_GROUP_CREATING, message);
+    Some(id.clone())
 }
 
 /// Whether a claimed device is recorded for another replica; reports it.

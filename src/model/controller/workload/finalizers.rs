@@ -3,6 +3,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::api::names::FINALIZER;
+
 /// Changes of a validated object: a class or a Tailnet.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Validation<Status> {
@@ -12,6 +14,13 @@ pub struct Validation<Status> {
     pub status: Option<Status>,
     /// Warning Events: reason and message.
     pub warnings: Vec<(&'static str, String)>,
+}
+
+impl<Status: Default> Validation<Status> {
+    /// The only change of an uninstall: the object has no finalizer of ours.
+    pub fn released(metadata: &ObjectMeta) -> Self {
+        Self { finalizers: change(metadata, FINALIZER, false), ..Self::default() }
+    }
 }
 
 pub fn has(metadata: &ObjectMeta, own: &str) -> bool {

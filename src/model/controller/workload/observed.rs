@@ -30,6 +30,7 @@ use crate::model::controller::workload::objects::certificate::CertificateRecord;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::replica::ObservedReplica;
+use crate::model::controller::workload::pod_fault::{CreateFailure, PodFault};
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::ingress::certificate::Leaf;
 
@@ -52,6 +53,8 @@ pub struct Observed {
     pub tailnet: TailnetState,
     /// Replicas by ordinal: every ordinal with a Pod, state Secret or config Secret.
     pub replicas: BTreeMap<u32, ObservedReplica>,
+    /// Why Pods that do not exist cannot be created, if that is reported.
+    pub create_failure: Option<CreateFailure>,
     /// Objects in the proxies' namespace with labels of this group or of its egress children, or with the name of an object that we
     /// would create (foreign ones are not overwritten). Pruned of fields that no pass reads. Of EndpointSlices only those that the
     /// Tailscale operator wrote.
@@ -159,6 +162,15 @@ pub struct DeviceRead {
     pub at: Timestamp,
     /// Number of reads since the last one that confirmed the replica's report.
     pub unconfirmed: u32,
+    /// Number of reads since the control plane had the device.
+    pub missing: u32,
+}
+
+impl DeviceRead {
+    /// Whether the device is deleted: one absence can be an error of the control plane or of a proxy before it.
+    pub fn is_deleted(&self) -> bool {
+        self.missing >= 2
+    }
 }
 
 /// Approved routes of a device at a time.
@@ -232,6 +244,8 @@ pub enum Class {
     Missing(String),
     /// The class of this name is invalid or not validated yet.
     NotReady(String),
+    /// The proxy refuses variables of this class: without them, for existing proxies only.
+    Refused(Arc<ProxyClass>),
 }
 
 /// Control plane of a group.
@@ -279,9 +293,20 @@ impl Observed {
         }
     }
 
+    /// Why a replica's Pod does not exist or does not run, if that is reported.
+    pub(crate) fn pod_fault(&self, ordinal: u32) -> Option<PodFault> {
+        PodFault::find(self.replicas.get(&ordinal).and_then(|replica| replica.pod.as_deref()), self.create_failure.as_ref())
+    }
+
     /// Metadata of the object that requests the workload, if it exists.
     pub(crate) fn metadata(&self) -> Option<&ObjectMeta> {
         self.parent().map(Parent::metadata).or_else(|| Some(&self.group.as_ref()?.metadata))
+    }
+
+    /// Time since which the workload is being deleted: with its object, or by an uninstall.
+    pub(crate) fn ends_since(&self) -> Option<Timestamp> {
+        let deleted = self.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref()).map(|deleted| deleted.0);
+        deleted.into_iter().chain(self.assignment.uninstall).min()
     }
 
     /// Whether a name has a certificate.

@@ -157,6 +157,6 @@ impl PlanPart<'_> {
 /// Fault of an object with the name of one of ours.
 pub(crate) fn in_the_way(owner: &Owner, object: &ObjectRef) -> WorkloadFault {
     let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
-    let message = format!("{object} is in the way: it was not made for this {}. {end}", owner.key.kind());
+    let message = format!("{object} already exists and does not belong to this {}. {end}", owner.key.kind());
     WorkloadFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }

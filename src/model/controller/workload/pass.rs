@@ -53,8 +53,12 @@ impl<'a> Pass<'a> {
 
     /// Whether the workload's deletion has waited for the control plane long enough.
     pub(crate) fn waited(&self) -> bool {
-        let since = self.observed.metadata().and_then(|metadata| metadata.deletion_timestamp.as_ref());
-        since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
+        self.observed.ends_since().is_some_and(|since| elapsed(since, self.observed.now) >= AWAY)
+    }
+
+    /// Whether an object of the proxies' namespace, of any state, is the workload's.
+    pub(crate) fn is_own(&self, object: &ObjectRef, existing: &Value) -> bool {
+        object.namespace == self.owner.namespace && self.is_ours(object, existing)
     }
 }
 

@@ -29,6 +29,18 @@ const WAITS: &str = " The deletion waits for that for five minutes, and then goe
 /// Requeue interval while a deletion waits for the control plane.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Order of deletion of the objects that remain when the devices are deleted.
+pub(crate) const REMAINING: [Kind; 8] = [
+    Kind::ServiceMonitor,
+    Kind::PodDisruptionBudget,
+    Kind::Secret,
+    Kind::ConfigMap,
+    Kind::Service,
+    Kind::RoleBinding,
+    Kind::Role,
+    Kind::ServiceAccount,
+];
+
 /// What the kind of a workload adds to it.
 #[derive(Debug)]
 pub(crate) struct Served<'a> {
@@ -80,8 +92,7 @@ pub(crate) fn remove<'a>(pass: &Pass<'a>, (withdrawal, is_withdrawn): (PlanPart<
 /// Reports what the deletion of a workload waits for.
 fn report_wait(plan: &mut PlanPart<'_>) {
     // An object that only moves waits as long as that takes.
-    let is_deleted = plan.observed.metadata().is_some_and(|metadata| metadata.deletion_timestamp.is_some());
-    let more = if is_deleted { WAITS } else { "" };
+    let more = if plan.observed.ends_since().is_some() { WAITS } else { "" };
     if let TailnetState::Unavailable(why) = &plan.observed.tailnet {
         plan.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{more}"));
     }
@@ -140,11 +151,25 @@ fn pods<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
 pub(crate) fn class<'a>(pass: &Pass<'a>) -> Result<Option<&'a ProxyClassSpec>, WorkloadFault> {
     let message = match &pass.observed.class {
         Class::None => return Ok(None),
-        Class::Ready(class) => return Ok(Some(&class.spec)),
-        Class::Missing(name) => format!("ProxyClass {name} does not exist: make it, or change {}.", class_field(pass)),
+        Class::Ready(class) | Class::Refused(class) => return Ok(Some(&class.spec)),
+        Class::Missing(name) => format!("ProxyClass {name} does not exist: create it, or change {}.", class_field(pass)),
         Class::NotReady(name) => format!("ProxyClass {name} is not ready: its conditions say what to change."),
     };
     Err(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
+}
+
+/// The fault of a class that existing proxies use without the variables that the proxy refuses.
+pub(crate) fn refused_class(pass: &Pass<'_>) -> Option<WorkloadFault> {
+    let Class::Refused(class) = &pass.observed.class else { return None };
+    let name = class.metadata.name.as_deref().unwrap_or_default();
+    let message = format!("ProxyClass {name} has variables that the proxy refuses, and no new proxy gets it: its conditions name them.");
+    Some(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
+}
+
+/// Whether the workload is new and must wait for its class.
+pub(crate) fn awaits_class(pass: &Pass<'_>) -> bool {
+    let set = ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone());
+    matches!(pass.observed.class, Class::Refused(_)) && pass.owned(&set).is_none()
 }
 
 fn class_field(pass: &Pass<'_>) -> &'static str {

@@ -83,7 +83,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint };
+    let deleted = device_records::deleted(work, ordinal, replica);
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned(), mint, deleted };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
@@ -108,7 +109,7 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     // A replica that had a device can request keys by writing its state Secret: count them.
     let reissue = reissue || recorded.is_some();
     let previous = recorded.map(|record| record.id.clone()).or_else(|| secret.mint.as_ref()?.previous.clone());
-    let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
+    let draft = draft(work, shape, ReplicaSecret { device: None, deleted: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
     work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
 }
@@ -254,7 +255,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
             return false;
         }
         (TailnetState::Ready { .. }, Some(denial)) => &denial.why,
-        (TailnetState::Unavailable(_), _) if work.waited() => "it cannot be asked",
+        (TailnetState::Unavailable(_), _) if work.waited() => "it is unavailable",
         (TailnetState::Asking | TailnetState::Unavailable(_), _) => return false,
     };
     left_behind(work, (owner, ordinal), &what, why, then);

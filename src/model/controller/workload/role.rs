@@ -96,6 +96,8 @@ impl Role {
 }
 
 impl RoleConfig {
+    pub const ALL: [Self; 2] = [Self::Egress, Self::Ingress];
+
     /// Name of the `ConfigMap` of a workload.
     pub fn config_map(self, workload: &str) -> String {
         match self {

@@ -81,7 +81,7 @@ pub(crate) fn record_device(
         return None;
     }
     let found = devices.get(&device.id).filter(|found| device.expected.check(&device.id, found).is_ok()).cloned();
-    let (record, read) = claim.read(found, reads.get(&device.id), now);
+    let (record, read) = claim.read((found, devices.contains_key(&device.id)), reads.get(&device.id), now);
     reads.insert(device.id.clone(), read);
     record.filter(|record| Some(record) != recorded.as_ref()).map(|record| draft.with_device(record))
 }

@@ -1,12 +1,9 @@
 //! Checks of a cluster.
 
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use super::rights::{self, Right};
-use super::{Check, admission, control, is_reconciler, network, objects, page};
-use crate::model::controller::workload::objects::shape::image_path;
-use crate::model::diagnostics::overview::stuck;
+use super::{API_SERVER, Check, admission, control, is_reconciler, named, network, objects, operators, page, pods};
 
 pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
 pub use super::facts::ClusterFacts;
@@ -14,19 +11,21 @@ pub use super::facts::ClusterFacts;
 /// Required CRDs; the first is indispensable.
 pub const DEFINITIONS: [&str; 3] = ["proxygroups.tailscale.com", "proxyclasses.tailscale.com", "tailnets.tailscale.com"];
 const VERSION: &str = "v1alpha1";
+/// `ServiceAccount` of the reconciler, after its namespace.
+const RECONCILER: &str = "/tailyard-reconciler";
 /// Command that installs the CRDs.
 const INSTALL: &str = "tailyard crd | kubectl apply --server-side --force-conflicts -f -";
 
 pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
-    let mut checks = vec![Check::ok("api-server", format!("answers, version {}", facts.server))];
+    let mut checks = vec![Check::ok(API_SERVER, format!("answers, version {}", facts.server))];
     checks.extend(definitions(facts));
     checks.extend(permissions(facts));
     checks.push(admission::check(facts));
     checks.push(reconciler(facts));
-    checks.push(operators(facts));
-    checks.extend(control::checks(&facts.credentials));
+    checks.extend(operators::checks(facts));
+    checks.extend(control::checks(facts));
     checks.extend(network::checks(facts));
-    checks.push(pods(facts));
+    checks.push(pods::check(facts));
     checks.extend(objects::checks(facts));
     checks
 }
@@ -78,7 +77,11 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
             Ok(denied) if denied.is_empty() => checks.push(Check::ok(NAME, format!("{account} may do all that it must"))),
             Ok(denied) => {
                 let what = format!("{account} may not: {}", rights::text_of(denied));
-                let fix = format!("upgrade the chart, or apply config/rbac ({})", page("permissions.md"));
+                let fix = if account.ends_with(RECONCILER) {
+                    format!("upgrade the chart, or apply config/rbac ({})", page("permissions.md"))
+                } else {
+                    "the reconciler writes the Role of this name: its log names the error".to_owned()
+                };
                 let harmless = denied.iter().all(Right::optional);
                 checks.push(if harmless { Check::warn(NAME, what, fix) } else { Check::bad(NAME, what, fix) });
             }
@@ -91,21 +94,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
 pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
-}
-
-fn is_operator(deployment: &Value) -> bool {
-    let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
-    let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
-    images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))
-}
-
-fn named(deployment: &Value) -> String {
-    let text = |key: &str| deployment["metadata"][key].as_str().unwrap_or_default();
-    format!("{}/{}", text("namespace"), text("name"))
-}
-
-fn wanted(deployment: &Value) -> i64 {
-    deployment["spec"]["replicas"].as_i64().unwrap_or(1)
 }
 
 fn reconciler(facts: &ClusterFacts) -> Check {
@@ -140,71 +128,4 @@ fn reconciler(facts: &ClusterFacts) -> Check {
             Check::ok(NAME, format!("{holder} leads{others}"))
         }
     }
-}
-
-fn operators(facts: &ClusterFacts) -> Check {
-    const NAME: &str = "operators";
-    let all = match &facts.deployments {
-        Ok(all) => all,
-        Err(gap) => return Check::unread(NAME, "Deployments", gap, "list deployments.apps in all namespaces"),
-    };
-    let running = |deployment: &&Value| wanted(deployment) > 0;
-    let ours = all.iter().filter(running).find(|deployment| is_reconciler(deployment));
-    let theirs = all.iter().filter(running).find(|deployment| is_operator(deployment));
-    match (ours, theirs) {
-        (Some(ours), Some(theirs)) => both_run(facts, ours, theirs),
-        (None, Some(theirs)) => Check::ok(NAME, format!("the Tailscale operator {} alone", named(theirs))),
-        (Some(_), None) if !unreconciled(facts).is_empty() => {
-            let what = format!("the Tailscale operator does not run, nothing else reconciles {}", unreconciled(facts).join(", "));
-            Check::warn(NAME, what, format!("delete what is not needed ({})", page("migrate.md")))
-        }
-        (..) => Check::ok(NAME, "the Tailscale operator does not run"),
-    }
-}
-
-/// Reports that both operators run. That is harmless only if no group has a type that ours manages: the other operator manages all types.
-fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
-    const NAME: &str = "operators";
-    let types = variable(ours, "TAILYARD_PROXY_GROUP_TYPES").unwrap_or("egress,ingress");
-    let (ours, theirs) = (named(ours), named(theirs));
-    let groups = match &facts.groups {
-        Ok(groups) => groups,
-        Err(gap) => {
-            return Check::unread(NAME, &format!("the ProxyGroups that {ours} and {theirs} write"), gap, "list proxygroups.tailscale.com");
-        }
-    };
-    let served = |group: &&Value| types.split(',').any(|served| group["spec"]["type"] == served.trim());
-    let shared: Vec<_> = groups.iter().filter(served).filter_map(|group| group["metadata"]["name"].as_str()).collect();
-    if shared.is_empty() {
-        let what = format!("{ours} and the Tailscale operator {theirs} both run; no ProxyGroup is of type {types}");
-        return Check::warn(NAME, what, format!("scale one of them to 0 before you create one ({})", page("migrate.md")));
-    }
-    let what = format!("{ours} and the Tailscale operator {theirs} both write the ProxyGroups {}", shared.join(", "));
-    Check::bad(NAME, what, format!("scale one of them to 0 (in the order of {})", page("migrate.md")))
-}
-
-/// Kinds with objects that only the Tailscale operator reconciles, each with the objects' names.
-fn unreconciled(facts: &ClusterFacts) -> Vec<String> {
-    let there = facts.unreconciled.iter().filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
-    let named = there.filter(|(_, objects)| !objects.is_empty()).map(|(kind, objects)| {
-        let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
-        format!("{kind} {}", names.collect::<Vec<_>>().join(" "))
-    });
-    named.collect()
-}
-
-fn pods(facts: &ClusterFacts) -> Check {
-    const NAME: &str = "pods";
-    let pods = match &facts.pods {
-        Ok(pods) => pods,
-        Err(gap) => return Check::unread(NAME, "the Pods of the proxies", gap, &format!("list pods in {}", facts.namespace)),
-    };
-    let pods: Vec<Pod> = pods.iter().filter_map(|pod| serde_json::from_value(pod.clone()).ok()).collect();
-    let stuck = pods.iter().filter_map(|pod| Some(format!("{}: {}", pod.metadata.name.as_deref()?, stuck(pod)?)));
-    let stuck: Vec<_> = stuck.collect();
-    if stuck.is_empty() {
-        return Check::ok(NAME, format!("none of {} waits for anything", pods.len()));
-    }
-    let fix = format!("kubectl -n {} describe pod names the event; tailyard status shows the others", facts.namespace);
-    Check::bad(NAME, stuck.join("; "), fix)
 }

@@ -6,8 +6,8 @@ use k8s_openapi::ByteString;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::is_reconciler;
-use super::{Check, ReadResult, page};
+use super::facts::ClusterFacts;
+use super::{Check, ReadResult, is_reconciler, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
@@ -46,6 +46,8 @@ pub enum CredentialOutcome {
     Missing(String),
     /// Rejected by the control plane: its message.
     Refused(String),
+    /// Accepted, but not for Tailscale Services: the control plane's message.
+    WithoutServices(String),
     /// The control plane is unreachable from here; it may be reachable from the reconciler.
     Unreachable(String),
     /// Present, but only the reconciler itself can test them.
@@ -80,7 +82,7 @@ fn own(deployment: &Value) -> Option<CredentialLocation> {
         let (secret, id) = mounted(pod, container, set("CLIENT_ID_FILE")?)?;
         (secret, CredentialKeys::OAuth(id, mounted(pod, container, set("CLIENT_SECRET_FILE")?)?.1))
     };
-    Some(CredentialLocation { whose: "the reconciler".to_owned(), secret, url, keys })
+    Some(CredentialLocation { whose: OWN.to_owned(), secret, url, keys })
 }
 
 /// Secret and key that are mounted as this file of a container.
@@ -107,9 +109,21 @@ pub fn credentials(place: &CredentialLocation, secret: &Value) -> Result<Credent
     }
 }
 
-pub(super) fn checks(tried: &ReadResult<Vec<CredentialCheck>>) -> Vec<Check> {
+/// Credentials of the reconciler itself.
+const OWN: &str = "the reconciler";
+
+/// Whether a group of type ingress has these credentials, or may have them.
+fn serves_ingress(groups: &ReadResult<Vec<Value>>, whose: &str) -> bool {
+    let has = |group: &Value| match group["spec"]["tailnet"].as_str().filter(|name| !name.is_empty()) {
+        Some(name) => whose.strip_prefix("Tailnet ") == Some(name),
+        None => whose == OWN,
+    };
+    groups.as_ref().map_or(true, |groups| groups.iter().any(|group| group["spec"]["type"] == "ingress" && has(group)))
+}
+
+pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "credentials";
-    let tried = match tried {
+    let tried = match &facts.credentials {
         Ok(tried) => tried,
         Err(gap) => return vec![Check::unread(NAME, "where credentials are", gap, "list deployments.apps and tailnets.tailscale.com")],
     };
@@ -127,7 +141,20 @@ pub(super) fn checks(tried: &ReadResult<Vec<CredentialCheck>>) -> Vec<Check> {
                 Check::bad(NAME, format!("{of}: {why}"), format!("make the Secret ({})", page("quickstart.md")))
             }
             CredentialOutcome::Refused(why) => {
-                Check::bad(NAME, format!("{of} are refused: {why}"), "make new credentials, with the scopes and tags in use")
+                let pages = format!("{}, {}", page("tailscale.md"), page("headscale.md"));
+                Check::bad(
+                    NAME,
+                    format!("{of} are refused: {why}"),
+                    format!("create credentials with all scopes and the tags in use ({pages})"),
+                )
+            }
+            CredentialOutcome::WithoutServices(why) if serves_ingress(&facts.groups, whose) => {
+                let fix = format!("add the scope General/Services to the OAuth client ({})", page("tailscale.md"));
+                Check::bad(NAME, format!("{of} do not permit ProxyGroups of type ingress: {why}"), fix)
+            }
+            CredentialOutcome::WithoutServices(_) => {
+                let fix = format!("add the scope General/Services before you create one ({})", page("tailscale.md"));
+                Check::warn(NAME, format!("{of} work, but do not permit ProxyGroups of type ingress"), fix)
             }
             CredentialOutcome::Unreachable(why) => Check::warn(
                 NAME,

@@ -25,12 +25,16 @@ pub struct ClusterFacts {
     pub policy_binding: ReadResult<Option<Value>>,
     pub deployments: ReadResult<Vec<Value>>,
     pub groups: ReadResult<Vec<Value>>,
+    /// `StatefulSet`s of the proxies.
+    pub sets: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.
     pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
     pub lease: ReadResult<Option<Value>>,
     /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
+    /// Events about Pods that `StatefulSet`s cannot create.
+    pub failures: ReadResult<Vec<Value>>,
     /// Users' Services and Ingresses, of all namespaces.
     pub services: ReadResult<Vec<Value>>,
     pub ingresses: ReadResult<Vec<Value>>,

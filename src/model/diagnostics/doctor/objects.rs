@@ -5,14 +5,11 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, ReadResult, page};
+use super::{Check, MAX_LISTED, ReadResult, named, page};
 use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
 use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
-
-/// Maximum number of objects in a result.
-const MAX_LISTED: usize = 10;
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
@@ -121,12 +118,4 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
     let fix = format!("kubectl annotate KIND NAME ANNOTATION- removes one ({})", page("standalone.md"));
     checks.extend(listed(NAME, found, "more objects have annotations without effect", &fix));
     checks
-}
-
-fn named(object: &Value) -> String {
-    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
-    match text("namespace") {
-        "" => text("name").to_owned(),
-        namespace => format!("{namespace}/{}", text("name")),
-    }
 }

@@ -6,6 +6,10 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::api::names;
+use crate::model::controller::workload::objects::APPLIED;
+use crate::model::controller::workload::role::RoleConfig;
+
 const CLUSTER: &str = include_str!("../../../../config/rbac/cluster.yaml");
 const NAMESPACE: &str = include_str!("../../../../config/rbac/namespace.yaml");
 const WATCHED: &str = include_str!("../../../../config/rbac/watched.yaml");
@@ -42,9 +46,11 @@ pub struct Right {
 }
 
 impl Right {
-    /// Whether only a part depends on it: static endpoints, scrapes, workload identity or failover.
+    /// Whether only a part depends on it: static endpoints, scrapes, causes of missing Pods, workload identity or failover.
     pub fn optional(&self) -> bool {
-        matches!(self.resource.as_str(), "nodes" | "servicemonitors") || self.subresource == "token" || self.failover()
+        let resource = self.resource.as_str();
+        let reads_events = resource == "events" && matches!(self.verb.as_str(), "list" | "watch");
+        matches!(resource, "nodes" | "servicemonitors") || reads_events || self.subresource == "token" || self.failover()
     }
 
     /// Whether only failover depends on it.
@@ -90,15 +96,28 @@ pub fn policy() -> Value {
     serde_saphyr::from_str(document).unwrap_or_default()
 }
 
-/// Permissions of the replicas of a group: their own state and the group's config.
-pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
-    let (state, config) = (crate::api::names::replica(group, 0), crate::api::names::egress_config(group));
+/// Accounts of the proxies' Pods and their permissions: their own state, and the config that their environment names. Only of `StatefulSet`s that
+/// the reconciler wrote; a waiting Pod has the account of the active one.
+pub fn proxies(namespace: &str, sets: &[Value]) -> BTreeMap<String, Vec<Right>> {
+    let has = |set: &&Value, kind: &str, key: &str| !set["metadata"][kind][key].is_null();
+    let own = sets.iter().filter(|set| has(set, "annotations", APPLIED) && !has(set, "labels", names::STANDBY));
+    own.filter_map(|set| of_set(namespace, set)).collect()
+}
+
+fn of_set(namespace: &str, set: &Value) -> Option<(String, Vec<Right>)> {
+    let pod = &set["spec"]["template"]["spec"];
     let right = |resource: &str, verb: &str, name: &str| {
         let [resource, verb, name, namespace] = [resource, verb, name, namespace].map(str::to_owned);
         Right { resource, verb, name, namespace, ..Right::default() }
     };
-    let secrets = ["get", "update", "patch"].map(|verb| right("secrets", verb, &state));
-    secrets.into_iter().chain(["get", "list", "watch"].map(|verb| right("configmaps", verb, &config))).collect()
+    let running = set["spec"]["replicas"].as_u64() != Some(0);
+    let state = running.then(|| names::replica(set["metadata"]["name"].as_str().unwrap_or_default(), 0));
+    let secrets = state.iter().flat_map(|state| ["get", "update", "patch"].map(|verb| right("secrets", verb, state)));
+    let variables = pod["containers"].as_array().into_iter().flatten().filter_map(|container| container["env"].as_array()).flatten();
+    let is_config = |variable: &&Value| RoleConfig::ALL.iter().any(|config| variable["name"] == config.variable());
+    let configs = variables.filter(is_config).filter_map(|variable| Some(variable["value"].as_str()?.rsplit_once('/')?.1));
+    let reads = configs.flat_map(|config| ["get", "list", "watch"].map(|verb| right("configmaps", verb, config)));
+    Some((pod["serviceAccountName"].as_str()?.to_owned(), secrets.chain(reads).collect()))
 }
 
 /// Permissions granted in a namespace by the roles of a file.
@@ -153,13 +172,45 @@ mod tests {
         assert_eq!(own, [("leases", "", "get"), ("leases", "", "patch"), ("serviceaccounts", "token", "create")]);
     }
 
+    /// Permissions of the Pods of a golden file's `StatefulSet`s, by account.
+    fn of_golden_objects(name: &str) -> Vec<(String, String)> {
+        let path = format!("{}/tests/golden/objects/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let objects: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).expect("a golden file")).expect("objects");
+        let sets: Vec<Value> = objects.into_iter().filter(|object| object["kind"] == "StatefulSet").collect();
+        proxies("tailscale", &sets).into_iter().map(|(account, rights)| (account, text_of(&rights))).collect()
+    }
+
+    #[test]
+    fn required_rights_of_proxies_follow_type_and_image() {
+        let own = |pod: &str| format!("get/update/patch secrets {pod}-0 in tailscale");
+        let of = |pod: &str, config: &str| vec![(pod.to_owned(), format!("get/list/watch configmaps {config} in tailscale, {}", own(pod)))];
+        assert_eq!(of_golden_objects("plain"), of("pg", "pg-egress-config"));
+        assert_eq!(of_golden_objects("ingress"), of("pg", "pg-ingress-config"));
+        let alone = "ts-app-dd19c338de513241";
+        assert_eq!(of_golden_objects("standalone-ingress"), of(alone, &format!("{alone}-ingress-config")));
+        for stock in ["stock-image", "ingress-stock-image"] {
+            assert_eq!(of_golden_objects(stock), [("pg".to_owned(), own("pg"))], "the image reads the mounted config: {stock}");
+        }
+        let standby = "ts-web-9584120d97941a57";
+        assert_eq!(of_golden_objects("standalone-standby"), [(standby.to_owned(), own(standby))], "one account of two Pods");
+    }
+
+    #[test]
+    fn rights_of_pods_of_the_tailscale_operator_are_not_required() {
+        let pod = serde_json::json!({"spec": {"serviceAccountName": "api", "containers": [{"name": "tailscale"}]}});
+        let set =
+            |annotations: Value| serde_json::json!({"metadata": {"name": "api", "annotations": annotations}, "spec": {"template": pod}});
+        assert!(proxies("ts", &[set(serde_json::json!({}))]).is_empty(), "a ProxyGroup of type kube-apiserver");
+        assert_eq!(proxies("ts", &[set(serde_json::json!({APPLIED: "hash"}))]).len(), 1);
+    }
+
     #[test]
     fn rights_are_printed_by_object_and_truncated() {
         let all = reconciler("ts", &[]);
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(
             text_of(&of("leases")),
-            "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-failover in ts, \
+            "create/get/list/watch/patch/update/delete leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-failover in ts, \
              get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
         );
         assert!(text_of(&all).ends_with(" kinds of objects more"), "{}", text_of(&all));

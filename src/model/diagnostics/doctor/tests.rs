@@ -31,9 +31,21 @@ fn group(name: &str, type_: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"type": type_}})
 }
 
+fn set(name: &str, replicas: u32) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"replicas": replicas}})
+}
+
+/// Event of a `StatefulSet` whose first Pod is rejected.
+fn create_failure(set: &str, cause: &str) -> Value {
+    let note = format!("create Pod {set}-0 in StatefulSet {set} failed error: pods \"{set}-0\" is forbidden: {cause}");
+    json!({"metadata": {"name": format!("{set}.1"), "namespace": "ts"}, "reason": "FailedCreate", "note": note, "eventTime": null,
+        "regarding": {"kind": "StatefulSet", "name": set}, "deprecatedLastTimestamp": "2027-01-15T07:59:00Z"})
+}
+
 /// A Service with an annotation and the condition of its standalone proxy.
 fn service(annotation: &str, status: &str, reason: &str, message: &str) -> Value {
-    let condition = json!({"type": "TailscaleProxyReady", "status": status, "reason": reason, "message": message});
+    let condition = json!({"type": "TailscaleProxyReady", "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let annotations = json!({format!("tailscale.com/{annotation}"): "true"});
     json!({"metadata": {"namespace": "u", "name": "web", "annotations": annotations}, "status": {"conditions": [condition]}})
 }
@@ -63,6 +75,8 @@ fn well() -> ClusterFacts {
         policy_binding: Ok(Some(policy_objects()[1].clone())),
         deployments: Ok(vec![deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 2)]),
         groups: Ok(vec![group("eg", "egress")]),
+        sets: Ok(vec![set("eg", 1)]),
+        failures: Ok(vec![]),
         unreconciled: [("Connector", Ok(vec![])), ("Recorder", Err(Gap::Unknown))].into(),
         lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
         renewed: true,
@@ -100,6 +114,8 @@ fn ill() -> ClusterFacts {
         ]),
         renewed: false,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
+        sets: Ok(vec![set("eg", 1), set("ts-web", 1)]),
+        failures: Ok(vec![create_failure("ts-web", "violates PodSecurity \"baseline:latest\": privileged")]),
         services: Ok(vec![service("exposed", "False", "ProxyPending", "Pod ts-web-0 is not ready")]),
         ingresses: Err(Gap::Forbidden),
         ingress_events: Ok(vec![ingress_event("shop", "InvalidIngressConfiguration", "It has no route.", 10)]),
@@ -109,6 +125,7 @@ fn ill() -> ClusterFacts {
         credentials: Ok(vec![
             tried("the reconciler", CredentialOutcome::Missing("it does not exist".into())),
             tried("Tailnet a", CredentialOutcome::Refused("the control plane refuses the credentials (401)".into())),
+            tried("Tailnet e", CredentialOutcome::WithoutServices("list Tailscale Services: not permitted".into())),
             tried("Tailnet b", CredentialOutcome::Unreachable("no answer within 10s".into())),
             tried("Tailnet c", CredentialOutcome::Untested),
             tried("Tailnet d", CredentialOutcome::Unread(Gap::Forbidden)),
@@ -128,6 +145,8 @@ fn closed() -> ClusterFacts {
         policy_binding: Err(Gap::Forbidden),
         deployments: Err(Gap::Forbidden),
         groups: Err(Gap::Forbidden),
+        sets: Err(Gap::Forbidden),
+        failures: Err(Gap::Forbidden),
         unreconciled: [("Recorder", Err(Gap::Forbidden))].into(),
         lease: Err(Gap::Forbidden),
         renewed: false,
@@ -176,17 +195,25 @@ fn golden(name: &str, text: &str) {
 
 #[test]
 fn doctor_output_matches_golden_files() {
-    for (name, facts, finding) in [("well", well(), Finding::Ok), ("ill", ill(), Finding::Bad), ("closed", closed(), Finding::Warn)] {
+    for (name, facts, code) in [("well", well(), 0), ("ill", ill(), 1), ("closed", closed(), 2)] {
         let checks = cluster::checks(&facts);
         golden(&format!("{name}.txt"), &text(&checks));
-        assert_eq!(worst(&checks), finding, "{name}");
+        assert_eq!(exit_code(&checks), code, "{name}");
     }
-    for (name, facts, finding) in [("machine", machine(), Finding::Ok), ("broken", broken(), Finding::Bad)] {
+    for (name, facts, code) in [("machine", machine(), 0), ("broken", broken(), 1)] {
         let checks = node::checks(&facts);
         golden(&format!("{name}.txt"), &text(&checks));
-        assert_eq!(worst(&checks), finding, "{name}");
+        assert_eq!(exit_code(&checks), code, "{name}");
     }
     golden("ill.json", &(serde_json::to_string_pretty(&cluster::checks(&ill())).expect("JSON") + "\n"));
+}
+
+#[test]
+fn exit_code_tells_an_unread_cluster_from_a_healthy_one() {
+    let checks = |facts: &ClusterFacts| cluster::checks(facts);
+    assert_eq!(exit_code(&checks(&ClusterFacts { nodes: well().nodes, ..closed() })), 0, "something is read");
+    assert_eq!(exit_code(&[checks(&closed()), node::checks(&machine())].concat()), 0, "of the machine");
+    assert_eq!(exit_code(&checks(&ClusterFacts { pods: Err(Gap::Failed("no answer".into())), ..closed() })), 2);
 }
 
 #[test]
@@ -218,14 +245,24 @@ fn reconciler_check_depends_on_lease_renewal() {
     finds(&none, "reconciler", Finding::Bad, "no Pod of ts/tailyard-reconciler");
 }
 
-#[test]
-fn two_operators_are_bad_only_if_both_write_a_group() {
+/// A cluster where both operators run, ours with these variables.
+fn with_both(variables: &[(&str, &str)]) -> ClusterFacts {
     let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
-    reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_PROXY_GROUP_TYPES", "value": "egress"}]);
+    set_variables(&mut reconciler, variables);
     let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
-    let with = |groups| ClusterFacts { deployments: Ok(both.clone()), groups, ..well() };
+    ClusterFacts { deployments: Ok(both), services: Ok(Vec::new()), groups: Ok(Vec::new()), ..well() }
+}
+
+fn set_variables(deployment: &mut Value, variables: &[(&str, &str)]) {
+    let env: Vec<_> = variables.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+    deployment["spec"]["template"]["spec"]["containers"][0]["env"] = json!(env);
+}
+
+#[test]
+fn two_operators_are_bad_if_both_write_a_group() {
+    let with = |groups| ClusterFacts { groups, ..with_both(&[("TAILYARD_PROXY_GROUP_TYPES", "egress")]) };
     let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
-    finds(&with(Ok(two)), "operators", Finding::Bad, "write the ProxyGroups eg, other");
+    finds(&with(Ok(two)), "operators", Finding::Bad, "write ProxyGroup eg, ProxyGroup other");
     finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
     finds(&with(Err(Gap::Forbidden)), "operators", Finding::Warn, "cannot be read");
 }
@@ -242,6 +279,61 @@ fn overlapping_routes_of_groups_and_services_are_named() {
     finds(&ClusterFacts { groups, ..well() }, "routes", Finding::Warn, "ProxyGroup eg: covers 10.244.0.0/16");
     let services = Ok(vec![with(service("expose", "True", "ProxyCreated", ""))]);
     finds(&ClusterFacts { services, ..well() }, "routes", Finding::Warn, "covers 10.244.0.0/16");
+}
+
+#[test]
+fn two_operators_are_bad_if_both_write_a_service_or_ingress_without_group() {
+    let ingress = |name: &str, class: &str, group: &str| {
+        let annotations = if group.is_empty() { json!({}) } else { json!({"tailscale.com/proxy-group": group}) };
+        json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": {"ingressClassName": class}})
+    };
+    let all = vec![ingress("app", "tailscale", ""), ingress("other", "nginx", ""), ingress("grouped", "tailscale", "web")];
+    let with = |variables: &[(&str, &str)]| ClusterFacts {
+        services: Ok(vec![service("expose", "True", "ProxyCreated", "served"), service("hostname", "True", "ProxyCreated", "served")]),
+        ingresses: Ok(all.clone()),
+        ..with_both(variables)
+    };
+    let both = "both write Service u/web, Ingress u/app";
+    finds(&with(&[]), "operators", Finding::Bad, both);
+    finds(&with(&[("TAILYARD_STANDALONE", "on"), ("TAILYARD_WATCH_NAMESPACES", "a, u")]), "operators", Finding::Bad, both);
+    let default = [("TAILYARD_STANDALONE", "off"), ("TAILYARD_DEFAULT_EGRESS_GROUP", "eg")];
+    finds(&with(&default), "operators", Finding::Bad, "Service u/web");
+    let own_class = with(&[("OPERATOR_INGRESS_CLASS_NAME", "tailyard")]);
+    finds(&own_class, "operators", Finding::Bad, "both write Service u/web");
+    for harmless in [[("TAILYARD_STANDALONE", "off")], [("TAILYARD_WATCH_NAMESPACES", "others")]] {
+        finds(&with(&harmless), "operators", Finding::Warn, "no Service or Ingress has a proxy of its own");
+    }
+    let unread = ClusterFacts { ingresses: Err(Gap::Forbidden), ..with(&[]) };
+    finds(&unread, "operators", Finding::Warn, "cannot be read");
+}
+
+#[test]
+fn api_server_proxy_of_a_running_or_stopped_operator_is_named() {
+    let with = |mode: &str, replicas: u8| {
+        let mut operator = deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", replicas);
+        operator["spec"]["replicas"] = json!(replicas);
+        set_variables(&mut operator, &[("APISERVER_PROXY", mode)]);
+        ClusterFacts { deployments: Ok(vec![operator]), ..well() }
+    };
+    finds(&with("true", 1), "operators", Finding::Warn, "is an API server proxy (APISERVER_PROXY=true): kubectl through it fails once");
+    finds(&with("noauth", 0), "operators", Finding::Warn, "was an API server proxy (APISERVER_PROXY=noauth): kubectl through it fails");
+    for mode in ["false", ""] {
+        let checks = cluster::checks(&with(mode, 1));
+        assert!(checks.iter().all(|check| !check.what.contains("API server proxy")), "{checks:#?}");
+    }
+}
+
+#[test]
+fn missing_pod_is_bad_with_its_cause_and_a_warning_without() {
+    let sets = Ok(vec![set("eg", 3)]);
+    let failures = Ok(vec![create_failure("eg", "exceeded quota: pods")]);
+    let refused = ClusterFacts { sets: sets.clone(), failures: failures.clone(), ..well() };
+    finds(&refused, "pods", Finding::Bad, "eg-1: cannot be created: pods \"eg-0\" is forbidden: exceeded quota: pods; eg-2: cannot");
+    finds(&ClusterFacts { failures, ..well() }, "pods", Finding::Ok, "none of 1");
+    finds(&ClusterFacts { sets: sets.clone(), ..well() }, "pods", Finding::Warn, "not created yet: eg-1, eg-2");
+    let checks = cluster::checks(&ClusterFacts { sets, failures: Err(Gap::Forbidden), ..well() });
+    assert!(checks.iter().any(|check| check.fix.contains("list events.events.k8s.io in ts")), "{checks:#?}");
+    finds(&ClusterFacts { sets: Ok(vec![set("eg", 30)]), ..well() }, "pods", Finding::Warn, ", and 19 more");
 }
 
 #[test]
@@ -346,6 +438,25 @@ fn address_overlap_with_the_tailnet_is_found() {
     finds(&ClusterFacts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
     let dns = Ok(Some(json!({"spec": {"clusterIPs": ["100.100.2.136"]}})));
     finds(&ClusterFacts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
+}
+
+#[test]
+fn missing_scope_for_services_is_bad_only_for_a_tailnet_with_an_ingress_group() {
+    let outcome = CredentialOutcome::WithoutServices("get a Tailscale Service: not permitted".into());
+    let with = |whose: &str, groups| {
+        let tried = CredentialCheck { whose: whose.into(), secret: "s".into(), outcome: outcome.clone() };
+        ClusterFacts { credentials: Ok(vec![tried]), groups, ..well() }
+    };
+    let mut elsewhere = group("web", "ingress");
+    elsewhere["spec"]["tailnet"] = json!("lab");
+    let one = |group: &Value| Ok(vec![group.clone()]);
+    let bad = "do not permit ProxyGroups of type ingress: get a Tailscale Service: not permitted";
+    finds(&with("the reconciler", one(&group("web", "ingress"))), "credentials", Finding::Bad, bad);
+    finds(&with("Tailnet lab", one(&elsewhere)), "credentials", Finding::Bad, bad);
+    finds(&with("the reconciler", Err(Gap::Forbidden)), "credentials", Finding::Bad, bad);
+    for harmless in [with("the reconciler", one(&elsewhere)), with("Tailnet lab", one(&group("eg", "egress")))] {
+        finds(&harmless, "credentials", Finding::Warn, "work, but do not permit ProxyGroups of type ingress");
+    }
 }
 
 #[test]

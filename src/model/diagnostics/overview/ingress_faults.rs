@@ -10,7 +10,6 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::published::ingress_metadata;
 use super::snapshot::ClusterView;
 use crate::api::condition::reason;
 use crate::api::names;
@@ -84,6 +83,6 @@ fn reported(event: &Event) -> Option<Timestamp> {
 fn subject<'a>(view: &ClusterView, event: &'a Event) -> Option<(&'a str, &'a str)> {
     let about = event.regarding.as_ref()?;
     let (namespace, name) = (about.namespace.as_deref()?, about.name.as_deref()?);
-    let exists = view.ingresses.is_none() || ingress_metadata(view, namespace, name).is_some_and(|metadata| metadata.uid == about.uid);
+    let exists = view.ingresses.is_none() || view.ingress_metadata(namespace, name).is_some_and(|metadata| metadata.uid == about.uid);
     exists.then_some((namespace, name))
 }

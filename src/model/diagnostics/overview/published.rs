@@ -7,18 +7,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use super::ingress_faults::reasons;
-use super::snapshot::{ClusterView, StatusPart};
+use super::snapshot::{ClusterView, StatusPart, requests_ingress_group};
 use super::{UnhealthyCondition, name};
 use crate::api::names;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress::advertise::{live, unapproved};
 use crate::model::controller::ingress::routes::mapped_routes;
-use crate::model::controller::ingress::spec::has_conditions;
 use crate::model::controller::key::{PublishSource, Publisher};
 use crate::model::controller::policy::annotations::annotation;
 use crate::model::controller::policy::requests::{Parent, directions};
@@ -49,7 +47,11 @@ pub struct PublishedOverview {
 
 /// Configs of the groups of type ingress, by group, with the replicas that receive traffic.
 #[derive(Debug, Default)]
-pub(super) struct PublishedRecords<'a>(BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)>);
+pub(super) struct PublishedRecords<'a> {
+    groups: BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)>,
+    /// Group and names of each object.
+    owners: BTreeMap<Origin, (&'a str, Vec<String>)>,
+}
 
 impl<'a> PublishedRecords<'a> {
     pub(super) fn of(view: &'a ClusterView) -> Self {
@@ -63,12 +65,22 @@ impl<'a> PublishedRecords<'a> {
             let replicas = (0..group.spec.desired_replicas()).map(|ordinal| replica(name(group), ordinal));
             Some((name(group), (config, replicas.filter(live).collect())))
         };
-        Self(view.groups.iter().filter_map(record).collect())
+        let groups: BTreeMap<&'a str, (IngressConfigMap, Vec<ObservedReplica>)> = view.groups.iter().filter_map(record).collect();
+        let mut owners: BTreeMap<Origin, (&'a str, Vec<String>)> = BTreeMap::new();
+        for (group, (config, _)) in &groups {
+            for (name, owner) in &config.origins {
+                let (first, names) = owners.entry(owner.clone()).or_insert((*group, Vec::new()));
+                if first == group {
+                    names.push(name.clone());
+                }
+            }
+        }
+        Self { groups, owners }
     }
 
     /// Number of names that a replica serves, and of all names of its group; `None` if the group has no config.
     pub(super) fn advertised_by(&self, group: &str, replica: &ObservedReplica) -> Option<(usize, usize)> {
-        let (config, _) = self.0.get(group)?;
+        let (config, _) = self.groups.get(group)?;
         let all = config.names();
         Some((all.iter().filter(|name| replica.is_current() && serves(replica, config, name)).count(), all.len()))
     }
@@ -77,11 +89,10 @@ impl<'a> PublishedRecords<'a> {
     fn find(&self, publisher: &Publisher) -> Option<(&'a str, usize)> {
         let (kind, namespace, name) = (publisher.source.kind().to_owned(), publisher.namespace.clone(), publisher.name.clone());
         let origin = Origin { kind, namespace, name };
-        self.0.iter().find_map(|(group, (config, replicas))| {
-            let names: Vec<_> = config.origins.iter().filter(|(_, owner)| **owner == origin).map(|(name, _)| name).collect();
-            let count = || replicas.iter().filter(|replica| names.iter().all(|name| serves(replica, config, name))).count();
-            (!names.is_empty()).then(|| (*group, count()))
-        })
+        let (group, names) = self.owners.get(&origin)?;
+        let (config, replicas) = self.groups.get(group)?;
+        let count = replicas.iter().filter(|replica| names.iter().all(|name| serves(replica, config, name))).count();
+        Some((*group, count))
     }
 }
 
@@ -115,20 +126,20 @@ pub(super) fn published(view: &ClusterView, records: &PublishedRecords<'_>) -> V
 
 /// Whether a Service is one that a group advertises, and not one with a target in the tailnet.
 pub(super) fn is_published(service: &Service) -> bool {
-    let (ingress, egress) = directions(service);
-    !egress && (ingress || has_conditions(service)) && requests_group(Parent::Service(service))
+    !directions(service).1 && requests_ingress_group(service)
 }
 
 /// Whether an object requests a group of type ingress, or has its finalizer. The setting with default groups is not known here.
 fn requests_group(parent: Parent<'_>) -> bool {
-    let metadata = parent.metadata();
-    let is_named = annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some();
-    let is_finalized = finalizers::has(metadata, parent.publisher().source.finalizer());
-    is_finalized
-        || match parent {
-            Parent::Service(service) => (is_named && directions(service) == (true, false)) || has_conditions(service),
-            Parent::Ingress(ingress) => is_named || (is_of_class(ingress) && !finalizers::has(metadata, names::FINALIZER)),
+    match parent {
+        Parent::Service(service) => is_published(service),
+        Parent::Ingress(ingress) => {
+            let metadata = &ingress.metadata;
+            annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some()
+                || finalizers::has(metadata, names::INGRESS_FINALIZER)
+                || (is_of_class(ingress) && !finalizers::has(metadata, names::FINALIZER))
         }
+    }
 }
 
 /// Whether an Ingress has the class with the usual name.
@@ -194,9 +205,4 @@ pub(super) fn certificate_expires(view: &ClusterView, parent: Parent<'_>) -> Opt
     let own = view.certificates.iter().filter(|(secret, _)| is_certificate_of(secret, &publisher));
     let of_name = own.filter(|(secret, _)| shown.as_deref().is_none_or(|shown| domain_of(secret) == Some(shown)));
     of_name.filter_map(|(_, end)| *end).min()
-}
-
-/// Metadata of an Ingress, if readable.
-pub(super) fn ingress_metadata<'a>(view: &'a ClusterView, namespace: &str, name: &str) -> Option<&'a ObjectMeta> {
-    view.ingresses.as_ref()?.get(&(namespace.to_owned(), name.to_owned())).map(|ingress| &ingress.metadata)
 }

@@ -14,6 +14,7 @@ use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
 use crate::model::controller::egress::acks::{holds, is_from_pod};
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::pod_fault::PodFault;
 use crate::model::controller::workload::readiness::{is_lost, is_ready, lost_message};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -165,29 +166,15 @@ pub(super) fn last_error(pod: Option<&Pod>, state: Option<&ReplicaState>, live: 
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())
     };
-    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
+    let crash = || ended(pod?, |container| !container.ready);
+    let fault = || Some(PodFault::find(pod, None)?.text());
+    own.or_else(|| lost_message(pod?)).or_else(reissue).or_else(crash).or_else(fault).or_else(|| ended(pod?, |_| true))
 }
 
-/// Reason why a Pod does not run.
-pub fn stuck(pod: &Pod) -> Option<String> {
-    let status = pod.status.as_ref()?;
-    let unscheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    if let Some(condition) = unscheduled {
-        return Some(format!("not scheduled: {}", condition.message.as_deref().unwrap_or("no reason given")));
-    }
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let mut waiting = containers.filter_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
-        let message = waiting.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-        Some(format!("container {} waits, {}{message}", container.name, waiting.reason.as_deref().unwrap_or("for no given reason")))
-    });
-    waiting.find(|reason| !reason.contains("ContainerCreating") && !reason.contains("PodInitializing"))
-}
-
-/// Last exit of a restarted container.
-fn ended(pod: &Pod) -> Option<String> {
+/// Last exit of a restarted container among these.
+fn ended(pod: &Pod, among: impl Fn(&ContainerStatus) -> bool) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
-    containers.iter().find_map(|container| {
+    containers.iter().filter(|container| among(container)).find_map(|container| {
         let ended = container.last_state.as_ref()?.terminated.as_ref()?;
         let when = ended.finished_at.as_ref().map(|at| format!(" at {}", at.0)).unwrap_or_default();
         let reason = ended.reason.as_deref().unwrap_or("ended");

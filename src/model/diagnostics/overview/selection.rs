@@ -1,13 +1,12 @@
 //! Selection of an overview's rows: all, one group, or one Service or Ingress with the group that serves it.
 
 use super::Overview;
-use super::published::ingress_metadata;
 use super::snapshot::ClusterView;
 use crate::api::names;
 
 /// Rows to show.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Selection {
+pub enum RowSelection {
     #[default]
     All,
     Group(String),
@@ -15,7 +14,7 @@ pub enum Selection {
     Object(String, String),
 }
 
-impl Selection {
+impl RowSelection {
     /// Parses `GROUP` or `NAMESPACE/NAME`.
     pub fn parse(text: &str) -> Self {
         match text.split_once('/') {
@@ -36,24 +35,24 @@ impl Selection {
 
 impl Overview {
     /// Removes the rows of objects that are not selected.
-    pub(super) fn select(&mut self, view: &ClusterView, selection: &Selection) {
+    pub(super) fn select(&mut self, view: &ClusterView, selection: &RowSelection) {
         let annotated = |namespace: &str, name: &str| {
-            let annotations = ingress_metadata(view, namespace, name)?.annotations.as_ref()?;
+            let annotations = view.ingress_metadata(namespace, name)?.annotations.as_ref()?;
             annotations.get(names::PROXY_GROUP).map(String::as_str)
         };
         self.services.retain(|row| selection.has(&row.namespace, &row.name, Some(&row.group)));
         self.published.retain(|row| selection.has(&row.namespace, &row.name, row.group.as_deref()));
         self.standalone.retain(|row| selection.has(&row.namespace, &row.name, None));
         self.ingress_faults.retain(|row| selection.has(&row.namespace, &row.name, annotated(&row.namespace, &row.name)));
-        self.is_of_object = matches!(selection, Selection::Object(..));
+        self.is_of_object = matches!(selection, RowSelection::Object(..));
     }
 
     /// Whether a group is selected, or serves a selected object.
-    pub(super) fn shows_group(&self, selection: &Selection, group: &str) -> bool {
+    pub(super) fn shows_group(&self, selection: &RowSelection, group: &str) -> bool {
         match selection {
-            Selection::All => true,
-            Selection::Group(selected) => selected == group,
-            Selection::Object(..) => {
+            RowSelection::All => true,
+            RowSelection::Group(selected) => selected == group,
+            RowSelection::Object(..) => {
                 self.services.iter().any(|row| row.group == group) || self.published.iter().any(|row| row.group.as_deref() == Some(group))
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
@@ -13,14 +14,18 @@ use serde_json::Value;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names, replica};
 use crate::model::config::fingerprint;
+use crate::model::controller::ingress::spec::has_conditions;
 use crate::model::controller::kinds::concerns;
+use crate::model::controller::policy::annotations::annotation;
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests::{directions, is_recorded};
-use crate::model::controller::workload::objects::certificate::CertificateRecord;
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::objects::certificate::pair;
 use crate::model::controller::workload::objects::services::{egress_config, egress_text};
 use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
 use crate::model::controller::workload::observed::replica::ReplicaState;
+use crate::model::ingress::certificate::expiry;
 
 /// Default port of a replica's HTTP endpoints.
 const HEALTH: u16 = 9002;
@@ -161,7 +166,11 @@ impl ClusterView {
                 StatusPart::Configs => drop(self.configs.insert(name, object.clone())),
                 StatusPart::Services => {
                     let service = Service::deserialize(object);
-                    let shown = |service: &Service| !concerns(service, &AssignmentRules::default()).is_empty() || is_standalone(service);
+                    let shown = |service: &Service| {
+                        !concerns(service, &AssignmentRules::default()).is_empty()
+                            || is_standalone(service)
+                            || requests_ingress_group(service)
+                    };
                     self.services.extend(service.ok().filter(shown));
                 }
                 StatusPart::Ingresses => {
@@ -170,12 +179,17 @@ impl ClusterView {
                 }
                 StatusPart::Certificates => {
                     let metadata = serde_json::json!({"metadata": object["metadata"]});
-                    self.certificates.push((metadata, CertificateRecord::read(object).valid_until));
+                    self.certificates.push((metadata, expiry(&pair(object).chain)));
                 }
                 StatusPart::Events => self.events.extend(Event::deserialize(object)),
                 StatusPart::Pages => {}
             }
         }
+    }
+
+    /// Metadata of an Ingress, if readable.
+    pub(super) fn ingress_metadata(&self, namespace: &str, name: &str) -> Option<&ObjectMeta> {
+        self.ingresses.as_ref()?.get(&(namespace.to_owned(), name.to_owned())).map(|ingress| &ingress.metadata)
     }
 
     /// Whether users' objects could be read.
@@ -207,6 +221,13 @@ fn is_standalone(service: &Service) -> bool {
     let in_group =
         || service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP)).is_some_and(|name| !name.is_empty());
     is_recorded(service) || (directions(service) != (false, false) && !in_group())
+}
+
+/// Whether a Service requests a group of type ingress, or has its finalizer.
+pub(super) fn requests_ingress_group(service: &Service) -> bool {
+    let metadata = &service.metadata;
+    let is_named = || annotation(metadata.annotations.as_ref(), names::PROXY_GROUP).is_some() && directions(service) == (true, false);
+    finalizers::has(metadata, names::SERVICE_FINALIZER) || has_conditions(service) || is_named()
 }
 
 /// Image of the proxy container.

@@ -167,7 +167,7 @@ fn golden(name: &str, text: &str) {
 #[test]
 fn status_output_matches_golden_files() {
     for (name, view) in [("well", well()), ("troubled", troubled()), ("unread", unread())] {
-        let overview = Overview::of(&view, &Selection::All);
+        let overview = Overview::of(&view, &RowSelection::All);
         golden(&format!("{name}.txt"), &text(&overview, Width::Narrow));
         golden(&format!("{name}.wide.txt"), &text(&overview, Width::Wide));
         golden(&format!("{name}.json"), &(serde_json::to_string_pretty(&overview).expect("JSON") + "\n"));
@@ -176,7 +176,7 @@ fn status_output_matches_golden_files() {
 
 #[test]
 fn status_of_one_group_hides_the_others() {
-    let overview = Overview::of(&troubled(), &Selection::parse("new"));
+    let overview = Overview::of(&troubled(), &RowSelection::parse("new"));
     assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len(), overview.standalone.len()), (1, 0, 0, 0));
     assert_eq!(overview.groups[0].conditions[0].reason, "NoReconciler");
 }
@@ -188,7 +188,7 @@ fn lost_replica_is_shown_as_unreachable_with_its_time() {
     let message = "no answer to health probes since 2026-01-01T00:00:00Z; r made the Pod unready";
     let lost = json!([{"type": "Ready", "status": "False", "reason": "TailyardUnreachable", "message": message}]);
     status.conditions = serde_json::from_value(lost).expect("conditions");
-    let replica = &Overview::of(&view, &Selection::All).replicas[1];
+    let replica = &Overview::of(&view, &RowSelection::All).replicas[1];
     assert_eq!((replica.state.as_deref(), replica.last_error.as_deref(), replica.ready), (Some("Unreachable"), Some(message), false));
 }
 
@@ -197,17 +197,17 @@ fn config_fingerprint_is_an_acknowledgement_of_its_own_pod_only() {
     let mut view = well();
     let state = view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
     (state.services, state.fingerprint) = (None, Some(fingerprint(CONFIG.as_bytes())));
-    let holding = |view: &ClusterView| Overview::of(view, &Selection::All).replicas[0].config;
+    let holding = |view: &ClusterView| Overview::of(view, &RowSelection::All).replicas[0].config;
     assert_eq!(holding(&view), Holding::Acknowledged);
-    assert_eq!(Overview::of(&view, &Selection::All).services[0].ready, Some(2));
+    assert_eq!(Overview::of(&view, &RowSelection::All).services[0].ready, Some(2));
     view.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status").pod_ipv4 = "10.1.0.9".into();
     assert_eq!(holding(&view), Holding::Behind { up_to_date: 0, configured: 2 });
-    assert_eq!(Overview::of(&view, &Selection::All).services[0].ready, Some(1));
+    assert_eq!(Overview::of(&view, &RowSelection::All).services[0].ready, Some(1));
 }
 
 #[test]
 fn watch_prints_changed_and_removed_rows() {
-    let (before, after) = (Overview::of(&well(), &Selection::All), Overview::of(&troubled(), &Selection::All));
+    let (before, after) = (Overview::of(&well(), &RowSelection::All), Overview::of(&troubled(), &RowSelection::All));
     assert_eq!(changes(&before, &before, Width::Narrow), [""; 0]);
     let all = changes(&Overview::default(), &before, Width::Narrow);
     assert_eq!(all.len(), 1 + 2 + 2 + 2, "{all:?}");
@@ -254,7 +254,7 @@ fn faults(events: &[Value], ingresses: Option<&[&str]>, only: Option<&str>) -> V
         view.take(StatusPart::Ingresses, ingresses.iter().map(object).collect::<Vec<_>>().iter());
     }
     view.take(StatusPart::Events, events.iter());
-    let faults = Overview::of(&view, &only.map(Selection::parse).unwrap_or_default()).ingress_faults;
+    let faults = Overview::of(&view, &only.map(RowSelection::parse).unwrap_or_default()).ingress_faults;
     faults.into_iter().map(|fault| [fault.name, fault.reason, fault.message]).collect()
 }
 

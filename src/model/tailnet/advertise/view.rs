@@ -139,7 +139,7 @@ impl AdvertiseView {
     /// Listener addresses of a virtual host's ports, or the reason why it is not served. Without any certificate only its plain ports are
     /// served; a name without certificate does not affect others.
     fn ports(&self, site: &Vhost, name: &str) -> Result<SitePorts, String> {
-        let place = self.sites.get(name).ok_or("it is not listened on yet")?;
+        let place = self.sites.get(name).ok_or("it has no listener yet")?;
         let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
         let ports: SitePorts =
             place.ports.iter().filter(|(port, _)| place.certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
@@ -184,7 +184,7 @@ impl AdvertiseView {
     /// Whether tailscaled has a handler for a service.
     fn handled(&self, name: &str) -> Placement {
         let has = self.serving.as_ref().is_some_and(|config| config.services.contains_key(name));
-        if has { Ok(()) } else { Err("tailscaled has not taken its serve config yet".to_owned()) }
+        if has { Ok(()) } else { Err("tailscaled has not accepted its serve config yet".to_owned()) }
     }
 
     /// Whether the kernel forwards a service as configured.

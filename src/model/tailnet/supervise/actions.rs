@@ -16,6 +16,8 @@ pub struct BusState {
     pub login_broken: bool,
     /// A node key of an earlier login exists.
     pub have_node_key: bool,
+    /// The daemon could not read its stored state and started without it: it never logs in.
+    pub no_store: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -16,6 +16,11 @@ use crate::model::tailnet::ipn_bus::BackendState;
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time without bus before the node counts as degraded: reopening takes milliseconds.
 const GAP: Duration = Duration::from_secs(1);
+/// Maximum delay before the restart of a daemon that could not read its state: its API server or DNS server may be back at any moment.
+const STORE_RETRY: Duration = Duration::from_secs(5);
+/// Time in `NoState` after which a daemon is restarted. It is in this state while the control server does not answer; a restart then costs
+/// nothing, because the daemon has no netmap.
+const STUCK: Duration = Duration::from_mins(5);
 /// Run time after which the next crash counts as the first.
 const STEADY: Duration = Duration::from_mins(1);
 
@@ -58,6 +63,8 @@ pub enum DaemonEvent {
     Key(Secret),
     /// A response for [`Auth`].
     Auth(AuthEvent),
+    /// The control plane has deleted the device, and the daemon does not know. Started again, it needs a login.
+    DeviceDeleted,
     Stop {
         /// Time before it is killed.
         grace: Duration,
@@ -78,6 +85,8 @@ pub struct Machine {
     /// State of the bus, and since when.
     bus: (bool, At),
     last_state: Option<BusState>,
+    /// Time of the last change of [`BusState::state`].
+    state_since: At,
     auth: Auth,
     retry: Backoff,
     restarts: u64,
@@ -101,6 +110,7 @@ impl Machine {
             child: ChildProcess::Down { until: At::ZERO },
             bus: (false, At::ZERO),
             last_state: None,
+            state_since: At::ZERO,
             auth,
             retry: Backoff::DAEMON,
             restarts: 0,
@@ -127,8 +137,15 @@ impl Machine {
             }
             DaemonEvent::Disconnected if self.bus.0 => self.bus = (false, now),
             DaemonEvent::Tick | DaemonEvent::Disconnected => {}
-            DaemonEvent::Backend(last_state) => self.backend(last_state),
-            DaemonEvent::Key(key) => self.auth.key(key),
+            DaemonEvent::Backend(last_state) => self.backend(last_state, now),
+            DaemonEvent::Key(key) => {
+                // The start may have failed because the config was missing or invalid.
+                if let ChildProcess::Down { until } = &mut self.child {
+                    *until = now.min(*until);
+                }
+                self.auth.key(key);
+            }
+            DaemonEvent::DeviceDeleted => actions.extend(self.fresh.then_some(DaemonAction::Kill)),
             DaemonEvent::Auth(event) => self.auth.done(event, now, random, &mut actions),
             DaemonEvent::Stop { grace } => self.stop(now, grace, &mut actions),
         }
@@ -166,15 +183,18 @@ impl Machine {
         &self.auth
     }
 
-    fn backend(&mut self, last_state: BusState) {
+    fn backend(&mut self, last_state: BusState, now: At) {
         if matches!(self.child, ChildProcess::Alive { .. }) {
+            if self.last_state.is_none_or(|before| before.state != last_state.state) {
+                self.state_since = now;
+            }
             self.last_state = Some(last_state);
             self.fresh |= last_state.state == BackendState::Running;
         }
     }
 
     fn ended(&mut self, now: At, random: f64) {
-        let worked = self.fresh;
+        let (worked, no_store) = (self.fresh, self.last_state.is_some_and(|state| state.no_store));
         if let ChildProcess::Alive { since } = self.child
             && now.saturating_sub(since) >= STEADY
             && worked
@@ -190,6 +210,7 @@ impl Machine {
         // A daemon that worked restarts at once; one that exits soon again, or never worked, with growing delays.
         let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
+        let wait = if no_store { wait.min(STORE_RETRY) } else { wait };
         self.child = ChildProcess::Down { until: if first { now } else { now + wait } };
     }
 
@@ -219,9 +240,7 @@ impl Machine {
         }
         if !self.answered && self.started && now >= self.boot_deadline {
             let limit = self.boot_deadline;
-            actions.push(DaemonAction::GiveUp(format!(
-                "tailscaled did not answer within {limit:?} of the start (TS_BOOT_TIMEOUT); its log says why"
-            )));
+            actions.push(DaemonAction::GiveUp(format!("tailscaled did not answer within {limit:?} of the start (TS_BOOT_TIMEOUT)")));
         } else if now < until {
             actions.push(DaemonAction::Wake(until));
         } else {
@@ -236,9 +255,14 @@ impl Machine {
             actions.push(if now >= at { DaemonAction::Kill } else { DaemonAction::Wake(at) });
             return;
         }
+        if self.last_state.is_some_and(|last| last.no_store) {
+            actions.push(DaemonAction::Kill);
+            return;
+        }
         self.auth.proceed(self.last_state, now, actions);
         let (open, changed) = self.bus;
         if open {
+            self.stuck(now, actions);
             return;
         }
         let silent_since = changed.max(since);
@@ -247,6 +271,14 @@ impl Machine {
             actions.push(DaemonAction::Kill);
         } else {
             actions.push(DaemonAction::Wake(if now < changed + GAP { limit.min(changed + GAP) } else { limit }));
+        }
+    }
+
+    /// Kills a daemon that answers and stays in its initial state.
+    fn stuck(&self, now: At, actions: &mut Vec<DaemonAction>) {
+        if !self.fresh && self.last_state.is_some_and(|last| last.state == BackendState::NoState) {
+            let limit = self.state_since + STUCK;
+            actions.push(if now >= limit { DaemonAction::Kill } else { DaemonAction::Wake(limit) });
         }
     }
 }

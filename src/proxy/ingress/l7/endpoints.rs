@@ -72,7 +72,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
 }
 
 async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, WatchChange)>) {
-    let what = Follow { resource: Resource::from(Kind::EndpointSlice), namespace: Some(namespace.clone()), labels: None };
+    let what = Follow { resource: Resource::from(Kind::EndpointSlice), namespace: Some(namespace.clone()), labels: None, fields: None };
     let mut changes = std::pin::pin!(cluster.follow(&what, Backoff::WATCH));
     while let Some(change) = changes.next().await {
         if sender.send((namespace.clone(), change)).await.is_err() {

@@ -57,7 +57,7 @@ impl Identify {
         let identity = match ask(client).await {
             Ok(identity) => identity.map(Arc::new),
             Err(error) => {
-                tracing::debug!(reason = error.reason(), "who {client} is cannot be asked: {error}");
+                tracing::debug!(reason = error.reason(), "whois for {client} failed: {error}");
                 return None;
             }
         };

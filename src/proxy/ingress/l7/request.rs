@@ -41,10 +41,10 @@ async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request
     let port = &connection.port;
     let site = Arc::clone(&port.served.read().site);
     if request.method() == Method::CONNECT {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "this is no forward proxy\n");
+        return text(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not supported\n");
     }
-    let Some(host) = named(&request) else { return text(StatusCode::BAD_REQUEST, "the request names no host, or more than one\n") };
-    let Some(target) = target(&request) else { return text(StatusCode::BAD_REQUEST, "the request's target is malformed\n") };
+    let Some(host) = named(&request) else { return text(StatusCode::BAD_REQUEST, "the request must name exactly one host\n") };
+    let Some(target) = target(&request) else { return text(StatusCode::BAD_REQUEST, "invalid request target\n") };
     let name = host.to_str().unwrap_or_default();
     let (proxied, path) = match decided(&site, port, name, &target) {
         Ok(decided) => decided,
@@ -81,18 +81,16 @@ fn decided<'a>(
         RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
         RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
             Ok(path) => return Ok((proxied, path)),
-            Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be sent on\n"),
+            Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be rewritten for the backend\n"),
         },
         RouteDecision::Redirect(status, to) => redirect(status, &to),
         RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
-        RouteDecision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "no site of that name is served here\n"),
-        RouteDecision::Ambiguous => {
-            text(StatusCode::BAD_REQUEST, "servers resolve this path in different ways; write it without dot segments\n")
-        }
-        RouteDecision::NotFound => text(StatusCode::NOT_FOUND, "no route leads there\n"),
+        RouteDecision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "unknown host\n"),
+        RouteDecision::Ambiguous => text(StatusCode::BAD_REQUEST, "ambiguous path: remove its dot segments\n"),
+        RouteDecision::NotFound => text(StatusCode::NOT_FOUND, "no route matches this path\n"),
         RouteDecision::Broken(why) => {
-            tracing::debug!(service = port.service, why, "a request met a broken route");
-            text(StatusCode::BAD_GATEWAY, "the route is broken: its service's events and the replica's metrics say how\n")
+            tracing::debug!(service = port.service, why, "route is misconfigured");
+            text(StatusCode::BAD_GATEWAY, "the route is misconfigured: see the events of the Ingress and the replica's metrics\n")
         }
     }))
 }
@@ -149,7 +147,7 @@ async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request
         }
         _ => {
             way.port.counts.failed("Upgrade");
-            text(StatusCode::BAD_GATEWAY, "the backend changed to a protocol that was not asked for\n")
+            text(StatusCode::BAD_GATEWAY, "the backend switched to a protocol that was not requested\n")
         }
     }
 }
@@ -182,12 +180,12 @@ enum Unanswered {
 impl Unanswered {
     fn answer(self) -> ProxiedResponse {
         match self {
-            Self::Client(ClientFault::Broken) => text(StatusCode::BAD_REQUEST, "the body is malformed or not whole\n"),
-            Self::Client(ClientFault::Stalled) => text(StatusCode::REQUEST_TIMEOUT, "the rest of the body did not come\n"),
-            Self::Unreachable => text(StatusCode::BAD_GATEWAY, "the backend cannot be reached\n"),
-            Self::Deadline => text(StatusCode::GATEWAY_TIMEOUT, "the backend cannot be reached\n"),
-            Self::Late => text(StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"),
-            Self::Full => text(StatusCode::SERVICE_UNAVAILABLE, "there are as many connections as there may be; try again later\n"),
+            Self::Client(ClientFault::Broken) => text(StatusCode::BAD_REQUEST, "malformed or incomplete request body\n"),
+            Self::Client(ClientFault::Stalled) => text(StatusCode::REQUEST_TIMEOUT, "request body timeout\n"),
+            Self::Unreachable => text(StatusCode::BAD_GATEWAY, "cannot connect to the backend\n"),
+            Self::Deadline => text(StatusCode::GATEWAY_TIMEOUT, "connecting to the backend timed out\n"),
+            Self::Late => text(StatusCode::GATEWAY_TIMEOUT, "backend response timeout\n"),
+            Self::Full => text(StatusCode::SERVICE_UNAVAILABLE, "too many connections; try again later\n"),
         }
     }
 
@@ -264,18 +262,18 @@ async fn ask(
 fn broken(way: &UpstreamRoute<'_>, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
     let service = &way.port.service;
     if let Some(fault) = by_client {
-        tracing::debug!(service, ?fault, %error, "a client broke off a request");
+        tracing::debug!(service, ?fault, %error, "client aborted the request");
         return Unanswered::Client(fault);
     }
     way.port.counts.failed("Broken");
-    tracing::debug!(service, address = %peer.address, %error, "a backend broke the connection");
+    tracing::debug!(service, address = %peer.address, %error, "upstream connection reset");
     Unanswered::Unreachable
 }
 
 /// Records an unreachable endpoint. Fails if it is not the endpoint's fault.
 fn failed(way: &UpstreamRoute<'_>, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
     way.port.counts.failed(error.reason());
-    tracing::debug!(service = way.port.service, reason = error.reason(), "an endpoint cannot be reached: {error}");
+    tracing::debug!(service = way.port.service, reason = error.reason(), "cannot connect to an endpoint: {error}");
     if matches!(error, DialError::Full) {
         return Err(Unanswered::Full);
     }

@@ -50,7 +50,7 @@ pub(super) fn join(
         };
         tokio::select! {
             passed = pass => if let Err(error) = passed {
-                tracing::debug!(service = port.service, %error, "a connection could not change its protocol");
+                tracing::debug!(service = port.service, %error, "protocol upgrade failed");
             },
             _ = ended.changed() => {}
         }

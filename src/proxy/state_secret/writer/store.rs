@@ -66,7 +66,7 @@ impl Store {
         let Self::Secret(secret) = self else { return Ok(()) };
         let permissions = secret.cluster.permissions(&secret.name).await;
         for (verb, error) in &permissions.unknown {
-            tracing::debug!(verb = verb.name(), reason = error.reason(), "permission not known: {error}");
+            tracing::debug!(verb = verb.name(), reason = error.reason(), "access review failed: {error}");
         }
         if permissions.denies(Verb::Get) || permissions.denies(Verb::Patch) {
             let needed = permissions.denied.iter().filter(|call| call.verb != Verb::Create);

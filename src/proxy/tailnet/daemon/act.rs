@@ -1,5 +1,6 @@
 //! Execution of the machine's actions.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tracing::{error, info, warn};
 use super::conf::{ConfReading, key};
 use super::{Advertised, AuthEvent, DaemonEvent, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
 use crate::api::localapi::{MaskedPrefs, StartOptions};
-use crate::edge::daemon::{self, DaemonError};
+use crate::edge::daemon;
 use crate::edge::dns;
 use crate::edge::files::{remove, replace_private};
 use crate::edge::localapi::LocalApi;
@@ -82,6 +83,8 @@ impl Supervisor {
                 self.work.spawn(async move { request_write(&writes, write).await });
             }
             DaemonAction::GiveUp(text) => {
+                let cause = self.state.borrow().last_error.as_ref().map(|(_, cause)| cause.clone());
+                let text = format!("{text}: {}", cause.as_deref().unwrap_or("its log says why"));
                 error!("{text}");
                 self.gave_up = Some(NeverStarted(text));
             }
@@ -109,7 +112,8 @@ impl Supervisor {
         if let Some((process, args)) = orphan {
             return self.take_over(process, &args, config.as_deref());
         }
-        let state = self.stand_in().await;
+        let no_store = std::mem::take(&mut self.no_store);
+        let state = self.stand_in(no_store).await;
         let args = command_line(&self.settings, config.as_deref(), state.as_deref());
         match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env, self.inputs.outlives) {
             Ok(process) => {
@@ -146,13 +150,13 @@ impl Supervisor {
         event
     }
 
-    /// The file to start from instead of the Secret: if the Secret is not readable, if the previous daemon never answered or reported that
-    /// it could not read the Secret, or if its changes are only in the file.
-    async fn stand_in(&mut self) -> Option<PathBuf> {
+    /// The file to start from instead of the Secret: if the Secret is not readable, if the previous daemon never answered or could not read the
+    /// Secret (`no_store`), or if its changes are only in the file.
+    async fn stand_in(&mut self, no_store: bool) -> Option<PathBuf> {
         let file = self.settings.state_file()?;
         let backup = self.inputs.backup.borrow().clone();
         let before = self.from_file;
-        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
+        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !no_store;
         let alone = self.from_file && !backup.given_back;
         // No check if the other conditions decide already.
         let away = match &self.inputs.reach {
@@ -303,9 +307,15 @@ impl Supervisor {
         }
     }
 
-    fn fault(&self, kind: &'static str, fault: &DaemonError) {
-        warn!(kind, %fault, "tailscaled");
-        self.state.send_modify(|state| state.last_error = Some((kind, fault.to_string())));
+    pub(super) fn fault(&self, kind: &'static str, fault: &dyn Display) {
+        let fault = Some((kind, fault.to_string()));
+        // Each retry has the same one.
+        if self.state.borrow().last_error != fault
+            && let Some((kind, fault)) = &fault
+        {
+            warn!(kind, fault, "tailscaled");
+        }
+        self.state.send_modify(|state| state.last_error = fault);
     }
 }
 

@@ -83,6 +83,8 @@ impl Reader {
                 () = self.of_daemon(&mut fold, epoch) => {}
                 changed = epochs.changed() => if changed.is_err() { return },
             }
+            // The next process may have been started before this one's end was seen here.
+            fold.disconnected();
         }
     }
 

@@ -1,14 +1,16 @@
-//! The cluster that proxies run in: their Pods, nodes, namespaces, and Secrets with credentials.
+//! The cluster that proxies run in: their Pods, Events about Pods that cannot be created, nodes, namespaces, and Secrets with credentials.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeStatus, Pod, Secret};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::WatchedKind;
 use crate::edge::kube::MetadataOnly;
 use crate::model::controller::policy::tenancy::Labels;
+use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::reconciler::cache::indices::Indices;
 use crate::reconciler::cache::keys::has_tenants;
 use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
@@ -18,6 +20,27 @@ impl WatchedKind for Pod {
 
     fn prune(pod: Self) -> Option<Self> {
         Some(pod)
+    }
+}
+
+impl WatchedKind for CreateFailure {
+    type Object = Event;
+
+    fn prune(event: Event) -> Option<Self> {
+        Self::read(&event)
+    }
+
+    fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
+        cache.named_workload(&self.set).map(WorkKey::Workload).into_iter().collect()
+    }
+
+    fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
+        let failures = indices.create_failures.entry(self.set.clone()).or_default();
+        failures.remove(name);
+        failures.extend(came.then(|| (name.clone(), Arc::clone(self))));
+        if failures.is_empty() {
+            indices.create_failures.remove(&self.set);
+        }
     }
 }
 

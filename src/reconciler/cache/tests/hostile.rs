@@ -179,7 +179,7 @@ fn state_secret_without_labels_keeps_its_group_ready() {
             cluster.patch("Secret", NS, "eg-0", &patch);
             cluster.round();
             let message = ready(&cluster)["message"].to_string();
-            assert!(!message.contains("in the way"), "labels {labels}: {message}");
+            assert!(!message.contains("already exists"), "labels {labels}: {message}");
         }
         let settles = cluster.settles();
         assert!(settles, "labels {labels}: {:?} {:?}", cluster.events, &cluster.writes[cluster.writes.len() - 10..]);

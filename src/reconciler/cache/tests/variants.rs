@@ -277,6 +277,6 @@ fn object_with_the_labels_of_an_unknown_kind_is_not_overwritten() {
             assert_eq!(cluster.object(kind, NS, "rec").expect(kind)["metadata"]["labels"], labels);
         }
         let status = &cluster.object("ProxyGroup", "", "rec").expect("a group")["status"];
-        assert!(status.to_string().contains("is in the way"), "{status}");
+        assert!(status.to_string().contains("already exists"), "{status}");
     }
 }

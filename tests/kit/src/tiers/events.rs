@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+
+use crate::scenario;
 
 /// The events of a test process that a report needs.
 #[derive(Debug, Default, PartialEq)]
@@ -11,6 +13,8 @@ pub(super) struct Output {
     pub(super) planned: usize,
     /// In the order of their ends.
     pub(super) ended: Vec<Ended>,
+    /// Scenarios of these tests.
+    pub(super) scenarios: Vec<EndedScenario>,
     /// Tests that started and did not end.
     pub(super) running: Vec<String>,
     /// The process reported the result of all tests.
@@ -27,6 +31,15 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
     /// Captured output, followed by libtest's own message.
     pub(super) output: String,
+}
+
+/// A finished part of a test.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct EndedScenario {
+    pub(super) test: String,
+    pub(super) scenario: String,
+    pub(super) passed: bool,
+    pub(super) seconds: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +101,13 @@ impl Output {
     fn end(&mut self, event: Event, result: TestResult) {
         self.running.retain(|name| *name != event.name);
         let mut output = event.stdout;
+        let scenarios = output.lines().filter_map(scenario::parse).map(|(scenario, passed, seconds)| EndedScenario {
+            test: event.name.clone(),
+            scenario: scenario.to_owned(),
+            passed,
+            seconds,
+        });
+        self.scenarios.extend(scenarios);
         if !event.message.is_empty() {
             output.extend([event.message.as_str(), "\n"]);
         }
@@ -121,7 +141,7 @@ a line of a child
 { "type": "test", "event": "started", "name": "a::y" }
 { "type": "test", "event": "started", "name": "a::z" }
 { "type": "test", "name": "a::z", "event": "ignored" }
-half a line{ "type": "test", "name": "a::x", "event": "ok", "exec_time": 0.25, "stdout": "boot: etcd 1.5 s\nboot: none s\n" }
+half a line{ "type": "test", "name": "a::x", "event": "ok", "exec_time": 0.25, "stdout": "boot: etcd 1.5 s\nboot: none s\ntest a part ... ok <0.125s>\n" }
 { "type": "test", "event": "started", "name": "a::w" }
 { "type": "test", "event": "timeout", "name": "a::w" }
 { "type": "test", "name": "a::y", "event": "failed", "exec_time": 2.0, "stdout": "left\n", "message": "why" }
@@ -136,6 +156,8 @@ half a line{ "type": "test", "name": "a::x", "event": "ok", "exec_time": 0.25, "
         assert_eq!(output.ended[2].output, "left\nwhy\n");
         assert_eq!((output.planned, output.complete, output.running.as_slice()), (4, false, &["a::w".to_owned()][..]));
         assert_eq!(output.other, "a line of a child\nhalf a line\n{ \"type\": \"tes\n");
+        let part = EndedScenario { test: "a::x".to_owned(), scenario: "a part".to_owned(), passed: true, seconds: 0.125 };
+        assert_eq!(output.scenarios, [part]);
         assert_eq!(output.boots(), BTreeMap::from([("etcd".to_owned(), vec![1.5])]));
     }
 

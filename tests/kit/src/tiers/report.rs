@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 
 use serde::Serialize;
 
-use super::events::{Ended, TestResult};
+use super::events::{Ended, EndedScenario, TestResult};
 use super::table::{Table, Tier};
 use super::verdict::Outcome;
 
@@ -21,6 +21,8 @@ pub(super) struct Report {
     wall_seconds: f64,
     tiers: Vec<Line>,
     slowest: Vec<Slow>,
+    /// Parts of tests, by tier.
+    scenarios: BTreeMap<&'static str, Vec<EndedScenario>>,
     failures: Vec<Failure>,
     /// Start times of servers in seconds, by server.
     boots: BTreeMap<String, Vec<f64>>,
@@ -75,6 +77,10 @@ pub(super) fn ended(outcome: &Outcome, tier: &Tier) -> String {
     let verdict = if outcome.faults.is_empty() { "ok" } else { "FAILED" };
     let (name, failed) = (tier.name, failed + outcome.output.running.len());
     let mut text = format!("tier {name}: {verdict}: {passed} passed, {failed} failed, {ignored} ignored, {:.1} s", outcome.seconds);
+    for EndedScenario { scenario, passed, seconds, .. } in &outcome.output.scenarios {
+        let result = if *passed { "ok" } else { "FAILED" };
+        let _infallible = write!(text, "\n  {scenario} ... {result} <{seconds:.1}s>");
+    }
     for fault in &outcome.faults {
         let subject = fault.test.as_ref().map_or_else(|| format!("tier {name}"), |test| format!("{name}: {test}"));
         let _infallible = write!(text, "\n\n---- {subject}: {}", fault.reason);
@@ -110,7 +116,12 @@ impl Report {
         for (server, mut seconds) in outcomes.iter().flat_map(|outcome| outcome.output.boots()) {
             boots.entry(server).or_default().append(&mut seconds);
         }
+        let mut scenarios = BTreeMap::<_, Vec<_>>::new();
+        for outcome in outcomes.iter().filter(|outcome| !outcome.output.scenarios.is_empty()) {
+            scenarios.entry(outcome.tier).or_default().extend(outcome.output.scenarios.iter().cloned());
+        }
         Self {
+            scenarios,
             passed: rounds_passed == rounds as usize,
             rounds,
             rounds_passed: u32::try_from(rounds_passed).unwrap_or(rounds),
@@ -191,7 +202,7 @@ mod tests {
     fn outcome(round: u32, faults: Vec<Fault>) -> Outcome {
         let line = |name: &str, event: &str, seconds: f64| {
             format!(
-                r#"{{ "type": "test", "name": "kernel::{name}", "event": "{event}", "exec_time": {seconds}, "stdout": "boot: etcd {seconds} s" }}"#
+                r#"{{ "type": "test", "name": "kernel::{name}", "event": "{event}", "exec_time": {seconds}, "stdout": "boot: etcd {seconds} s\ntest a part of {name} ... ok <0.500s>" }}"#
             )
         };
         let output = parse(&[line("a", "ok", 1.5), line("b", if faults.is_empty() { "ok" } else { "failed" }, 3.5)].join("\n"));
@@ -208,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_printed_with_its_output_and_its_command() {
-        let expected = "tier kernel: FAILED: 1 passed, 1 failed, 0 ignored, 5.0 s\n\n---- kernel: kernel::b: failed\nleft: 1\n\
+        let expected = "tier kernel: FAILED: 1 passed, 1 failed, 0 ignored, 5.0 s\n  a part of a ... ok <0.5s>\n  a part of b ... ok <0.5s>\n\n---- kernel: kernel::b: failed\nleft: 1\n\
                         repeat: cargo test --locked --test machine kernel::b -- --exact --nocapture\n";
         assert_eq!(ended(&outcome(1, vec![fault()]), kernel()), expected);
     }
@@ -222,6 +233,7 @@ mod tests {
         assert!(text.contains("slowest tests:\n    3.50 s  kernel: kernel::b\n"), "{text}");
         assert!(text.contains("FAILED in round 2: kernel: kernel::b failed\n"), "{text}");
         assert!(text.contains("boot of etcd: 4 times, 10.00 s in all, at most 3.50 s\n"), "{text}");
+        assert_eq!(report.scenarios["kernel"].len(), 4);
         assert!(Report::new(&[kernel()], &[outcome(1, Vec::new())], 1, 5.0).passed());
         assert_eq!(Report::new(&[kernel()], &[outcome(1, Vec::new())], 3, 5.0).rounds_passed, 1, "two rounds did not run");
     }

@@ -21,7 +21,7 @@ pub(crate) fn backend(namespace: &str, wanted: &IngressBackend, context: &SpecCo
         return Err("a backend that is no Service is not served: name a Service.".to_owned());
     };
     let name = &named.name;
-    let service = (context.services)(namespace, name).ok_or_else(|| format!("Service {namespace}/{name} does not exist: make it."))?;
+    let service = (context.services)(namespace, name).ok_or_else(|| format!("Service {namespace}/{name} does not exist: create it."))?;
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     let wanted = named.port.as_ref();
     let is = |port: &&ServicePort| match wanted.and_then(|wanted| wanted.name.as_deref()).filter(|name| !name.is_empty()) {

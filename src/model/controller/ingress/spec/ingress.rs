@@ -82,7 +82,7 @@ fn hosts(ingress: &Ingress, (dns, is_own): (&str, impl Fn(&str) -> bool), contex
                     let why = format!("its annotation {} does not name this namespace", names::CERTIFICATE_NAMESPACES);
                     hosts
                         .notes
-                        .push(format!("host {host} is not served: Secret {}/{secret} may not be shown, as {why}.", context.namespace));
+                        .push(format!("host {host} is not served: Secret {}/{secret} must not be used, as {why}.", context.namespace));
                 }
                 Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
                 // The first label of the first host is the requested name.
@@ -116,14 +116,14 @@ impl SiteNames {
             None => (
                 CertificateIssue::Lacking,
                 format!(
-                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the Ingress's own namespace is \
-                     not looked at).",
+                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the namespace of the Ingress is \
+                     not used).",
                     context.namespace
                 ),
             ),
             Some(UserCertificate::Unlabelled) => (
                 CertificateIssue::Lacking,
-                format!("is not served: {at} lacks the label {}=true, by which it may be shown.", names::OWN_CERTIFICATE),
+                format!("is not served: {at} lacks the label {}=true, which permits its use.", names::OWN_CERTIFICATE),
             ),
             Some(UserCertificate::Unread) => return,
             Some(UserCertificate::Unusable(why)) => {

@@ -13,9 +13,15 @@ use crate::model::controller::workload::objects::metrics::metrics_refs;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
-use crate::model::controller::workload::provision::{Served, class, provision as workload, remove, report_denials};
+use crate::model::controller::workload::provision::{
+    REMAINING, Served, awaits_class, class, provision as workload, refused_class, remove, report_denials,
+};
 use crate::model::controller::workload::spec::WorkloadSpec;
 use crate::model::controller::workload::static_endpoints;
+
+/// Condition of a group while an uninstall is requested.
+const UNINSTALLED: &str = "Tailyard is being uninstalled: the group has no replicas. To cancel, remove the annotation tailyard.io/uninstall \
+     of the Lease tailyard-reconciler.";
 
 /// Plans all objects of a group.
 pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a WorkloadSpec<'a>, memory: &mut Memory) -> PlanPart<'a> {
@@ -23,7 +29,8 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     let mut plan = pass.part();
     let class = class(pass);
     plan.faults.extend(class.as_ref().err().cloned());
-    let is_class_usable = class.is_ok();
+    plan.faults.extend(refused_class(pass));
+    let is_class_usable = class.is_ok() && !awaits_class(pass);
     let mut shape = RenderContext::new(pass.owner.clone(), spec, class.unwrap_or_default(), &observed.settings);
     shape.present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     shape.wireguard = static_endpoints::wireguard(pass, &shape);
@@ -65,7 +72,8 @@ fn finalizer(plan: &mut PlanPart<'_>, group: &ProxyGroup, wanted: bool) {
     }
 }
 
-/// Deletes a group: its Pods, then its devices, then its finalizer. The garbage collector deletes the rest.
+/// Deletes a group: its Pods, then its devices, then its finalizer. The garbage collector deletes the rest, unless the group itself stays,
+/// as in an uninstall.
 pub(crate) fn end<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> PlanPart<'a> {
     let mut plan = without(pass, memory, Some("is being deleted: name another group."));
     let (removal, are_gone) = remove(pass, ingress::teardown::end(pass));
@@ -76,15 +84,30 @@ pub(crate) fn end<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> P
         }
         plan.add(static_endpoints::surplus(pass, 0));
         finalizer(&mut plan, group, false);
-    } else if !plan.faults.is_empty() {
+    }
+    if pass.observed.assignment.uninstall.is_some() {
+        plan.add(remaining(pass, are_gone));
+        plan.fault(reason::PROXY_GROUP_NOT_READY, UNINSTALLED.into());
+    }
+    if !(are_gone && plan.faults.is_empty()) {
         status::status(&mut plan, group, 0);
     }
     plan
 }
 
+/// Deletes what the garbage collector would delete with the group.
+fn remaining<'a>(pass: &Pass<'a>, are_gone: bool) -> PlanPart<'a> {
+    let mut part = pass.part();
+    let kinds = REMAINING.iter().filter(|_| are_gone);
+    for (object, _) in kinds.flat_map(|kind| pass.observed.of(*kind)).filter(|(object, _)| object.namespace == pass.owner.namespace) {
+        part.delete(object);
+    }
+    part
+}
+
 /// Handles Services that name no usable group.
 pub(crate) fn orphans<'a>(pass: &Pass<'a>, memory: &Memory) -> PlanPart<'a> {
-    const MISSING: &str = "does not exist: make it, or name another group.";
+    const MISSING: &str = "does not exist: create it, or name another group.";
     let mut plan = without(pass, memory, Some(MISSING));
     plan.add(ingress::teardown::orphans(pass, MISSING));
     plan

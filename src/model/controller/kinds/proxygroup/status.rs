@@ -3,6 +3,7 @@
 //! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
 
 use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, ROUTES_OVERLAP, reason};
+use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
@@ -11,6 +12,7 @@ use crate::model::controller::workload::identity::DeviceName;
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
+use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::route_overlaps;
@@ -30,6 +32,8 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
     let now = work.observed.now;
     let condition = DesiredCondition { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
     conditions::set(&mut status.conditions, &condition, now);
+    let pod_fault = (running < wanted).then(|| pod_fault(work, wanted)).flatten();
+    let message = pod_fault.as_ref().map_or_else(|| message.clone(), |(pod, fault)| format!("{message}; Pod {pod}: {fault}"));
     let weight = |fault: &&WorkloadFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
     let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
         Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
@@ -58,7 +62,9 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
         Some(overlap) => drop(conditions::set(&mut status.conditions, &overlap, now)),
         None => drop(conditions::remove(&mut status.conditions, ROUTES_OVERLAP)),
     }
-    if changed && !work.faults.is_empty() {
+    // The number of running Pods may change while the fault lasts.
+    let reported = conditions::get(&before.conditions, PROXY_GROUP_READY).map_or("", |ready| ready.message.as_str());
+    if changed && (!work.faults.is_empty() || pod_fault.is_some_and(|(_, fault)| !reported.contains(&fault))) {
         work.warn_workload(reason, message);
     }
     if status != before {
@@ -94,6 +100,12 @@ pub(crate) fn tailnet(work: &mut PlanPart<'_>, group: &ProxyGroup) {
     if let Some(why) = why {
         work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, why);
     }
+}
+
+/// The first Pod that does not exist or does not run for a known reason, with the reason.
+fn pod_fault(work: &Pass<'_>, wanted: u32) -> Option<(String, String)> {
+    let fault = |ordinal| Some((names::replica(&work.owner.name, ordinal), work.observed.pod_fault(ordinal)?.text()));
+    (0..wanted).find_map(fault)
 }
 
 /// Verified device of a live replica in the tailnet, with name and addresses of its record. Before there is a complete record, the device

@@ -27,8 +27,9 @@ use crate::model::controller::workload::objects::compare::covers;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::observed::{Class, TailnetState};
-use crate::model::controller::workload::part::PlanPart;
+use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::pass::Pass;
+use crate::model::controller::workload::provision::refused_class;
 use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
@@ -219,14 +220,16 @@ fn device(work: &PlanPart<'_>, owner: &Owner) -> Option<(TailnetDevice, String)>
 }
 
 /// The fault that is reported, with its reason: those of groups are not a proxy's.
-pub(crate) fn fault(work: &PlanPart<'_>) -> Option<(&'static str, String)> {
-    let pending = matches!(work.observed.class, Class::NotReady(_));
+pub(crate) fn fault(work: &PlanPart<'_>, tolerated: Option<&WorkloadFault>) -> Option<(&'static str, String)> {
+    let pending = matches!(work.observed.class, Class::NotReady(_) | Class::Refused(_));
     let reason = if pending { reason::PROXY_PENDING } else { reason::PROXY_FAILED };
-    work.faults.first().map(|fault| (reason, fault.message.clone()))
+    work.faults.iter().find(|fault| Some(*fault) != tolerated).map(|fault| (reason, fault.message.clone()))
 }
 
 fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&str>, host: &str) -> ProxyCondition {
-    if let Some((reason, message)) = fault(work) {
+    // A proxy that serves goes on without the refused variables.
+    let refused = refused_class(work).filter(|_| reached.is_some());
+    if let Some((reason, message)) = fault(work, refused.as_ref()) {
         return ProxyCondition::unready(reason, message);
     }
     if let Some(name) = reached {
@@ -242,7 +245,9 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
                  joins again with the new tags.",
             );
         }
-        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns: others };
+        let warns = others || refused.is_some();
+        message.extend(refused.map(|fault| format!(" {}", fault.message)));
+        return ProxyCondition { status: ConditionStatus::True, reason: reason::PROXY_CREATED, message, warns };
     }
     if let TailnetState::Unavailable(why) = &work.observed.tailnet {
         return ProxyCondition::unready(reason::PROXY_FAILED, why.clone());
@@ -252,6 +257,9 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
     }
     if let Some(message) = handover::joining(work.observed) {
         return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, message) };
+    }
+    if let Some(fault) = pod_fault(work) {
+        return ProxyCondition { warns: true, ..ProxyCondition::unready(reason::PROXY_PENDING, fault) };
     }
     let replica = work.observed.replicas.get(&0);
     let waits = match replica.map(|replica| (replica.pod.is_some(), replica.has_device())) {
@@ -265,6 +273,12 @@ fn condition(work: &PlanPart<'_>, shape: &RenderContext<'_>, reached: Option<&st
         _ => "its Pod does not exist",
     };
     ProxyCondition::unready(reason::PROXY_PENDING, format!("Proxy {} does not serve yet: {waits}.", shape.owner.name))
+}
+
+/// Why the Pod of a proxy does not exist or does not run.
+pub(crate) fn pod_fault(work: &Pass<'_>) -> Option<String> {
+    let (name, fault) = (&work.owner.name, work.observed.pod_fault(0)?);
+    Some(format!("Proxy {name} does not serve yet: Pod {}: {}", names::replica(name, 0), fault.text()))
 }
 
 /// Whether a live Pod claims a device without a complete record.

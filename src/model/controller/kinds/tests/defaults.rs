@@ -100,7 +100,7 @@ fn unusable_default_group_is_reported_with_its_setting() {
     world.service("db", unnamed(), &[5432]);
     world.settle();
     let valid = world.condition("db", EGRESS_SVC_VALID).expect("a condition");
-    let missing = "ProxyGroup pg, the default of --default-egress-group (chart: defaultProxyGroups.egress), does not exist: make it, or name \
+    let missing = "ProxyGroup pg, the default of --default-egress-group (chart: defaultProxyGroups.egress), does not exist: create it, or name \
          another group.";
     assert_eq!((valid.1.as_str(), valid.2.as_str()), ("ProxyGroupNotReady", missing));
     world.group("pg", json!({"type": "egress"}));

@@ -347,3 +347,36 @@ proptest! {
         }
     }
 }
+
+/// headscale leaves the session of a deleted device open, so its replica does not notice.
+#[test]
+fn replica_whose_device_was_deleted_at_headscale_joins_again_with_another_key() {
+    let mut world = world();
+    world.tailnet = super::world::headscale();
+    expose(&mut world, "shop", "shop");
+    world.settle();
+    let proxy = replica(&world, "shop");
+    let (id, config) = (device_id(&proxy), object(Kind::Secret, &format!("{proxy}-config")));
+    let marked = |world: &World| {
+        let data = world.objects[&config]["data"].get("deleted-device").cloned();
+        data.and_then(|data| serde_json::from_value::<k8s_openapi::ByteString>(data).ok())
+    };
+    world.asleep.insert(proxy.clone());
+    world.wait(180);
+    world.rounds(10);
+    let requests = world.device_requests;
+    world.rounds(60);
+    assert_eq!((marked(&world), world.device_requests), (None, requests), "an existing device is read once in three minutes");
+    world.devices.remove(&id);
+    world.wait(180);
+    world.rounds(2);
+    assert_eq!(marked(&world), None, "one absence can be an error");
+    world.rounds(10);
+    assert_eq!(marked(&world).map(|marked| marked.0), Some(id.as_str().as_bytes().to_vec()));
+    let condition = world.condition("shop", PROXY_READY).expect("a condition");
+    assert!(condition.0 == "False" && condition.2.contains("was deleted at the control plane"), "{condition:?}");
+    let minted = world.minted;
+    world.edit(&object(Kind::Secret, &proxy), |state| state["data"]["reissue_authkey"] = json!(""));
+    world.rounds(3);
+    assert_eq!((world.minted, marked(&world), recorded(&world, &proxy)), (minted + 1, None, None));
+}

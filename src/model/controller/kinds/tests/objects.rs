@@ -50,7 +50,7 @@ fn foreign_object_is_not_overwritten() {
     assert!(made.apply.iter().all(|manifest| manifest.object != role) && made.delete.is_empty());
     let update = made.group.and_then(|update| update.status).expect("a status");
     let ready = crate::model::base::conditions::get(&update.conditions, "ProxyGroupReady").expect("a condition");
-    assert!(ready.reason == "ProxyGroupCreationFailed" && ready.message.starts_with("Role tailscale/pg is in the way"), "{ready:?}");
+    assert!(ready.reason == "ProxyGroupCreationFailed" && ready.message.starts_with("Role tailscale/pg already exists"), "{ready:?}");
     assert_eq!(made.events[0].reason, "ProxyGroupCreationFailed");
 }
 
@@ -71,7 +71,7 @@ fn foreign_child_service_is_reported_to_group_and_service() {
     assert!(has_event(&"default/web".into()), "{:?}", made.events);
     let update = made.services.iter().find(|update| update.name == "web").and_then(|update| update.conditions.clone()).expect("conditions");
     let configured = crate::model::base::conditions::get(&update, EGRESS_SVC_CONFIGURED).expect("a condition");
-    assert!(configured.status == "False" && configured.message.contains("is in the way"), "{configured:?}");
+    assert!(configured.status == "False" && configured.message.contains("already exists"), "{configured:?}");
     assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True", "the other one is served");
 }
 

@@ -111,7 +111,7 @@ fn failed_auth_key_is_replaced_once() {
 #[test]
 fn unavailable_control_plane_delays_only_devices() {
     let mut world = serving();
-    world.tailnet = TailnetState::Unavailable("Tailnet t does not exist: make it.".into());
+    world.tailnet = TailnetState::Unavailable("Tailnet t does not exist: create it.".into());
     world.service("web", to("pg"), &[80]);
     world.settle();
     assert_eq!(world.condition("web", EGRESS_SVC_READY).expect("a condition").0, "True", "what forwards goes on");

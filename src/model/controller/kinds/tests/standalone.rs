@@ -109,6 +109,32 @@ fn service_of_two_families_is_served_and_shown_in_both() {
 }
 
 #[test]
+fn class_with_refused_variables_is_for_existing_proxies_only() {
+    let refuse = |world: &mut World| {
+        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_DEBUG_MTU", "value": "1200"}]}}}}));
+        let Class::Ready(class) = world.class.clone() else { panic!("a class") };
+        world.class = Class::Refused(class);
+    };
+    let to = |name: &str| json!({"tailscale.com/tailnet-fqdn": name});
+    let (mut new, mut world) = (world(), world());
+    refuse(&mut new);
+    put(&mut new, to("db.tail1234.ts.net"), external());
+    new.settle();
+    assert_eq!((condition(&new).0.as_str(), new.objects.len()), ("False", 0));
+    assert!(condition(&new).2.contains("ProxyClass c has variables that the proxy refuses"), "{:?}", condition(&new));
+    put(&mut world, to("db.tail1234.ts.net"), external());
+    world.settle();
+    refuse(&mut world);
+    put(&mut world, to("other.tail1234.ts.net"), external());
+    world.settle();
+    assert_eq!(env(&world, "TS_TAILNET_TARGET_FQDN").as_deref(), Some("other.tail1234.ts.net."));
+    assert_eq!(env(&world, "TS_DEBUG_MTU").as_deref(), Some("1200"), "the rest of the class counts");
+    let (status, _, message) = condition(&world);
+    assert!(status == "True" && message.contains("ProxyClass c has variables that the proxy refuses"), "{status} {message}");
+    ends(world);
+}
+
+#[test]
 fn exposed_services_forward_to_address_or_name() {
     let expose = json!({"tailscale.com/expose": "true"});
     for (spec, variable, value) in [

@@ -200,7 +200,7 @@ fn ingress_without_its_certificate_secret_creates_nothing_until_that_exists() {
     world.settle();
     assert!(world.objects.is_empty() && world.minted == 0, "{:?}", world.objects.keys());
     let faults = world.pass(KEY).faults;
-    assert!(faults[0].message.contains("there is no Secret shop in the namespace tailscale"), "{faults:?}");
+    assert!(faults[0].message.contains("There is no Secret shop in the namespace tailscale"), "{faults:?}");
     own(&mut world, "shop", 1, 365);
     world.settle();
     assert_eq!(world.minted, 1);

@@ -40,6 +40,7 @@ use crate::model::controller::workload::observed::{
     ChildOwner, Class, ControlPlaneError, DeviceInputs, DeviceRead, Observed, TailnetState,
 };
 use crate::model::controller::workload::pace::Replacements;
+use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::simulation::Simulation;
 use crate::model::controller::workload::vip_service::ServiceOwner;
@@ -80,6 +81,8 @@ pub(super) struct World {
     pub(super) asleep: BTreeSet<String>,
     /// Replicas without room: their Pods are not created.
     pub(super) unmade: BTreeSet<String>,
+    /// Reported failure to create Pods.
+    pub(super) create_failure: Option<CreateFailure>,
     pub(super) minted: u32,
     /// Reasons of all Events.
     pub(super) events: Vec<&'static str>,
@@ -166,6 +169,7 @@ impl World {
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),
             unmade: BTreeSet::new(),
+            create_failure: None,
             minted: 0,
             events: Vec::new(),
             next: 0,

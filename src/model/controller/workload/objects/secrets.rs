@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Map, Value};
 
 use crate::api::names;
-use crate::model::controller::workload::identity::{DeviceRecord, KeyId, KeyMint};
+use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
 /// A replica's config Secret. Whether it has an auth key is decided in [`crate::model::controller::workload::auth_keys`].
@@ -19,6 +19,8 @@ pub struct ReplicaSecret {
     pub device: Option<DeviceRecord>,
     /// The last auth key that was created for it.
     pub mint: Option<KeyMint>,
+    /// Its device, if that was deleted at the control plane.
+    pub deleted: Option<DeviceId>,
 }
 
 impl ReplicaSecret {
@@ -43,7 +45,8 @@ impl ReplicaSecret {
             metadata.annotations.get_or_insert_default().insert(names::AUTH_KEY.to_owned(), mint);
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
-        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into();
+        let deleted = self.deleted.as_ref().map(|id| (names::DELETED_DEVICE_KEY.to_owned(), ByteString(id.as_str().into())));
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }

@@ -102,14 +102,14 @@ fn published_view() -> ClusterView {
 
 #[test]
 fn status_of_ingress_groups_matches_golden_files() {
-    let overview = Overview::of(&published_view(), &Selection::All);
+    let overview = Overview::of(&published_view(), &RowSelection::All);
     golden("published.txt", &text(&overview, Width::Narrow));
     golden("published.json", &(serde_json::to_string_pretty(&overview).expect("JSON") + "\n"));
 }
 
 #[test]
 fn replicas_of_ingress_groups_are_shown_by_the_names_that_they_advertise() {
-    let overview = Overview::of(&published_view(), &Selection::All);
+    let overview = Overview::of(&published_view(), &RowSelection::All);
     let holding: Vec<_> = overview.replicas.iter().map(|replica| replica.config).collect();
     let advertised = |advertised| Holding::Advertised { advertised, configured: 4 };
     assert_eq!(holding, [advertised(4), advertised(2), advertised(0)]);
@@ -118,12 +118,12 @@ fn replicas_of_ingress_groups_are_shown_by_the_names_that_they_advertise() {
     assert_eq!(ready, wanted);
     let mut earlier = published_view();
     earlier.pods.get_mut("in-1").expect("a Pod").metadata.uid = Some("replaced".into());
-    assert_eq!(Overview::of(&earlier, &Selection::All).replicas[1].config, advertised(0), "the state of an earlier Pod");
+    assert_eq!(Overview::of(&earlier, &RowSelection::All).replicas[1].config, advertised(0), "the state of an earlier Pod");
 }
 
 #[test]
 fn certificates_of_ingresses_are_shown_with_their_end() {
-    let overview = Overview::of(&published_view(), &Selection::All);
+    let overview = Overview::of(&published_view(), &RowSelection::All);
     let published = overview.published.iter().map(|object| (object.name.as_str(), object.certificate_expires.as_deref()));
     let standalone = overview.standalone.iter().map(|proxy| (proxy.name.as_str(), proxy.certificate_expires.as_deref()));
     let shown: Vec<_> = published.chain(standalone).filter(|(_, until)| until.is_some()).collect();
@@ -133,7 +133,7 @@ fn certificates_of_ingresses_are_shown_with_their_end() {
 #[test]
 fn status_of_one_object_shows_it_and_the_group_that_serves_it() {
     let shown = |selected: &str| {
-        let overview = Overview::of(&published_view(), &Selection::parse(selected));
+        let overview = Overview::of(&published_view(), &RowSelection::parse(selected));
         let objects = overview.published.iter().map(|object| object.name.clone());
         let proxies = overview.standalone.iter().map(|proxy| proxy.name.clone());
         let faults = overview.ingress_faults.iter().map(|fault| fault.reason.clone());
@@ -145,7 +145,7 @@ fn status_of_one_object_shows_it_and_the_group_that_serves_it() {
     assert_eq!(shown("u/refused"), of(&["refused", "ProxyGroupNotReady"], 0, 0));
     assert_eq!(shown("shop/waiting"), of(&["waiting"], 0, 0));
     assert_eq!(shown("u/foreign"), of(&[], 0, 0));
-    let overview = Overview::of(&published_view(), &Selection::parse("shop/site"));
+    let overview = Overview::of(&published_view(), &RowSelection::parse("shop/site"));
     assert_eq!(overview.pods().collect::<Vec<_>>(), ["ts-site-a3b85-0"]);
     golden("one_object.txt", &text(&overview, Width::Narrow));
 }

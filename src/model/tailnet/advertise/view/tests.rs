@@ -119,14 +119,14 @@ fn a_rejected_service_waits_with_its_reason() {
 #[test]
 fn site_is_advertised_after_listener_and_serve_config_are_ready() {
     let absent = AdvertiseView { sites: Arc::default(), ..site(SiteStatus::default()) };
-    assert_eq!(waits(&absent, WEB), "it is not listened on yet");
+    assert_eq!(waits(&absent, WEB), "it has no listener yet");
     let fault = SiteStatus { faults: [(443, "address in use".to_owned())].into(), certified: true, ..SiteStatus::default() };
     assert_eq!(waits(&site(fault), WEB), "address in use");
 
     let mut view = site(listening(true));
     let config = view.serve_config().expect("a config");
     assert_eq!(config.services[WEB].tcp.keys().copied().collect::<Vec<_>>(), [80, 443]);
-    assert_eq!(waits(&view, WEB), "tailscaled has not taken its serve config yet");
+    assert_eq!(waits(&view, WEB), "tailscaled has not accepted its serve config yet");
     view.serving = Some(Arc::new(config));
     assert_eq!(view.inputs().advertised().services, names(&[WEB]));
 }

@@ -12,7 +12,7 @@ struct Lab {
 }
 
 fn backend(state: BackendState) -> DaemonEvent {
-    DaemonEvent::Backend(BusState { state, login_broken: false, have_node_key: true })
+    DaemonEvent::Backend(BusState { state, have_node_key: true, ..BusState::default() })
 }
 
 impl Lab {
@@ -159,6 +159,63 @@ fn disconnected_daemon_is_killed_after_the_limit() {
     assert_eq!(lab.phase(), DaemonPhase::Running);
 }
 
+/// A daemon that started without its state never logs in.
+#[test]
+fn daemon_without_its_state_is_restarted_until_it_can_read_it() {
+    let no_store = || DaemonEvent::Backend(BusState { no_store: true, ..BusState::default() });
+    let mut lab = Lab::in_secret();
+    lab.connect();
+    for wait in [200, 400, 800, 1600, 3200, 5000, 5000] {
+        assert_eq!(lab.on(no_store()), [DaemonAction::Kill]);
+        assert_eq!(lab.on(DaemonEvent::Exited), []);
+        assert_eq!(lab.after(Duration::from_millis(wait - 1), DaemonEvent::Tick), []);
+        assert_eq!(lab.after(Duration::from_millis(1), DaemonEvent::Tick), [DaemonAction::Spawn]);
+        lab.all([DaemonEvent::Spawned, DaemonEvent::Connected]);
+    }
+    assert_eq!(lab.on(backend(BackendState::Running)), []);
+}
+
+#[test]
+fn daemon_that_stays_without_a_state_is_restarted() {
+    let mut lab = Lab::in_secret();
+    lab.connect();
+    lab.on(backend(BackendState::NoState));
+    assert_eq!(lab.after(SECOND * 299, backend(BackendState::NoState)), []);
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Kill]);
+    for state in [BackendState::Starting, BackendState::NeedsMachineAuth, BackendState::Stopped] {
+        let mut lab = Lab::in_secret();
+        lab.connect();
+        lab.all([backend(BackendState::NoState), backend(state)]);
+        assert_eq!(lab.after(SECOND * 3000, DaemonEvent::Tick), [], "{state:?}");
+    }
+    let mut lab = Lab::in_secret().running();
+    lab.on(backend(BackendState::NoState));
+    assert_eq!(lab.after(SECOND * 3000, DaemonEvent::Tick), [], "it has a netmap");
+}
+
+#[test]
+fn daemon_whose_device_was_deleted_is_restarted_once_it_has_run() {
+    let mut lab = Lab::in_secret();
+    lab.connect();
+    assert_eq!(lab.on(DaemonEvent::DeviceDeleted), [], "it is logging in");
+    lab.on(backend(BackendState::Running));
+    assert_eq!(lab.on(DaemonEvent::DeviceDeleted), [DaemonAction::Kill]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
+}
+
+#[test]
+fn new_config_ends_the_wait_for_the_next_start() {
+    let mut lab = Lab::in_secret();
+    for _ in 0..9 {
+        while lab.on(DaemonEvent::Tick) != [DaemonAction::Spawn] {
+            lab.now += Duration::from_millis(100);
+        }
+        lab.on(DaemonEvent::Exited);
+    }
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), []);
+    assert_eq!(lab.on(DaemonEvent::Key(Secret::new("first"))), [DaemonAction::Spawn]);
+}
+
 #[test]
 fn stop_terminates_then_kills_without_restart() {
     let mut lab = Lab::new(&settings()).running();
@@ -230,7 +287,9 @@ fn crash_during_reissue_does_not_repeat_the_request() {
 
 #[test]
 fn broken_login_must_persist_before_a_reissue() {
-    let broken = |have_node_key| DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key });
+    let broken = |have_node_key| {
+        DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key, no_store: false })
+    };
     let mut lab = Lab::in_secret();
     lab.connect();
     lab.on(broken(true));
@@ -273,12 +332,14 @@ fn auth_once_skips_login_of_a_logged_in_node() {
 }
 
 fn events() -> impl Strategy<Value = DaemonEvent> {
-    let states = (0..7_i64, any::<bool>(), any::<bool>());
+    let states = (0..7_i64, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(state, login_broken, have_node_key, no_store)| {
+        DaemonEvent::Backend(BusState { state: BackendState::from_number(state), login_broken, have_node_key, no_store })
+    });
     prop_oneof![
         4 => Just(DaemonEvent::Tick),
         2 => Just(DaemonEvent::Connected),
         1 => Just(DaemonEvent::Disconnected),
-        4 => states.prop_map(|(state, login_broken, have_node_key)| DaemonEvent::Backend(BusState { state: BackendState::from_number(state), login_broken, have_node_key })),
+        4 => states,
         1 => "[a-c]".prop_map(|key| DaemonEvent::Key(Secret::new(key))),
         1 => Just(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("no".into())))),
         1 => Just(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(())))),

@@ -37,6 +37,7 @@ impl World {
             class: self.class.clone(),
             tailnet: self.tailnet.clone(),
             replicas,
+            create_failure: self.create_failure.clone(),
             workload,
             certificates: self.certificates(&owned),
             owned,

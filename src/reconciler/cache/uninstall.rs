@@ -1,0 +1,81 @@
+//! Progress of an uninstall: which workloads are released, and what remains.
+//!
+//! The indices follow the usual rules, so that a pass sees every object of its workload; only the passes see that no object is assigned.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{ClusterCache, WatchRole, WorkKey};
+use crate::api::names;
+use crate::api::proxyclass::ProxyClass;
+use crate::api::tailnet::Tailnet;
+use crate::model::controller::key::WorkloadKey;
+use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::workload::finalizers;
+use crate::model::controller::workload::objects::Kind;
+use crate::model::controller::workload::objects::certificate::accounts_ref;
+
+#[derive(Debug, Default)]
+pub(super) struct Uninstall {
+    requested: Option<Timestamp>,
+    /// Workloads of which nothing remains.
+    released: BTreeSet<WorkloadKey>,
+}
+
+impl ClusterCache {
+    /// Begins or cancels an uninstall.
+    pub fn set_uninstall(&mut self, requested: Option<Timestamp>) {
+        self.uninstall = Uninstall { requested, released: BTreeSet::new() };
+    }
+
+    /// Records whether something of a workload remains.
+    pub fn set_released(&mut self, key: &WorkloadKey, is_released: bool) {
+        if is_released {
+            self.uninstall.released.insert(key.clone());
+        } else {
+            self.uninstall.released.remove(key);
+        }
+    }
+
+    /// Whether an uninstall has released every workload: what workloads use is released then.
+    pub fn is_uninstalled(&self) -> bool {
+        self.uninstall.requested.is_some() && self.unreleased().is_empty()
+    }
+
+    /// What an uninstall has not released yet: workloads, then the classes and Tailnets that they use.
+    pub fn remaining(&self) -> Vec<WorkKey> {
+        let workloads = self.unreleased();
+        if !workloads.is_empty() {
+            return workloads.into_iter().map(WorkKey::Workload).collect();
+        }
+        let classes = self.all_of::<ProxyClass>().map(|((_, name), class)| (WorkKey::Class(name.clone()), &class.metadata));
+        let tailnets = self.all_of::<Tailnet>().map(|((_, name), tailnet)| (WorkKey::Tailnet(name.clone()), &tailnet.metadata));
+        classes.chain(tailnets).filter(|(_, metadata)| finalizers::has(metadata, names::FINALIZER)).map(|(key, _)| key).collect()
+    }
+
+    fn unreleased(&self) -> Vec<WorkloadKey> {
+        let workloads = self.all().into_iter().filter_map(|key| if let WorkKey::Workload(key) = key { Some(key) } else { None });
+        workloads.filter(|key| !self.uninstall.released.contains(key)).collect()
+    }
+
+    /// Whether the Secret of shared ACME accounts exists, and no proxy that another operator created uses it.
+    pub fn has_unused_accounts(&self, namespace: &str) -> bool {
+        let has_proxies = self.objects(WatchRole::Owned(Kind::StatefulSet)).next().is_some();
+        !has_proxies && self.owned_object(&accounts_ref(namespace)).is_some()
+    }
+
+    /// Names of the groups that exist.
+    pub fn group_names(&self) -> Vec<String> {
+        self.groups().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Rules of the passes: in an uninstall no object is assigned.
+    pub(super) fn rules_of_passes(&self) -> Arc<AssignmentRules> {
+        match self.uninstall.requested {
+            None => Arc::clone(&self.assignment),
+            uninstall => Arc::new(AssignmentRules { uninstall, ..(*self.assignment).clone() }),
+        }
+    }
+}
