@@ -38,6 +38,9 @@ pub const PUBLISHED: &str = "TailyardServicesAdvertised";
 /// Ours, of a `ProxyGroup` of type ingress: every advertised name has its certificate.
 pub const CERTIFIED: &str = "TailyardCertificatesReady";
 
+/// Ours, of a `ProxyGroup`, and of a Service with a standalone proxy: it accepts routes that cover addresses of the cluster. Absent otherwise.
+pub const ROUTES_OVERLAP: &str = "TailyardRoutesOverlap";
+
 /// Reasons of conditions and Events.
 pub mod reason {
     pub const PROXY_GROUP_READY: &str = "ProxyGroupReady";
@@ -74,6 +77,7 @@ pub mod reason {
     pub const NOT_ALLOWED: &str = "NotAllowed";
     /// Ours: the namespace has no names left.
     pub const TOO_MANY_NAMES: &str = "TooManyNames";
+    pub const ROUTE_COVERS_CLUSTER: &str = "RouteCoversCluster";
     /// Ours, Event of an Ingress: a part of it is not served.
     pub const PARTIALLY_ADVERTISED: &str = "PartiallyAdvertised";
     /// Ours, Event of an Ingress: a certificate of its own ends soon.

@@ -32,6 +32,9 @@ pub const FUNNEL_ERRORS: &str = "tailyard-funnel-errors.json";
 pub const UNAPPROVED: &str = "tailyard-unapproved-services.json";
 /// Ours, additive: why the target of a standalone proxy is not served, a text. Absent while it is.
 pub const REJECTED_TARGET: &str = "tailyard-rejected-target";
+/// Ours, additive: accepted routes that cover addresses of the cluster, a JSON object by prefix, with one of these addresses. Absent if
+/// empty.
+pub const ROUTE_OVERLAPS: &str = "tailyard-overlapping-routes.json";
 /// Auth key provided by a user.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

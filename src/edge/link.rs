@@ -5,6 +5,7 @@
 //! Makes no decisions; the model interprets the state of a link.
 
 pub mod build;
+pub mod routing_rules;
 #[cfg(test)]
 mod tests;
 

@@ -5,6 +5,7 @@
 pub mod iptables;
 pub mod netlink;
 pub mod nft;
+pub mod routing;
 pub mod ruleset;
 
 use std::collections::BTreeMap;

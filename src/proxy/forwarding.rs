@@ -6,6 +6,7 @@ pub mod firewall;
 pub mod flow_cleanup;
 pub mod planner;
 pub mod resolve;
+pub mod routing;
 pub mod ruleset_sync;
 pub mod start;
 

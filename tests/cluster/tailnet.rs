@@ -399,12 +399,14 @@ fn unprivileged_replica_forwards() {
     assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
 }
 
-/// Targets behind a subnet router, by IPv4 address and by 4via6 name, of a replica on this network.
+/// Targets behind a subnet router, by IPv4 address and by 4via6 name, of a replica on this network. The router advertises the replica's and
+/// its client's network, too.
 fn targets_behind_a_subnet_router(net: [u8; 3], mode: &str) {
     let tailnet = Tailnet::start(net);
     let router = tailnet.machine("router");
     let _tailscaled = router.tailscaled();
-    let subnets = "10.50.0.0/24,fd7a:115c:a1e0:b1a:0:7:a32:0/120";
+    let covering = format!("{}.{}.{}.0/24", net[0], net[1], net[2]);
+    let subnets = format!("10.50.0.0/24,fd7a:115c:a1e0:b1a:0:7:a32:0/120,{covering}");
     tailnet.join(&router, &[&format!("--netfilter-mode={mode}"), &format!("--advertise-routes={subnets}")]);
     router.node.ip("link set lo up\naddr add 10.50.0.5/32 dev lo\n");
     let _server = router.node.serve(7000);
@@ -421,8 +423,10 @@ fn targets_behind_a_subnet_router(net: [u8; 3], mode: &str) {
     let unrouted = "tailyard_service_rejected{proxied_service=\"subnet\",reason=\"Unrouted\"} 1";
     let rejected = || replica.get("/metrics").is_ok_and(|page| page.contains(unrouted));
     eventually("the rejection while the routes are not approved", DEADLINE, || rejected().then_some(()));
-    tailnet.headscale(&["nodes", "approve-routes", "-i", &tailnet.node_id("router").to_string(), "-r", subnets]);
+    tailnet.headscale(&["nodes", "approve-routes", "-i", &tailnet.node_id("router").to_string(), "-r", &subnets]);
     eventually("the end of the rejection", DEADLINE, || (!rejected()).then_some(()));
+    let accepted = || replica.machine.node.feed(&["ip", "route", "show", "table", "52"], "").contains(&covering);
+    eventually("the route over its network", DEADLINE, || accepted().then_some(()));
     let site = SocketAddr::new("fd99::1".parse().expect("an address"), 10002);
     for to in [replica.at(10001), site] {
         let greeting = eventually(&format!("an answer by {to}"), DEADLINE, || client.node.ask_tcp(to, PATIENCE).ok());

@@ -4,6 +4,7 @@ mod balance;
 mod changes;
 mod cluster;
 mod flood;
+mod heads;
 mod limits;
 mod messages;
 mod protocols;

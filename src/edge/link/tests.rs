@@ -5,6 +5,7 @@ use std::time::Duration;
 use kit::wait::wait_for_value;
 
 use super::build::build;
+use super::routing_rules::sync;
 use super::*;
 use crate::edge::netns::Namespace;
 
@@ -124,5 +125,36 @@ fn failed_link_change_names_operation_and_cause() {
             build(async |b| b.route(net("10.0.0.0/8"), "10.9.9.9".parse().expect("an address")).await).await.expect_err("no way there");
         assert_eq!(fault.reason(), "Change");
         assert!(fault.to_string().starts_with("cannot route 10.0.0.0/8 by 10.9.9.9: "), "{fault}");
+    });
+}
+
+/// Routing rules that the ip program lists, without those of the kernel.
+fn listed(family: &str) -> Vec<String> {
+    let output = std::process::Command::new("ip").args([family, "rule"]).output().expect("ip is installed");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let rules = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut rules: Vec<_> = rules.filter(|rule| !(rule.starts_with("0:") || rule.starts_with("3276"))).collect();
+    rules.sort();
+    rules
+}
+
+#[test]
+fn routing_rules_of_our_priority_become_the_wanted_ones() {
+    use crate::model::firewall::routing::rules;
+    between_two(async |_| {
+        run_ip("rule add pref 5270 lookup 52");
+        run_ip("rule add pref 5190 from 192.0.2.1 lookup main");
+        let nets = ["10.244.0.0/16", "fd00:10::/56"].map(net);
+        for _ in 0..2 {
+            sync(&rules(&name("ts0"), &nets)).await.expect("written");
+            let four = ["5190: from all iif ts0 [detached] lookup main", "5190: from all to 10.244.0.0/16 iif lo lookup main"];
+            assert_eq!(listed("-4"), [four[0], four[1], "5270: from all lookup 52"]);
+            let six = ["5190: from all iif ts0 [detached] lookup main", "5190: from all to fd00:10::/56 iif lo lookup main"];
+            assert_eq!(listed("-6"), six);
+        }
+        run_ip("rule del pref 5190 iif ts0");
+        sync(&rules(&name("ts0"), [])).await.expect("written");
+        assert_eq!(listed("-4"), ["5190: from all iif ts0 [detached] lookup main", "5270: from all lookup 52"]);
+        assert_eq!(listed("-6"), ["5190: from all iif ts0 [detached] lookup main"]);
     });
 }

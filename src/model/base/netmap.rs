@@ -89,6 +89,20 @@ impl NetMap {
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
     }
 
+    /// Subnet routes that contain one of these addresses of the cluster, with the first of these. A peer's own address is no subnet.
+    pub fn overlaps(&self, cluster: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, IpAddr> {
+        let mut found = BTreeMap::new();
+        for ip in cluster {
+            let longest = if ip.is_ipv4() { 32 } else { 128 };
+            let own = |net: &IpNet| net.prefix_len() == longest && in_tailscale_range(net.addr());
+            let nets = (1..=longest).filter_map(|length| Some(IpNet::new(*ip, length).ok()?.trunc()));
+            for net in nets.filter(|net| self.routes.contains(net) && !own(net)) {
+                found.entry(net).or_insert(*ip);
+            }
+        }
+        found
+    }
+
     /// Reads the netmap of a file. Returns unreadable entries, which are skipped.
     pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
         let mut faults = Vec::new();
@@ -252,6 +266,21 @@ mod tests {
         exit.routes.extend(["0.0.0.0/0", "::/0"].map(|text| text.parse::<IpNet>().expect("a prefix")));
         assert!(!exit.routes_to(ip("10.2.0.1")), "an exit node is not a way to an address");
         assert_eq!(exit.resolve(&name("192-168-1-10-via-8")).len(), 0, "nor to a site");
+    }
+
+    #[test]
+    fn overlaps_are_the_subnet_routes_that_cover_cluster_addresses() {
+        let mut netmap = example();
+        let routes = ["fd00:10::/56", "10.244.0.0/16", "10.244.2.0/24", "100.70.0.0/16", "0.0.0.0/0"];
+        netmap.routes.extend(routes.map(|text| text.parse::<IpNet>().expect("a prefix")));
+        let found = |cluster: &[&str]| {
+            let cluster = cluster.iter().map(|text| text.parse().expect("an address")).collect();
+            netmap.overlaps(&cluster).into_iter().map(|(net, ip)| format!("{net} {ip}")).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&["10.244.2.7", "10.244.3.9"]), ["10.244.0.0/16 10.244.2.7", "10.244.2.0/24 10.244.2.7"]);
+        assert_eq!(found(&["fd00:10::7", "10.96.0.1"]), ["fd00:10::/56 fd00:10::7"]);
+        assert_eq!(found(&["100.70.1.1"]), ["100.70.0.0/16 100.70.1.1"], "a Pod network in the tailnet's range");
+        assert!(found(&["100.64.0.2", "192.168.1.1"]).is_empty(), "a peer's address, and an address of an exit node's default route");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod readiness;
 pub mod replicas;
 pub mod role;
 pub mod rollout;
+pub(crate) mod route_overlaps;
 pub mod secret_name;
 pub mod service_conditions;
 pub mod settings;

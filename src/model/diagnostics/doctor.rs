@@ -137,7 +137,10 @@ fn listed(mut all: Vec<String>, separator: &str) -> String {
 /// Namespace and name.
 fn named(object: &Value) -> String {
     let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
-    format!("{}/{}", text("namespace"), text("name"))
+    match text("namespace") {
+        "" => text("name").to_owned(),
+        namespace => format!("{namespace}/{}", text("name")),
+    }
 }
 
 pub fn is_reconciler(deployment: &Value) -> bool {

@@ -33,7 +33,8 @@ pub(super) fn update(next: &mut Planned, before: &World) {
         (world.single == Single::None && !world.via_ingress) || (before.netmap == world.netmap && before.names == world.names);
     let same_answers = before.names == world.names && before.node_addresses().eq(world.node_addresses());
     let same_names = same_answers || names(&world.ingress).next().is_none();
-    if same_config && single_inputs && same_names {
+    let same_services = world.ingress.services.is_empty() || before.tailscale_services() == world.tailscale_services();
+    if same_config && single_inputs && same_names && same_services {
         return;
     }
     let was: Vec<_> =
@@ -60,16 +61,23 @@ fn serve_group(served: &mut ServedByAddress, world: &World) {
         served.reject(name, Reason::Malformed(fault.clone()));
     }
     for (name, service) in &world.ingress.services {
-        if !service.external_name.is_empty() {
+        if service.external_name.is_empty() {
+            serve_mappings(served, name, service);
+        } else {
             serve_external(served, world, name, service);
-            continue;
         }
-        for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten() {
-            match pair(mapping) {
-                Ok(Some((from, to))) => served.serve(name, from, [to].into()),
-                Ok(None) => {}
-                Err(reason) => served.reject(name, reason),
-            }
+    }
+    for (name, addresses) in world.tailscale_services().into_iter().flatten() {
+        served.refuse_others(name, addresses);
+    }
+}
+
+fn serve_mappings(served: &mut ServedByAddress, name: &Arc<str>, service: &IngressService) {
+    for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten() {
+        match pair(mapping) {
+            Ok(Some((from, to))) => served.serve(name, from, [to].into()),
+            Ok(None) => {}
+            Err(reason) => served.reject(name, reason),
         }
     }
 }
@@ -119,7 +127,7 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
     let own: BTreeSet<IpAddr> = world.node_addresses().collect();
     let (to, unresolved): (BTreeSet<IpAddr>, _) = match &world.single {
         Single::None => return,
-        Single::DestIp(ip) => ([*ip].into(), ip.to_string()),
+        Single::DestIp { ip, .. } => (world.single.cluster_addresses().collect(), ip.to_string()),
         Single::TailnetIp(ip) => {
             let target = egress::address(*ip, world).map_err(|reason| served.reject(&name, reason));
             (target.into_iter().collect(), ip.to_string())
@@ -130,12 +138,16 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
     if to.is_empty() && !served.rejected.contains_key(&name) {
         served.reject(&name, Reason::Unresolved(unresolved));
     }
-    let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
+    let to_cluster = world.single.is_ingress();
     let on = if to_cluster { &own } else { &world.pod_ips };
+    let of = |addresses: &BTreeSet<IpAddr>, family| -> SortedSet<IpAddr> {
+        addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect()
+    };
+    let is_served = Family::ALL.into_iter().any(|family| !of(on, family).is_empty() && !of(&to, family).is_empty());
     for family in Family::ALL {
-        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<SortedSet<_>>();
-        let (on, targets) = (of(on), of(&to));
-        if on.is_empty() && !targets.is_empty() {
+        let (on, targets) = (of(on, family), of(&to, family));
+        // A target may have a family that the cluster or the tailnet lacks.
+        if on.is_empty() && !targets.is_empty() && !is_served {
             served.reject(&name, Reason::NoAddress(family));
         }
         // A family without target stays the node's own, unless there is no target at all: then it rejects.
@@ -178,6 +190,16 @@ impl ServedByAddress {
         self.owners.insert(from, Arc::clone(name));
         self.ingress.entry(Arc::clone(name)).or_default().insert(from, to.clone());
         self.from_tailnet.insert(from, to);
+    }
+
+    /// Refuses traffic to the addresses of a served Tailscale Service that have no mapping: those of a family that the Service in the
+    /// cluster lacks. tailscaled passes their packets on, and they would be routed back into the tailnet.
+    fn refuse_others(&mut self, name: &str, addresses: &BTreeSet<IpAddr>) {
+        let Some(name) = self.ingress.get_key_value(name).map(|(name, _)| Arc::clone(name)) else { return };
+        let others: Vec<IpAddr> = addresses.iter().copied().filter(|ip| !self.owners.contains_key(ip)).collect();
+        for address in others {
+            self.serve(&name, address, SortedSet::default());
+        }
     }
 
     fn reject(&mut self, name: &Arc<str>, reason: Reason) {

@@ -169,6 +169,34 @@ fn an_ingress_service_lacking_a_family_is_served_in_the_other() {
 }
 
 #[test]
+fn address_of_a_tailscale_service_without_mapping_refuses() {
+    let at = |four: &str, six: &str| {
+        let mut netmap = netmap(&["100.64.0.1"], &[]);
+        let granted = [("svc:web".to_owned(), [ip(four), ip(six)].into()), ("svc:other".to_owned(), [ip("100.99.1.9")].into())];
+        netmap.node.as_mut().expect("a node").services.extend(granted);
+        Some(Arc::new(netmap))
+    };
+    let mappings = [
+        r#""IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}"#,
+        r#""IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":"fd00:96::9"}"#,
+    ];
+    for (mapping, served, to, refused) in
+        [(mappings[0], "100.99.1.2", "10.96.0.9", "fd7a::99"), (mappings[1], "fd7a::99", "fd00:96::9", "100.99.1.2")]
+    {
+        let text = format!(r#"{{"svc:web":{{{mapping}}}}}"#);
+        let before = World { ingress: Arc::new(IngressConfig::parse(text.as_bytes()).expect("a config")), ..world("") };
+        let unknown = Planned::new(&before);
+        assert_eq!(unknown.ruleset.from_tailnet.len(), 1, "its other address is not known");
+        let both = OrdMap::from(vec![(ip(served), [ip(to)].into()), (ip(refused), SortedSet::default())]);
+        let granted = World { netmap: at("100.99.1.2", "fd7a::99"), ..before.clone() };
+        assert_eq!(unknown.next(&granted).ruleset.from_tailnet, both);
+        assert!(Planned::new(&granted).plan.rejected.is_empty());
+    }
+    let unserved = Planned::new(&World { netmap: at("100.99.1.2", "fd7a::99"), ..world("") });
+    assert!(unserved.ruleset.from_tailnet.is_empty(), "tailscaled serves an Ingress in both families");
+}
+
+#[test]
 fn external_name_uses_all_resolved_addresses() {
     let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},"IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":""},
         "externalName":"db.example.com"}}"#;
@@ -217,8 +245,20 @@ fn cluster_traffic_via_ingress_maps_pod_addresses_to_the_node() {
 #[test]
 fn single_proxy_modes_map_whole_addresses() {
     let single = |single| Planned::new(&World { single, ..world("") });
-    let dest = single(Single::DestIp(ip("10.1.2.3")));
+    let dest = single(Single::DestIp { ip: ip("10.1.2.3"), other: None });
     assert_eq!(dest.ruleset.from_tailnet, OrdMap::unit(ip("100.64.0.1"), [ip("10.1.2.3")].into()));
+    let both = Single::DestIp { ip: ip("fd00:96::3"), other: Some(ip("10.1.2.3")) };
+    let [four, six] = [("100.64.0.1", "10.1.2.3"), ("fd7a::1", "fd00:96::3")].map(|(from, to)| (ip(from), SortedSet::from([ip(to)])));
+    assert_eq!(single(both.clone()).ruleset.from_tailnet, OrdMap::from(vec![four.clone(), six]), "a Service of both families");
+    let alone = World { netmap: Some(Arc::new(netmap(&["100.64.0.1"], &[]))), single: both, ..world("") };
+    let alone = Planned::new(&alone);
+    assert_eq!((alone.ruleset.from_tailnet, alone.plan.rejected.len()), (OrdMap::from(vec![four]), 0), "a tailnet of one family");
+    let six_only = Single::DestIp { ip: ip("fd00:96::3"), other: None };
+    let six_only = World { netmap: Some(Arc::new(netmap(&["100.64.0.1"], &[]))), single: six_only, ..world("") };
+    assert_eq!(reasons(&Planned::new(&six_only), "TS_DEST_IP"), ["NoAddress"]);
+    let by_name = Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"));
+    let pod = Planned::new(&World { single: by_name, pod_ips: [ip("10.0.0.5")].into(), ..world("") });
+    assert_eq!(pod.plan.rejected.len(), 0, "a cluster of one family reaches a target of both");
     let fqdn = single(Single::TailnetFqdn(Fqdn::new("six.tail.lab").expect("a name")));
     assert_eq!(fqdn.ruleset.from_cluster, OrdMap::unit(ip("fd00::5"), [ip("fd7a::6")].into()));
     let dns = single(Single::DestDns("db.example".into()));
@@ -262,7 +302,11 @@ fn any_world() -> impl Strategy<Value = World> {
         map.routes.extend(subnet.then(|| "100.64.0.8/29".parse::<ipnet::IpNet>().expect("a prefix")));
         Arc::new(map)
     });
-    let single = select(vec![Single::None, Single::DestIp(ip("10.1.2.3")), Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"))]);
+    let single = select(vec![
+        Single::None,
+        Single::DestIp { ip: ip("10.1.2.3"), other: None },
+        Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name")),
+    ]);
     let parts = (any_egress(), proptest::option::weighted(0.8, netmap), single);
     parts.prop_map(|(egress, netmap, single)| World { single, netmap, ..world(&egress) })
 }

@@ -18,8 +18,9 @@ pub enum Single {
     /// A replica of a `ProxyGroup`: only its configs.
     #[default]
     None,
-    /// `TS_DEST_IP`: the node's tailnet addresses forward to this cluster address.
-    DestIp(IpAddr),
+    /// `TS_DEST_IP`: the node's tailnet address of this family forwards to this cluster address; that of the other family to
+    /// `TAILYARD_OTHER_DEST_IP`, if set.
+    DestIp { ip: IpAddr, other: Option<IpAddr> },
     /// `TS_EXPERIMENTAL_DEST_DNS_NAME`: the same for a DNS name (in [`World::names`]).
     DestDns(String),
     /// `TS_TAILNET_TARGET_IP`: the Pod's addresses forward to this tailnet address.
@@ -33,7 +34,7 @@ impl Single {
     pub fn variable(&self) -> Option<&'static str> {
         match self {
             Self::None => None,
-            Self::DestIp(_) => Some("TS_DEST_IP"),
+            Self::DestIp { .. } => Some("TS_DEST_IP"),
             Self::DestDns(_) => Some("TS_EXPERIMENTAL_DEST_DNS_NAME"),
             Self::TailnetIp(_) => Some("TS_TAILNET_TARGET_IP"),
             Self::TailnetFqdn(_) => Some("TS_TAILNET_TARGET_FQDN"),
@@ -44,15 +45,21 @@ impl Single {
     pub fn value(&self) -> Option<String> {
         match self {
             Self::None => None,
-            Self::DestIp(ip) | Self::TailnetIp(ip) => Some(ip.to_string()),
+            Self::DestIp { ip, .. } | Self::TailnetIp(ip) => Some(ip.to_string()),
             Self::DestDns(name) => Some(name.clone()),
             Self::TailnetFqdn(name) => Some(format!("{name}.")),
         }
     }
 
+    /// Cluster addresses, one for each family.
+    pub fn cluster_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let (ip, other) = if let Self::DestIp { ip, other } = self { (Some(*ip), *other) } else { (None, None) };
+        ip.into_iter().chain(other)
+    }
+
     /// Whether the target is in the cluster.
     pub fn is_ingress(&self) -> bool {
-        matches!(self, Self::DestIp(_) | Self::DestDns(_))
+        matches!(self, Self::DestIp { .. } | Self::DestDns(_))
     }
 
     /// Whether the target is in the tailnet.
@@ -103,6 +110,11 @@ impl World {
 
     pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied())
+    }
+
+    /// Tailscale Services that this node may serve, with their addresses.
+    pub fn tailscale_services(&self) -> Option<&BTreeMap<String, BTreeSet<IpAddr>>> {
+        Some(&self.netmap.as_ref()?.node.as_ref()?.services)
     }
 
     /// Whether an address, also IPv4-mapped, is the Pod's or its node's.

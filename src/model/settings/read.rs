@@ -132,7 +132,9 @@ fn single(source: &mut SettingSource<'_>) -> Single {
     }
     let address = |text: &str| text.parse::<IpAddr>().ok();
     let [dest_ip, dest_dns, target_ip, target_fqdn] = MODES;
-    let dest_ip = source.parsed(dest_ip, "an IP address", address).map(Single::DestIp);
+    let other = source.parsed("TAILYARD_OTHER_DEST_IP", "an IP address", address);
+    let dest_ip = source.parsed(dest_ip, "an IP address", address);
+    let dest_ip = dest_ip.map(|ip| Single::DestIp { ip, other: other.filter(|other| other.is_ipv4() != ip.is_ipv4()) });
     let dest_dns = source.owned(dest_dns).map(Single::DestDns);
     let target_ip = source.parsed(target_ip, "an IP address", address).map(Single::TailnetIp);
     let target_fqdn = source.parsed(target_fqdn, "a name of the tailnet", Fqdn::new).map(Single::TailnetFqdn);

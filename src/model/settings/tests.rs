@@ -280,6 +280,18 @@ fn invalid_booleans_count_as_unset() {
 }
 
 #[test]
+fn second_cluster_address_is_of_the_other_family() {
+    let single = |other: &str| read(&[("TS_DEST_IP", "10.0.0.1"), ("TAILYARD_OTHER_DEST_IP", other)]).single;
+    let addresses = |other: &str| single(other).cluster_addresses().map(|ip| ip.to_string()).collect::<Vec<_>>();
+    assert_eq!(addresses("fd00:96::1"), ["10.0.0.1", "fd00:96::1"]);
+    assert_eq!(addresses("10.0.0.2"), ["10.0.0.1"]);
+    assert_eq!(
+        faults(&[("TS_DEST_IP", "10.0.0.1"), ("TAILYARD_OTHER_DEST_IP", "x")]),
+        [r#"TAILYARD_OTHER_DEST_IP="x" is not an IP address"#]
+    );
+}
+
+#[test]
 fn forwarding_modes_default_to_the_kernel_device() {
     assert!(!daemon(&read(&[("TS_DEST_IP", "10.0.0.1")])).userspace);
     assert!(daemon(&read(&[("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "false")])).userspace);

@@ -1,18 +1,22 @@
 //! Start of forwarding: names, planner, ruleset sync, flow cleanup, and the peer warm-up of a supervised tailscaled.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 
-use crate::edge::dns::RESOLV_CONF;
+use crate::edge::dns::{self, RESOLV_CONF};
 use crate::edge::kube::Cluster;
 use crate::edge::link::{self, LinkState, Links};
 use crate::model::config::IngressConfig;
 use crate::model::plan::Planned;
 use crate::model::plan::world::{Single, World};
-use crate::model::settings::Settings;
+use crate::model::settings::{Settings, TailnetMode};
 use crate::model::tailnet::resolve::IN_FLIGHT;
+use crate::model::tailnet::supervise::settings::MAGIC_DNS;
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::PACE;
@@ -20,6 +24,7 @@ use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::backend::LiveKernel;
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::{FlowCleaner, TerminatedFlows};
+use crate::proxy::forwarding::routing::{self, RouteOverlaps};
 use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
 use crate::proxy::forwarding::{planner, resolve};
 use crate::proxy::state_secret::writer::Store;
@@ -48,6 +53,8 @@ pub struct ForwardingPart {
     pub predecessor: watch::Sender<Option<PredecessorPeers>>,
     /// Commands for sysctls that are off.
     pub switches: watch::Receiver<Vec<String>>,
+    /// Accepted routes that cover addresses of the cluster; `None` before the first netmap.
+    pub overlaps: watch::Receiver<Option<RouteOverlaps>>,
     /// True when forwarding ends.
     pub(super) closing: watch::Sender<bool>,
 }
@@ -64,7 +71,9 @@ impl ForwardingPart {
         let (names, report) = start_names(settings, ingress.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
         let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names, rules: tailnet.rules.clone() };
-        tasks.run_until_stop("planner", planner::run(base(settings).await, inputs, planned_in));
+        let base = base(settings).await;
+        let pod_ips = base.pod_ips.clone();
+        tasks.run_until_stop("planner", planner::run(base, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();
         let (cleaner, ended) = FlowCleaner::new(in_force);
@@ -72,6 +81,7 @@ impl ForwardingPart {
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
         let predecessor = watch::Sender::new(None);
+        let (overlaps_in, overlaps) = watch::channel(None);
         let enabled = settings.forwards();
         let (mut link, mut warmup) = (None, None);
         if enabled {
@@ -90,10 +100,12 @@ impl ForwardingPart {
             tasks.run_until_stop("ruleset sync", work);
             tasks.run_until_stop("flow-cleanup", cleaner.run());
             tasks.run_until_stop("forwarding", super::run(off));
+            let cluster = cluster_addresses(settings, pod_ips).await;
+            tasks.run_until_stop("routing", routing::run(settings.interface.clone(), cluster, tailnet.netmap.clone(), overlaps_in));
         } else {
-            tasks.run_until_stop("ruleset sync", keep_open((live, programmed_in, cleaner, off)));
+            tasks.run_until_stop("ruleset sync", keep_open((live, programmed_in, cleaner, off, overlaps_in)));
         }
-        Self { enabled, names: report, planned, programmed, firewall, ended, link, warmup, predecessor, switches, closing }
+        Self { enabled, names: report, planned, programmed, firewall, ended, link, warmup, predecessor, switches, overlaps, closing }
     }
 }
 
@@ -143,6 +155,17 @@ fn start_names(
     let inputs = resolve::Inputs { resolv_conf: PathBuf::from(RESOLV_CONF), wanted, in_flight: IN_FLIGHT };
     tasks.run_until_stop("resolve", resolve::run(inputs, outputs, tasks.stop()));
     (names, report)
+}
+
+/// Known addresses of the cluster: of the Pod, its node, the API server and the Pod's DNS servers.
+async fn cluster_addresses(settings: &Settings, mut addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    addresses.extend(settings.pod.node_ip);
+    if let TailnetMode::Tailscaled(daemon) = &settings.tailnet {
+        addresses.extend(&daemon.cluster_ips);
+    }
+    let servers = spawn_blocking(|| dns::servers(Path::new(RESOLV_CONF))).await.unwrap_or_default();
+    addresses.extend(servers.into_iter().filter(|ip| *ip != MAGIC_DNS));
+    addresses
 }
 
 /// World from the settings alone.

@@ -58,6 +58,7 @@ impl StatePart {
             netmap: tailnet.netmap.clone(),
             serving: ingress.map_or_else(unset, |ingress| ingress.serving.clone()),
             standing: ingress.map_or_else(unset, |ingress| ingress.standing.clone()),
+            overlaps: forwarding.overlaps.clone(),
         };
         tasks.run_until_stop("reporter", reporter::run(published, about, ledger.clone()));
         if let Some(daemon) = &tailnet.daemon {

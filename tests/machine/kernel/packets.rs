@@ -3,13 +3,20 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
+use tailyard::edge::link::routing_rules::sync;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::base::netmap::{NetMap, SelfNode};
 use tailyard::model::base::small_set::SortedSet;
+use tailyard::model::config::IngressConfig;
+use tailyard::model::firewall::routing::rules;
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
+use tailyard::model::plan::Planned;
+use tailyard::model::plan::world::World;
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
@@ -495,6 +502,59 @@ fn pod_network_in_the_tailnet_range_is_forwarded(backend: Backend) {
     scene.check_both(&firewall.ruleset, Side::Tailnet, vip(Family::V4, 2), BACKEND, Relayed(&["client0"]));
 }
 
+/// A Service of one family in a group: the replica's plan, loaded in the kernel.
+fn address_without_mapping_is_refused_at_once(backend: Backend) {
+    use Expect::{Refused, Relayed};
+    let scene = Scene::build();
+    for (family, other) in [(Family::V4, Family::V6), (Family::V6, Family::V4)] {
+        let mapping = format!(
+            r#"{{"svc:web":{{"{family}Mapping":{{"TailscaleServiceIP":"{}","ClusterIP":"{}"}}}}}}"#,
+            vip(family, 5),
+            scene.lab.clients[0].cluster[&family]
+        );
+        let services = [("svc:web".to_owned(), [vip(family, 5), vip(other, 5)].into())].into();
+        let addresses = scene.proxy().tailnet.values().copied().collect();
+        let node = SelfNode { addresses, services, ..SelfNode::default() };
+        let world = World {
+            ingress: Arc::new(IngressConfig::parse(mapping.as_bytes()).expect("a config")),
+            netmap: Some(Arc::new(NetMap { node: Some(node), ..NetMap::default() })),
+            ..World::empty(InterfaceName::tailscale0(), BTreeSet::new())
+        };
+        let firewall = Firewall::load(backend, scene.proxy(), Planned::new(&world).ruleset);
+        scene.check_both(&firewall.ruleset, Side::Tailnet, vip(family, 5), BACKEND, Relayed(&["client0"]));
+        scene.check_both(&firewall.ruleset, Side::Tailnet, vip(other, 5), BACKEND, Refused);
+    }
+}
+
+/// tailscaled's table, ahead of the main one, with the cluster's own ranges: another node of the tailnet advertises them.
+fn accepted_route_over_the_cluster_takes_no_traffic(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    let scene = Scene::build();
+    let (proxy, client) = (scene.proxy(), &scene.lab.clients[0]);
+    let covering = ["10.42.0.0/24", "fd42::/64"];
+    for family in ["-4", "-6"] {
+        proxy.feed(&["ip", family, "rule", "add", "pref", "5270", "lookup", "52"], "");
+    }
+    proxy.ip(&covering.map(|net| format!("route add {net} dev {TAILNET} table 52\n")).concat());
+    // The strictest check of source addresses.
+    proxy.sysctl("net.ipv4.conf.all.rp_filter", "1");
+    let firewall = Firewall::load(backend, proxy, scene.ruleset());
+    let cut = client.ask_tcp(SocketAddr::new(proxy.cluster[&Family::V6], 10_001), Duration::from_millis(300));
+    assert_eq!(cut.map_err(|fault| fault.kind()), Err(io::ErrorKind::TimedOut), "the route takes replies");
+    let rules = rules(&InterfaceName::tailscale0(), &covering.map(|net| net.parse().expect("a prefix")));
+    proxy.ns.block_on(|| sync(&rules)).expect("the namespace").expect("routing rules");
+    for family in Family::ALL {
+        let (pod, backend) = (proxy.cluster[&family], SocketAddr::new(client.cluster[&family], BACKEND));
+        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Relayed(&["target0"]));
+        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_002, Refused);
+        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 9002, Own);
+        scene.check_both(&firewall.ruleset, Side::Tailnet, vip(family, 2), BACKEND, Relayed(&["client0"]));
+        scene.check_both(&firewall.ruleset, Side::Tailnet, vip(family, 3), BACKEND, Refused);
+        let own = proxy.ask_tcp(backend, PATIENCE).expect("an answer");
+        assert_eq!(own.peer.ip(), pod, "the replica's own connection");
+    }
+}
+
 fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
     let scene = Scene::build();
     let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
@@ -549,6 +609,8 @@ on_every_backend!(
     tcp_mss_is_clamped_in_both_directions,
     oversized_datagram_gets_its_icmp_error_through_nat,
     pod_network_in_the_tailnet_range_is_forwarded,
+    address_without_mapping_is_refused_at_once,
+    accepted_route_over_the_cluster_takes_no_traffic,
     match_port_traffic_leaves_only_by_the_tailnet,
     whole_address_traffic_leaves_only_by_the_tailnet,
     flows_and_bytes_are_counted_by_match_port,

@@ -138,3 +138,40 @@ fn proxy_of_one_service_drops_new_connections_until_it_forwards() {
     until("started", PATIENCE, || replica.get("/livez").is_ok());
     assert_eq!(failure().expect("served").name, backend.name);
 }
+
+#[test]
+fn proxy_of_one_service_forwards_both_families() {
+    let lab = Lab::build(&Shape::default());
+    let (backend, proxy, client) = (&lab.clients[0], &lab.proxies[0], &lab.targets[0]);
+    let _server = backend.serve(80);
+    for (first, other) in [(Family::V4, Family::V6), (Family::V6, Family::V4)] {
+        let variable = |name: &str, family| (name.to_owned(), backend.cluster[&family].to_string());
+        let env = vec![variable("TS_DEST_IP", first), variable("TAILYARD_OTHER_DEST_IP", other)];
+        let mut replica = Replica::launch(proxy, "{}", &netmap(proxy, &lab.targets), &Start { env, ..Start::default() });
+        for family in Family::ALL {
+            let to = SocketAddr::new(proxy.tailnet[&family], 80);
+            until("forwarded", PATIENCE, || client.ask_tcp(to, PATIENCE).is_ok_and(|answer| answer.name == backend.name));
+        }
+        replica.signal(Signal::SIGKILL);
+        replica.wait_exit(PATIENCE);
+    }
+}
+
+#[test]
+fn replica_has_routing_rules_for_routes_that_cover_its_own_addresses() {
+    let lab = Lab::build(&Shape::default());
+    let proxy = &lab.proxies[0];
+    let mut tailnet = netmap(proxy, &lab.targets);
+    let replica = Replica::launch(proxy, "{}", &tailnet, &Start::default());
+    let rules = |family: &str| proxy.feed(&["ip", family, "rule"], "");
+    for family in ["-4", "-6"] {
+        until("a rule", PATIENCE, || rules(family).contains("iif tailscale0 lookup main"));
+    }
+    tailnet["peers"][0]["routes"] = json!(["10.42.0.0/16", "10.99.0.0/16"]);
+    replica.tailnet(&tailnet);
+    until("a rule for the route", PATIENCE, || rules("-4").contains("to 10.42.0.0/16 iif lo lookup main"));
+    assert!(!rules("-4").contains("10.99.0.0/16"), "it covers nothing of the cluster: {}", rules("-4"));
+    tailnet["peers"][0]["routes"] = json!([]);
+    replica.tailnet(&tailnet);
+    until("the rule goes with the route", PATIENCE, || !rules("-4").contains("10.42.0.0/16"));
+}

@@ -3,6 +3,7 @@
 //! An Ingress has no conditions: its faults are Events, repeated while they last. Unchanged status is not written.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::model::controller::ingress::advertise::{live, serves, unapproved};
 use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::config::node_site;
 use crate::model::controller::ingress::service_state::is_device;
-use crate::model::controller::ingress::spec::{PublishTarget, service_name};
+use crate::model::controller::ingress::spec::{L4Service, PublishTarget, service_name};
 use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
 use crate::model::controller::ingress::{
     IngressPlan, Item, NO_CERTIFICATES, Rejection, ServiceState, device_site as alone, routes, subject,
@@ -125,15 +126,24 @@ impl IngressPlan<'_> {
                 let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
                 if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
             }
-            (PublishTarget::Whole(_), standing) => {
+            (PublishTarget::Whole(whole), standing) => {
                 let own = if let ServiceState::Owned(own) = standing { own.as_slice() } else { &[] };
-                let v4 = own.iter().find(|ip| ip.parse::<std::net::Ipv4Addr>().is_ok());
-                let ip = v4.or(own.first());
-                let entry = ip.map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
-                json!({"ingress": [entry]})
+                let mut ips = mapped(own, whole).into_iter();
+                let first = ips.next().map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
+                json!({"ingress": std::iter::once(first).chain(ips.map(|ip| json!({"ip": ip}))).collect::<Vec<_>>()})
             }
         }
     }
+}
+
+/// Addresses of a Tailscale Service that are forwarded, in the order of the Service's families. A DNS name may lack a family, so only the first
+/// one is shown for it.
+fn mapped<'a>(own: &'a [String], whole: &L4Service) -> Vec<&'a String> {
+    let of_family = |is_v4: bool| own.iter().find(|own| own.parse::<IpAddr>().is_ok_and(|own| own.is_ipv4() == is_v4));
+    if whole.external_name.is_empty() {
+        return whole.addresses.iter().filter_map(|ip| of_family(ip.is_ipv4())).collect();
+    }
+    of_family(true).or(own.first()).into_iter().collect()
 }
 
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \

@@ -55,7 +55,8 @@ pub(crate) fn device_id(replica: &str) -> DeviceId {
 
 /// A device that joins; its address follows from a number.
 pub(crate) fn joined(id: &DeviceId, number: u64, tags: Vec<String>, created: Timestamp) -> Device {
-    let addresses = DeviceAddresses::parse([&*format!("100.64.{}.{}", number / 250, number % 250 + 1)]);
+    let four = format!("100.64.{}.{}", number / 250, number % 250 + 1);
+    let addresses = DeviceAddresses::parse([&*four, &*format!("fd7a:115c:a1e0::{:x}", number + 1)]);
     Device { id: id.to_string(), tags, addresses, created: Some(created), ..Device::default() }
 }
 

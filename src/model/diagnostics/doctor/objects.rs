@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::facts::ClusterFacts;
 use super::{Check, MAX_LISTED, ReadResult, is_operator, is_reconciler, named, page, variable};
-use crate::api::condition::PROXY_READY;
+use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
@@ -20,6 +20,7 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
     checks.extend(policy(facts));
     checks.extend(proxies(facts));
+    checks.extend(routes(facts));
     checks.extend(ingresses(facts));
     checks
 }
@@ -148,6 +149,27 @@ impl PolicySettings<'_> {
         let address = service.and_then(|service| service["spec"]["clusterIP"].as_str()?.parse::<IpAddr>().ok());
         address.is_some_and(|address| !self.allowed.iter().any(|net| net.contains(&address)))
     }
+}
+
+/// Groups and standalone proxies that accept routes which cover addresses of the cluster. Missing rights are reported elsewhere.
+fn routes(facts: &ClusterFacts) -> Vec<Check> {
+    const NAME: &str = "routes";
+    let mut found = Vec::new();
+    for (kind, objects) in [("ProxyGroup", &facts.groups), ("Service", &facts.services)] {
+        for object in objects.as_deref().unwrap_or_default() {
+            let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let overlap = conditions.iter().find(|one| one["type"] == ROUTES_OVERLAP && one["status"] == "True");
+            found.extend(overlap.map(|overlap| format!("{kind} {}: {}", named(object), overlap["message"].as_str().unwrap_or_default())));
+        }
+    }
+    if found.is_empty() && (facts.groups.is_err() || facts.services.is_err()) {
+        return Vec::new();
+    }
+    if found.is_empty() {
+        return vec![Check::ok(NAME, "no proxy accepts a route that covers addresses of the cluster".to_owned())];
+    }
+    let fix = format!("as the message says ({}#an-accepted-route-covers-addresses-of-the-cluster)", page("failures.md"));
+    listed(NAME, found, "more accept such routes", &fix)
 }
 
 /// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.

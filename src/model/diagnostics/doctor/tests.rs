@@ -268,6 +268,20 @@ fn two_operators_are_bad_if_both_write_a_group() {
 }
 
 #[test]
+fn overlapping_routes_of_groups_and_services_are_named() {
+    let with = |object: Value| {
+        let mut object = object;
+        object["status"]["conditions"] = json!([{"type": "TailyardRoutesOverlap", "status": "True", "message": "covers 10.244.0.0/16"}]);
+        object
+    };
+    finds(&well(), "routes", Finding::Ok, "no proxy");
+    let groups = Ok(vec![with(group("eg", "egress"))]);
+    finds(&ClusterFacts { groups, ..well() }, "routes", Finding::Warn, "ProxyGroup eg: covers 10.244.0.0/16");
+    let services = Ok(vec![with(service("expose", "True", "ProxyCreated", ""))]);
+    finds(&ClusterFacts { services, ..well() }, "routes", Finding::Warn, "covers 10.244.0.0/16");
+}
+
+#[test]
 fn two_operators_are_bad_if_both_write_a_service_or_ingress_without_group() {
     let ingress = |name: &str, class: &str, group: &str| {
         let annotations = if group.is_empty() { json!({}) } else { json!({"tailscale.com/proxy-group": group}) };

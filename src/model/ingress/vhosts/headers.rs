@@ -26,46 +26,48 @@ const PICTURE: HeaderName = HeaderName::from_static("tailscale-user-profile-pic"
 const INFO: HeaderName = HeaderName::from_static("tailscale-headers-info");
 const CAPS: HeaderName = HeaderName::from_static("tailscale-app-capabilities");
 
-/// Prefixes of header names that only this proxy may send.
-const CLAIMS: [&str; 2] = ["tailscale-", "x-forwarded"];
-/// Other headers from which servers read a client's address, or the requested host, scheme or path.
-const OTHER_CLAIMS: [&str; 36] = [
-    "cf-connecting-ip",
-    "cf-connecting-ipv6",
-    "cf-pseudo-ipv4",
-    "client-ip",
-    "fastly-client-ip",
-    "fly-client-ip",
-    "forwarded",
-    "forwarded-for",
-    "forwarded-for-ip",
-    "forwarded-proto",
+/// Last words of header names from which servers read a client's address.
+const ADDRESS_ENDINGS: [&str; 7] = ["for", "ip", "ipaddr", "ipaddress", "ips", "ipv4", "ipv6"];
+/// Words for a client, which name its address before the words `ip`, `addr` or `address`, or as one word with these.
+const CLIENT_WORDS: [&str; 18] = [
+    "caller",
+    "client",
+    "cluster",
+    "connecting",
+    "connection",
+    "external",
+    "origin",
+    "originating",
+    "peer",
+    "proxy",
+    "real",
+    "remote",
+    "socket",
+    "source",
+    "src",
+    "true",
+    "user",
+    "viewer",
+];
+/// Other headers from which servers read the requested host, scheme or path.
+const REQUEST_CLAIMS: [&str; 17] = [
     "front-end-https",
-    "http-client-ip",
-    "proxy-client-ip",
-    "real-ip",
-    "true-client-ip",
-    "wl-proxy-client-ip",
-    "x-appengine-remote-addr",
-    "x-appengine-user-ip",
-    "x-azure-clientip",
-    "x-azure-socketip",
-    "x-client-ip",
-    "x-cluster-client-ip",
-    "x-envoy-external-address",
+    "x-envoy-original-host",
     "x-envoy-original-path",
     "x-host",
     "x-http-host-override",
-    "x-original-for",
-    "x-original-forwarded-for",
     "x-original-host",
+    "x-original-method",
+    "x-original-path",
+    "x-original-port",
+    "x-original-proto",
+    "x-original-scheme",
     "x-original-uri",
     "x-original-url",
-    "x-originating-ip",
-    "x-real-ip",
-    "x-remote-addr",
-    "x-remote-ip",
+    "x-rewrite-uri",
     "x-rewrite-url",
+    "x-scheme",
+    "x-url-scheme",
 ];
 
 /// Protocols to which a connection may be upgraded.
@@ -136,6 +138,17 @@ pub fn end_to_end(headers: &mut HeaderMap) {
     }
 }
 
+/// Joins repeated equal lengths of a response to one (RFC 9110, 8.6): clients reject several. Different ones say nothing and are removed.
+pub fn single_length(headers: &mut HeaderMap) {
+    let length = {
+        let mut lengths = tokens(headers, &CONTENT_LENGTH);
+        let (Some(first), Some(second)) = (lengths.next(), lengths.next()) else { return };
+        if second == first && lengths.all(|other| other == first) { HeaderValue::from_str(first).ok() } else { None }
+    };
+    headers.remove(CONTENT_LENGTH);
+    headers.extend(length.map(|length| (CONTENT_LENGTH, length)));
+}
+
 /// Removes forbidden fields from a request's trailers: those that a client's header may not have either, and those that must not be
 /// trailers (RFC 9110, 6.5.1).
 pub fn trailers(headers: &mut HeaderMap) {
@@ -174,14 +187,24 @@ pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
     }
 }
 
-/// Whether only this proxy may send the header. Some servers treat other characters like `-`, so all characters that are neither letters
-/// nor digits are equal.
+/// Whether only this proxy may send the header: identity, a client's address, or the requested host, scheme or path. Addresses are recognized
+/// by the words of the name, because CDNs and proxies have many names for them. Some servers treat other characters like `-`, so all
+/// characters that are neither letters nor digits separate words.
 fn is_claim(name: &str) -> bool {
-    let begins = |expected: &str| {
-        let spelled = name.bytes().map(|byte| if byte.is_ascii_alphanumeric() { byte } else { b'-' });
-        name.len() >= expected.len() && spelled.zip(expected.bytes()).all(|(byte, current)| byte == current)
+    let mut words = name.split(|char: char| !char.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let is_identity = words.clone().next() == Some("tailscale") && words.clone().nth(1).is_some();
+    let is_forwarded = words.clone().any(|word| word.contains("forwarded"));
+    let is_request = REQUEST_CLAIMS.into_iter().any(|claim| words.clone().eq(claim.split('-')));
+    let is_client = |word: &str| CLIENT_WORDS.contains(&word);
+    let is_joined = |word: &str| {
+        let endings = ["ip", "addr", "address"].into_iter().chain(ADDRESS_ENDINGS);
+        endings.filter_map(|ending| word.strip_suffix(ending)).any(is_client)
     };
-    CLAIMS.into_iter().any(begins) || OTHER_CLAIMS.into_iter().any(|existing| existing.len() == name.len() && begins(existing))
+    let is_address = words.next_back().is_some_and(|last| {
+        let is_clients = matches!(last, "addr" | "address") && words.next_back().is_some_and(is_client);
+        ADDRESS_ENDINGS.contains(&last) || is_joined(last) || is_clients
+    });
+    is_identity || is_forwarded || is_request || is_address
 }
 
 fn without_claims(headers: &mut HeaderMap) {
@@ -274,6 +297,22 @@ mod tests {
     }
 
     #[test]
+    fn repeated_equal_lengths_become_one() {
+        let joined = |values: &[&'static str]| {
+            let mut sent = HeaderMap::new();
+            for value in values {
+                sent.append(CONTENT_LENGTH, HeaderValue::from_static(value));
+            }
+            single_length(&mut sent);
+            sent.get_all(CONTENT_LENGTH).iter().map(|value| value.to_str().expect("text").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(joined(&["5", "5", "5"]), ["5"]);
+        assert_eq!(joined(&["5, 5"]), ["5"]);
+        assert_eq!(joined(&["5"]), ["5"]);
+        assert!(joined(&["5", "6"]).is_empty() && joined(&["5, 6"]).is_empty() && joined(&[]).is_empty());
+    }
+
+    #[test]
     fn only_configured_protocols_are_upgraded_to() {
         let upgrade = |upgrades: &Upgrades, protocols: &'static str| {
             upgrades.wanted(&headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocols)]))
@@ -293,15 +332,99 @@ mod tests {
         assert!(!upgrades_to(&HeaderValue::from_static("websocket"), &HeaderMap::new()));
     }
 
+    /// Names by which servers, CDNs and libraries read a client's address.
+    const ADDRESSES: [&str; 47] = [
+        "ali-cdn-real-ip",
+        "cf-connecting-ip",
+        "cf-connecting-ipv6",
+        "cf-pseudo-ipv4",
+        "client-ip",
+        "cloudfront-viewer-address",
+        "do-connecting-ip",
+        "fastly-client-ip",
+        "fly-client-ip",
+        "forwarded",
+        "forwarded-for",
+        "forwarded-for-ip",
+        "forwarded-proto",
+        "http-client-ip",
+        "http-x-forwarded-for",
+        "proxy-client-ip",
+        "real-ip",
+        "remote-addr",
+        "true-client-ip",
+        "wl-proxy-client-ip",
+        "x-appengine-remote-addr",
+        "x-appengine-user-ip",
+        "x-azure-clientip",
+        "x-azure-socketip",
+        "x-client-ip",
+        "x-client-ipaddress",
+        "x-cluster-client-ip",
+        "x-envoy-external-address",
+        "x-forwarded",
+        "x-forwarded-by",
+        "x-forwardedfor",
+        "x-nf-client-connection-ip",
+        "x-original-for",
+        "x-original-forwarded-for",
+        "x-originating-ip",
+        "x-proxyuser-ip",
+        "x-real-ip",
+        "x-realip",
+        "x-remote-addr",
+        "x-remote-address",
+        "x-remote-ip",
+        "x-remoteaddr",
+        "x-source-ip",
+        "x-sourceip",
+        "x-true-ip",
+        "x-user-ips",
+        "x-vercel-forwarded-for",
+    ];
+
     #[test]
-    fn identity_headers_are_recognized_with_any_separator() {
-        for claim in OTHER_CLAIMS.into_iter().chain([LOGIN.as_str(), CAPS.as_str(), FORWARDED_PROTO.as_str()]) {
+    fn claims_are_recognized_with_any_separator() {
+        let claims = ["tailscale-user-login", "tailscale-app-capabilities", "x-forwarded-proto"];
+        for claim in ADDRESSES.into_iter().chain(REQUEST_CLAIMS).chain(claims) {
             for between in "!#$%&'*+-.^_`|~".chars() {
                 let name: HeaderName = claim.replace('-', &between.to_string()).parse().expect("a name");
                 assert!(is_claim(name.as_str()), "{name}");
             }
+            assert!(is_claim(&format!("-{}_", claim.replace('-', "--"))), "{claim}");
         }
-        for other in ["tailscale", "forward", "x-client-ip-count", "host", "x-real", "x-client-id", "content-type"] {
+    }
+
+    #[test]
+    fn other_headers_are_forwarded() {
+        let others = [
+            "tailscale",
+            "forward",
+            "x-client-ip-count",
+            "host",
+            "x-real",
+            "x-client-id",
+            "content-type",
+            "via",
+            "origin",
+            "x-vip",
+            "x-zip",
+            "x-membership",
+            "x-skip",
+            "x-trip",
+            "x-billing-address",
+            "x-request-id",
+            "x-original-filename",
+            "x-scheme-version",
+            "idempotency-key",
+            "x-http-method-override",
+            "if-none-match",
+            "x-csrf-token",
+            "remote-user",
+            "source",
+            "client",
+        ];
+        for other in others {
             assert!(!is_claim(other), "{other}");
         }
     }

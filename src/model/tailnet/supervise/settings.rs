@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::model::base::netmap::in_tailscale_range;
 
 /// Address of tailscaled's DNS server, on its own interface.
-const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
+pub const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
 
 /// A secret text, hidden in logs, status and command lines.
 #[derive(Clone, PartialEq, Eq, Default)]

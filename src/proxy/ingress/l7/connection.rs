@@ -23,6 +23,7 @@ use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
 use super::client::{ClientConnection, ClientNetwork, ConnectionBudget};
+use super::dial::MAX_HEADERS;
 use super::linger_close::hand_out;
 use super::request::answer;
 use super::{Closing, Limits, SitePort};
@@ -205,6 +206,7 @@ fn limit(builder: &mut auto::Builder<Activity>, limits: &Limits) {
         .timer(TokioTimer::new())
         .header_read_timeout(limits.idle_timeout)
         .max_buf_size(limits.max_head_bytes)
+        .max_headers(MAX_HEADERS)
         .http2()
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))

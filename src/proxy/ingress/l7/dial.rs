@@ -22,6 +22,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 const PING: Duration = Duration::from_secs(15);
 /// Maximum size of a response head.
 const HEAD: usize = 256 << 10;
+/// Maximum number of headers of an HTTP/1.1 head: hyper allocates room for all of them.
+pub(super) const MAX_HEADERS: usize = 1024;
 /// HTTP/2 stream window: gRPC has large messages.
 const WINDOW: u32 = 1 << 20;
 
@@ -103,7 +105,8 @@ where
         sender.ready().await.map_err(http)?;
         return Ok(Sender::Http2(sender));
     }
-    let (mut sender, connection) = http1::Builder::new().max_buf_size(HEAD).handshake(stream).await.map_err(http)?;
+    let (mut sender, connection) =
+        http1::Builder::new().max_buf_size(HEAD).max_headers(MAX_HEADERS).handshake(stream).await.map_err(http)?;
     tokio::spawn(drive(address, connection.with_upgrades(), permit));
     sender.ready().await.map_err(http)?;
     Ok(Sender::Http1(sender))

@@ -303,6 +303,7 @@ fn copied<A, B>(request: &Request<A>, body: B) -> Request<B> {
 fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     let (mut parts, body) = answer.into_parts();
     headers::end_to_end(&mut parts.headers);
+    headers::single_length(&mut parts.headers);
     parts.version = Version::default();
     parts.extensions.clear();
     guard.in_flight.awaits_backend();

@@ -14,6 +14,7 @@ use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
 use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory, egress_status, encode, ingress_status};
+use crate::proxy::forwarding::routing::RouteOverlaps;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
 use crate::runtime::timer::until;
@@ -25,6 +26,7 @@ pub struct Inputs {
     /// Serve config in force, if this replica decides it; otherwise the sender may be dropped.
     pub serving: watch::Receiver<ServeStatus>,
     pub standing: watch::Receiver<AdvertiseStatus>,
+    pub overlaps: watch::Receiver<Option<RouteOverlaps>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,12 +64,16 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
         record_unserved(&ledger, &inputs.standing.borrow_and_update());
+        if let Some(overlaps) = &*inputs.overlaps.borrow_and_update() {
+            record(&ledger, state::ROUTE_OVERLAPS, overlaps.is_empty(), json(overlaps));
+        }
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
             changed = inputs.netmap.changed() => changed,
             Ok(()) = inputs.serving.changed() => Ok(()),
             Ok(()) = inputs.standing.changed() => Ok(()),
+            Ok(()) = inputs.overlaps.changed() => Ok(()),
             () = until(due) => Ok(()),
         };
         if changed.is_err() {
@@ -133,14 +139,17 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
 
 /// Reports services that clients cannot reach; the reconciler passes this on to their users. While this is unknown, the last report stays.
 fn record_unserved(ledger: &Ledger, status: &AdvertiseStatus) {
-    let record = |key, is_empty, list| if is_empty { ledger.remove(key) } else { ledger.set(key, list) };
     if let Some(errors) = &status.funnel_errors {
         let texts: BTreeMap<_, _> = errors.iter().map(|(service, why)| (service, why.to_string())).collect();
-        record(state::FUNNEL_ERRORS, errors.is_empty(), json(&texts));
+        record(ledger, state::FUNNEL_ERRORS, errors.is_empty(), json(&texts));
     }
     if let Some(services) = &status.unapproved {
-        record(state::UNAPPROVED, services.is_empty(), json(services));
+        record(ledger, state::UNAPPROVED, services.is_empty(), json(services));
     }
+}
+
+fn record(ledger: &Ledger, key: &'static str, is_empty: bool, value: Vec<u8>) {
+    if is_empty { ledger.remove(key) } else { ledger.set(key, value) }
 }
 
 /// JSON of values whose serialization cannot fail.

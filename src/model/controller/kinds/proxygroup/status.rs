@@ -2,7 +2,7 @@
 //!
 //! A replica counts while it is alive, not because it once wrote a status. The first fault in order of severity is reported.
 
-use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, reason};
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, ROUTES_OVERLAP, reason};
 use crate::api::names;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions;
@@ -15,6 +15,7 @@ use crate::model::controller::workload::part::{PlanPart, WorkloadFault};
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 use crate::model::controller::workload::replicas::other_tags;
+use crate::model::controller::workload::route_overlaps;
 
 /// Most severe reasons: reported before any other.
 const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
@@ -57,6 +58,10 @@ pub(crate) fn status(work: &mut PlanPart<'_>, group: &ProxyGroup, wanted: u32) {
         work.warn_workload("TagsNotApplied", message);
     }
     published(work, &mut status);
+    match route_overlaps::condition(work, wanted) {
+        Some(overlap) => drop(conditions::set(&mut status.conditions, &overlap, now)),
+        None => drop(conditions::remove(&mut status.conditions, ROUTES_OVERLAP)),
+    }
     // The number of running Pods may change while the fault lasts.
     let reported = conditions::get(&before.conditions, PROXY_GROUP_READY).map_or("", |ready| ready.message.as_str());
     if changed && (!work.faults.is_empty() || pod_fault.is_some_and(|(_, fault)| !reported.contains(&fault))) {

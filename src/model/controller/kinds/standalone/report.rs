@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
-use crate::api::condition::{PROXY_READY, reason};
+use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP, reason};
 use crate::api::names;
 use crate::api::proxygroup::TailnetDevice;
 use crate::model::base::conditions;
@@ -33,6 +33,7 @@ use crate::model::controller::workload::provision::refused_class;
 use crate::model::controller::workload::proxy_state::ProxyState;
 use crate::model::controller::workload::replicas::other_tags;
 use crate::model::controller::workload::rollout::{is_current, set_ref};
+use crate::model::controller::workload::route_overlaps;
 use crate::model::controller::workload::service_conditions::{ServiceChanges, ServiceConditions};
 use crate::model::plan::world::Single;
 
@@ -149,6 +150,9 @@ pub(crate) fn released(work: &mut PlanPart<'_>, service: &Service, egress: bool)
     let mut conditions = ServiceConditions::new(work, service);
     let remains = service.metadata.deletion_timestamp.is_none();
     let changed = remains && conditions.remove(PROXY_READY);
+    if remains {
+        conditions.remove(ROUTES_OVERLAP);
+    }
     let external_name = if remains && !egress { restored(work, service) } else { None };
     let published = work.observed.assignment.published(service).group().is_some();
     let cleared = remains && !published && balancer(service) != json!([]) && is_balanced(service);
@@ -182,6 +186,10 @@ fn set(work: &mut PlanPart<'_>, service: &Service, condition: ProxyCondition, fi
     let mut conditions = ServiceConditions::new(work, service);
     if conditions.set(PROXY_READY, status, reason, message.clone()) && warns {
         work.warn(subject(service), reason, message);
+    }
+    match route_overlaps::condition(work, 1) {
+        Some(overlap) => drop(conditions.set(ROUTES_OVERLAP, overlap.status, overlap.reason, overlap.message)),
+        None => drop(conditions.remove(ROUTES_OVERLAP)),
     }
     conditions.update(work, finalized, changes);
 }
@@ -280,14 +288,16 @@ fn is_unconfirmed(replica: &ObservedReplica) -> bool {
 
 /// New addresses of a Service of type `LoadBalancer`, if changed. They stay while the Pod is replaced.
 fn addresses(work: &Pass<'_>, service: &Service, shape: &RenderContext<'_>, reached: Option<(&TailnetDevice, &str)>) -> Option<Value> {
-    let Single::DestIp(cluster_ip) = shape.target else { return None };
+    shape.cluster_addresses().next()?;
     // A group serves it until the proxy does.
     let in_group = finalizers::has(&service.metadata, names::SERVICE_FINALIZER);
     let is_known = in_group || work.observed.replicas.get(&0).is_some_and(ObservedReplica::has_device);
     let wanted = match reached {
         Some((device, name)) => {
-            let same_family = |ip: &&String| ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_ipv4() == cluster_ip.is_ipv4());
-            let ips = device.tailnet_ips.iter().filter(same_family).map(|ip| json!({"ip": ip}));
+            let is_served = |ip: &&String| {
+                ip.parse::<std::net::IpAddr>().is_ok_and(|ip| shape.cluster_addresses().any(|to| to.is_ipv4() == ip.is_ipv4()))
+            };
+            let ips = device.tailnet_ips.iter().filter(is_served).map(|ip| json!({"ip": ip}));
             [json!({"hostname": name})].into_iter().chain(ips).collect()
         }
         None if is_known => return None,

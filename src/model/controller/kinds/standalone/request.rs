@@ -128,7 +128,8 @@ fn published(service: &Service, settings: &GroupSettings) -> (Option<Single>, Ve
     }
     let single = spec.and_then(|spec| match spec.target {
         PublishTarget::Whole(L4Service { addresses, external_name, .. }) => {
-            Some(addresses.first().map_or(Single::DestDns(external_name), |ip| Single::DestIp(*ip)))
+            let single = addresses.first().map(|ip| Single::DestIp { ip: *ip, other: addresses.get(1).copied() });
+            Some(single.unwrap_or(Single::DestDns(external_name)))
         }
         PublishTarget::Site(_) => None,
     });

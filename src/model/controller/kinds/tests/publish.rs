@@ -54,10 +54,30 @@ fn external_name_is_published_without_endpoints() {
 }
 
 #[test]
+fn status_of_a_service_shows_the_families_that_are_mapped() {
+    let (four, six) = ("10.96.0.21", "fd00:96::21");
+    for ips in [vec![four], vec![six], vec![four, six], vec![six, four]] {
+        let mut world = publishing(ingress());
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": ips[0], "clusterIPs": ips, "ports": [{"port": 80}]});
+        expose(&mut world, "db", json!({}), spec);
+        world.settle();
+        let service = &world.services[&("default".to_owned(), "db".to_owned())];
+        let shown = serde_json::to_value(service.status.as_ref().and_then(|status| status.load_balancer.as_ref())).expect("JSON");
+        let shown: Vec<_> =
+            shown["ingress"].as_array().expect("entries").iter().map(|entry| entry["ip"].as_str().expect("an address")).collect();
+        let mapping = world.config("in").mappings["svc:db"].clone();
+        let pair = |ip: &&str| if ip.contains(':') { mapping.ipv6.clone() } else { mapping.ipv4.clone() };
+        let mapped: Vec<_> = ips.iter().map(|ip| pair(ip).expect("a pair")).collect();
+        assert_eq!(mapped.iter().map(|pair| pair.cluster_ip.as_str()).collect::<Vec<_>>(), ips);
+        assert_eq!(shown, mapped.iter().map(|pair| pair.tailscale_service_ip.as_str()).collect::<Vec<_>>(), "{ips:?}");
+    }
+}
+
+#[test]
 fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
     let mut world = publishing(ingress());
     (world.hosted.late, world.hosted.v6_only) = (3, true);
-    let spec = json!({"type": "LoadBalancer", "clusterIP": "fd00:96::21", "clusterIPs": ["fd00:96::21"], "ports": [{"port": 80}]});
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": "fd00:96::21", "clusterIPs": ["fd00:96::21"], "ports": [{"port": 80}]});
     expose(&mut world, "db", json!({}), spec);
     let entry = |world: &World| {
         let service = &world.services[&("default".to_owned(), "db".to_owned())];

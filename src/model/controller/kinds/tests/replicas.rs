@@ -2,6 +2,8 @@
 
 use super::world::device_id;
 use super::*;
+use crate::api::condition::ROUTES_OVERLAP;
+use crate::model::base::conditions;
 use crate::model::controller::workload::identity::{Device, DeviceId};
 
 #[test]
@@ -70,6 +72,27 @@ fn unused_auth_key_is_revoked() {
     world.settle();
     assert_eq!((world.minted, world.keys.len(), world.objects.contains_key(&object(Kind::Secret, "pg-0-config"))), (1, 0, false));
     assert_eq!(world.ready("pg").1, "ProxyGroupReady", "none is what was asked for");
+}
+
+#[test]
+fn accepted_routes_over_the_cluster_are_a_condition_of_the_group() {
+    let mut world = serving();
+    let overlap = |world: &World| {
+        let conditions = &world.groups["pg"].status.as_ref().expect("a status").conditions;
+        conditions::get(conditions, ROUTES_OVERLAP).map(|found| found.message.clone())
+    };
+    assert_eq!(overlap(&world), None);
+    let state = object(Kind::Secret, "pg-0");
+    let report = |text: &str| json!(k8s_openapi::ByteString(text.as_bytes().to_vec()));
+    let key = "tailyard-overlapping-routes.json";
+    let many: Vec<_> = (1..=7).map(|number| format!(r#""10.{number}.0.0/16":"10.{number}.0.1""#)).collect();
+    world.edit(&state, |secret| secret["data"][key] = report(&format!("{{{}}}", many.join(","))));
+    world.settle();
+    let message = overlap(&world).expect("a condition");
+    assert!(message.contains(": 10.1.0.0/16, 10.2.0.0/16, 10.3.0.0/16, 10.4.0.0/16, 10.5.0.0/16, 2 more."), "{message}");
+    world.edit(&state, |secret| secret["data"][key] = report(r#"{"any text":"10.1.0.1"}"#));
+    world.settle();
+    assert_eq!(overlap(&world), None, "a report that is no list of routes says nothing");
 }
 
 #[test]

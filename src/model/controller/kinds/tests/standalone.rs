@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::*;
-use crate::api::condition::PROXY_READY;
+use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::model::controller::policy::assignment::StandaloneScope;
 use crate::model::controller::workload::naming;
 
@@ -102,6 +102,27 @@ fn load_balancer_gets_addresses_when_its_proxy_serves() {
     assert_eq!(status["loadBalancer"]["ingress"], json!([{"hostname": host}, {"ip": device.addresses.texts()[0]}]));
     assert_eq!(env(&world, "TS_DEST_IP").as_deref(), Some("10.96.0.9"));
     ends(world);
+}
+
+#[test]
+fn service_of_two_families_is_served_and_shown_in_both() {
+    for (ips, first, other) in
+        [(["10.96.0.9", "fd00:96::9"], "10.96.0.9", "fd00:96::9"), (["fd00:96::9", "10.96.0.9"], "fd00:96::9", "10.96.0.9")]
+    {
+        let mut world = world();
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": ips[0], "clusterIPs": ips});
+        put(&mut world, json!({}), spec);
+        world.settle();
+        assert_eq!(env(&world, "TS_DEST_IP").as_deref(), Some(first));
+        assert_eq!(env(&world, "TAILYARD_OTHER_DEST_IP").as_deref(), Some(other));
+        let service = &world.services[&("default".to_owned(), "web".to_owned())];
+        let status = serde_json::to_value(service.status.as_ref().expect("a status")).expect("JSON");
+        let own = world.devices.values().next().expect("a device").addresses.texts();
+        assert_eq!(own.len(), 2, "{own:?}");
+        let shown = json!([{"hostname": "default-web.tail1234.ts.net"}, {"ip": own[0]}, {"ip": own[1]}]);
+        assert_eq!(status["loadBalancer"]["ingress"], shown);
+        ends(world);
+    }
 }
 
 #[test]
@@ -282,6 +303,26 @@ fn rejected_target_is_reported_and_gets_no_traffic() {
     world.edit(&state, |secret| drop(secret["data"].as_object_mut().expect("data").remove("tailyard-rejected-target")));
     world.settle();
     assert_eq!(condition(&world).0, "True");
+}
+
+#[test]
+fn accepted_route_over_the_cluster_is_a_condition_of_the_service() {
+    let mut world = world();
+    put(&mut world, json!({}), balanced());
+    world.settle();
+    assert_eq!(world.condition("web", ROUTES_OVERLAP), None);
+    let state = object(Kind::Secret, &names::replica(&workload(), 0));
+    let report = k8s_openapi::ByteString(br#"{"10.96.0.0/12":"10.96.0.1","10.244.0.0/16":"10.244.1.7"}"#.to_vec());
+    world.edit(&state, |secret| secret["data"]["tailyard-overlapping-routes.json"] = json!(report));
+    world.settle();
+    let (status, reason, message) = world.condition("web", ROUTES_OVERLAP).expect("a condition");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "RouteCoversCluster"));
+    assert!(message.contains("this cluster: 10.96.0.0/12, 10.244.0.0/16."), "{message}");
+    assert_eq!(condition(&world).0, "True", "it is served");
+    world.edit(&state, |secret| secret["data"]["tailyard-overlapping-routes.json"] = Value::Null);
+    world.settle();
+    assert_eq!(world.condition("web", ROUTES_OVERLAP), None);
+    ends(world);
 }
 
 #[test]

@@ -74,7 +74,8 @@ fn app(shape: &RenderContext<'_>) -> EnvVar {
 
 fn target(shape: &RenderContext<'_>) -> Vec<EnvVar> {
     let target = shape.target.variable().zip(shape.target.value()).map(|(variable, target)| value(variable, &target));
-    target.into_iter().chain([app(shape)]).collect()
+    let other = shape.cluster_addresses().nth(1).map(|ip| value("TAILYARD_OTHER_DEST_IP", &ip.to_string()));
+    target.into_iter().chain(other).chain([app(shape)]).collect()
 }
 
 fn egress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {

@@ -3,6 +3,7 @@
 //! Interprets spec, class and settings in one place, so that two builders cannot disagree. Reads no observed objects.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -104,6 +105,11 @@ impl<'a> RenderContext<'a> {
     /// Whether the image is the Tailscale operator's, which needs its config mounted and has no `/readyz`.
     pub fn stock(&self) -> bool {
         image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
+    }
+
+    /// Cluster addresses that the proxy of a Service serves, the Service's first family first. The Tailscale operator's image serves one.
+    pub fn cluster_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.target.cluster_addresses().take(if self.stock() { 1 } else { 2 })
     }
 
     /// Whether a second Pod waits to take over.

@@ -3,8 +3,10 @@
 //! A Pod writes its state Secret: values are bounded and parsed here, and verified elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde_json::Value;
 
@@ -42,6 +44,8 @@ pub struct ReplicaState {
     pub reissue: Option<String>,
     /// Why it does not serve the target of a standalone proxy.
     pub rejected_target: Option<String>,
+    /// Accepted routes that cover addresses of the cluster, with one of these.
+    pub overlaps: BTreeMap<IpNet, IpAddr>,
     pub egress: Option<egress::EgressStatus>,
     pub ingress: Option<ingress::IngressStatus>,
     /// Funnel errors by service name.
@@ -153,6 +157,7 @@ impl ReplicaState {
             pod_uid: values.filled(state::POD_UID).map(short),
             reissue: values.text(state::REISSUE_AUTHKEY).map(short),
             rejected_target: values.filled(state::REJECTED_TARGET).map(short),
+            overlaps: values.overlaps(),
             egress,
             ingress,
             funnel_errors: values.names(state::FUNNEL_ERRORS),

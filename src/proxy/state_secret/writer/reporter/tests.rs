@@ -25,6 +25,7 @@ struct Play {
     netmap: watch::Sender<Option<Arc<NetMap>>>,
     serving: watch::Sender<ServeStatus>,
     standing: watch::Sender<AdvertiseStatus>,
+    overlaps: watch::Sender<Option<RouteOverlaps>>,
 }
 
 fn play() -> Play {
@@ -42,12 +43,13 @@ fn play_with(forwards: bool) -> Play {
     let (netmap, netmap_rx) = watch::channel(None);
     let (serving, serving_rx) = watch::channel(ServeStatus::default());
     let (standing, standing_rx) = watch::channel(AdvertiseStatus::default());
+    let (overlaps, overlaps_rx) = watch::channel(None);
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
     let about = ReportInputs { pod, egress: forwards, ingress: forwards, forwards, grace: RESOLUTION_GRACE, room: ROOM };
     tokio::spawn(reporter.run());
-    let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
+    let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx, overlaps: overlaps_rx };
     tokio::spawn(run(inputs, about, ledger.clone()));
-    Play { place, ledger, programmed, netmap, serving, standing }
+    Play { place, ledger, programmed, netmap, serving, standing, overlaps }
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,6 +165,16 @@ async fn service_without_approval_is_reported_until_it_is_approved() {
     assert_eq!(play.reported().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#, "nothing is known while tailscaled is away");
     stand(Some([].into()));
     assert!(!play.reported().await.contains_key("tailyard-unapproved-services.json"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn overlapping_routes_are_reported_until_they_are_gone() {
+    let play = play();
+    let overlap = ("10.244.0.0/16".parse().expect("a prefix"), "10.244.2.3".parse().expect("an address"));
+    play.overlaps.send_replace(Some([overlap].into()));
+    assert_eq!(play.reported().await[state::ROUTE_OVERLAPS], r#"{"10.244.0.0/16":"10.244.2.3"}"#);
+    play.overlaps.send_replace(Some([].into()));
+    assert!(!play.reported().await.contains_key(state::ROUTE_OVERLAPS));
 }
 
 #[tokio::test(start_paused = true)]

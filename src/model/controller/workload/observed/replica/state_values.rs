@@ -4,7 +4,9 @@
 //! absent. What no pass reads is not stored.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -21,7 +23,7 @@ const MAX_ELEMENTS: usize = 200_000;
 const MAX_INGRESS_ELEMENTS: usize = 50_000;
 /// Maximum JSON elements of a list of names, and of tailscaled's profile.
 const MAX_NAMES: usize = 20_000;
-/// Maximum JSON elements of the device's addresses.
+/// Maximum JSON elements of the device's addresses, and of overlapping routes.
 const MAX_ADDRESSES: usize = 64;
 
 /// Values of a state Secret, and how many elements are left for those that are not parsed yet.
@@ -99,6 +101,11 @@ impl<'a> StateValues<'a> {
 
     pub(super) fn addresses(&mut self, key: &str) -> DeviceAddresses {
         self.value::<Vec<String>>(key, MAX_ADDRESSES).map(DeviceAddresses::from).unwrap_or_default()
+    }
+
+    /// Accepted routes that cover addresses of the cluster.
+    pub(super) fn overlaps(&mut self) -> BTreeMap<IpNet, IpAddr> {
+        self.value(state::ROUTE_OVERLAPS, MAX_ADDRESSES).unwrap_or_default()
     }
 
     /// A list or map of names.
