@@ -90,8 +90,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
     checks
 }
 
-}
-
 fn reconciler(facts: &ClusterFacts) -> Check {
     const NAME: &str = "reconciler";
     let lease = match &facts.lease {
