@@ -18,8 +18,8 @@ use crate::model::diagnostics::doctor::admission::POLICY;
 use crate::model::diagnostics::doctor::cluster::{
     ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places,
 };
-use crate::model::diagnostics::doctor::{is_reconciler, variable};
 use crate::model::diagnostics::doctor::rights::{self, Right};
+use crate::model::diagnostics::doctor::{is_reconciler, variable};
 
 const ACCOUNT: &str = "tailyard-reconciler";
 const LEASE: &str = "tailyard-reconciler";
