@@ -4,6 +4,7 @@ pub mod condition;
 pub mod control;
 pub mod crd;
 pub mod egress;
+pub mod failover;
 pub mod ingress;
 pub mod issuance;
 pub mod localapi;

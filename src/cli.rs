@@ -1,4 +1,4 @@
-//! Dispatch and settings of the command line. Exit codes: 0 done, 1 failed, 2 usage, 64 settings at fault, 70 crashed.
+//! Dispatch and settings of the command line. Exit codes: 0 done, 1 failed, 2 usage, 64 invalid settings, 70 crashed.
 
 mod cluster;
 mod crd;

@@ -42,7 +42,7 @@ use crate::model::diagnostics::load::LoadSchedule;
 
 pub const TARGETS: u8 = 3;
 /// Timeout for the replicas to become ready, at the start and after the load.
-const READY: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of log lines of a replica in an error.
 const LOG_LINES: usize = 12;
 
@@ -71,7 +71,7 @@ pub enum DemoError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot {action}: {source}")]
     Io { action: &'static str, source: io::Error },
-    #[error("replica {number} was not ready within {} s; it said:\n{log}", READY.as_secs())]
+    #[error("replica {number} was not ready within {} s; it said:\n{log}", READY_TIMEOUT.as_secs())]
     NotReady { number: usize, log: String },
 }
 
@@ -164,7 +164,7 @@ where
         if done.await.is_err() {
             look(&board).faults.push("the load ended before its time".to_owned());
         }
-        script.settle_down(READY).await?;
+        script.settle_down(READY_TIMEOUT).await?;
         flows.shutdown().await;
         end_replicas(script).await
     };
@@ -214,7 +214,7 @@ async fn interruption() -> io::Result<()> {
 }
 
 async fn all_ready(replicas: &mut [ReplicaProcess]) -> Result<(), DemoError> {
-    let until = Instant::now() + READY;
+    let until = Instant::now() + READY_TIMEOUT;
     for (number, replica) in replicas.iter_mut().enumerate() {
         while !is_ready(replica.admin()).await {
             if Instant::now() > until || replica.ended()?.is_some() {
@@ -237,7 +237,7 @@ async fn end_replicas(script: &mut Script<'_>) -> Result<(), DemoError> {
     for replica in &script.replicas {
         replica.signal(Signal::SIGTERM);
     }
-    let until = Instant::now() + script.launch.grace + READY;
+    let until = Instant::now() + script.launch.grace + READY_TIMEOUT;
     for (number, replica) in script.replicas.iter_mut().enumerate() {
         while replica.pid().is_some() {
             match replica.ended()? {

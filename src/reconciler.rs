@@ -93,7 +93,8 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     tasks.run_until_stop("everything", everything(stores.clone(), Arc::clone(&metrics), leading));
     let process = identity(&settings);
     if settings.failover {
-        let failover = Failover::new(&cluster, stores.clone(), writes.clone(), Arc::clone(&metrics), process.clone());
+        let (process, node) = (process.clone(), settings.node.as_deref());
+        let failover = Failover::new(&cluster, stores.clone(), writes.clone(), &metrics, process, node);
         tasks.run_forever("failover", failover.run(tasks.stop()));
     }
     if let Some(address) = settings.admin_addr {

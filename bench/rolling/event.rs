@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kit::cluster::chart::NAMESPACE;
 use kit::cluster::node::Node;
-use kit::cluster::pods;
-use kit::operators::Stage;
+use kit::cluster::{Cluster, pods};
+use kit::operators::{PORT, Stage};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -122,8 +122,18 @@ impl Event {
                 _ => {}
             }
             cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
+            await_kubelet(cluster, node);
         }
     }
+}
+
+/// Waits until a node's kubelet starts a Pod. After a node without the API server its watch of Pods returns with a backoff of up to a minute:
+/// the next event would measure how late Pods start and end meanwhile.
+fn await_kubelet(cluster: &Cluster, node: &Node) {
+    const NAME: &str = "kubelet-reads-pods";
+    cluster.apply(&[pods::greeter(NAME, Some(&node.name), PORT, "up")]);
+    cluster.wait(&["--for=condition=Ready", &format!("pod/{NAME}")]);
+    cluster.kubectl(&["delete", "pod", NAME]);
 }
 
 /// Kills the first process of the container with a Pod's tailscaled, which ends all others in it.

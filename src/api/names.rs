@@ -113,6 +113,8 @@ pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
 /// Ours, annotation of a standalone Service or Ingress: `true` gives its proxy a second Pod that takes over. Label of that Pod and its
 /// `StatefulSet`.
 pub const STANDBY: &str = "tailyard.io/standby";
+/// Ours, annotation of a replica's Pod that does not answer health probes ([`super::failover::UnreachableNote`]).
+pub const UNREACHABLE: &str = "tailyard.io/unreachable";
 /// Annotation of a standalone Ingress: `true` serves clients of the cluster at the Pod's addresses.
 pub const FORWARD_CLUSTER_TRAFFIC: &str = "tailscale.com/experimental-forward-cluster-traffic-via-ingress";
 /// Ours, annotation of a group's issuer Lease: the first replica, which requests it back.

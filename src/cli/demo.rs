@@ -17,7 +17,7 @@ use crate::demo::{DemoOptions, run as show, services};
 use crate::edge::netns::private;
 
 /// How long a leaving replica waits for its flows: shorter than a Pod's usual thirty seconds, to be seen.
-const GRACE: Duration = Duration::from_secs(6);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// How many replicas there are.
 const REPLICAS: u8 = 2;
@@ -59,7 +59,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
         tailnet: DemoTailnet::File,
         egress: directory.path().join("egress"),
         directory: directory.path().to_owned(),
-        grace: GRACE,
+        grace: DRAIN_TIMEOUT,
         api: None,
     };
     let rate = NonZeroU32::new(args.rate).context("no rate")?;

@@ -28,7 +28,7 @@ use crate::model::diagnostics::load::LoadSchedule;
 /// The fastest that is offered: what one thread keeps up with.
 pub(super) const FASTEST: i64 = 5_000;
 /// The longest that a load lasts.
-const LONGEST: Duration = Duration::from_hours(24);
+const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// Arguments of `tailyard load`.
 #[derive(Debug, clap::Args)]
@@ -40,7 +40,7 @@ pub(super) struct LoadArgs {
     #[arg(long, default_value_t = 50, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=FASTEST))]
     rate: u32,
     /// How long to run; SIGINT or SIGTERM end it sooner
-    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = length(Duration::from_secs(1), LONGEST))]
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = length(Duration::from_secs(1), MAX_DURATION))]
     duration: Duration,
     /// Protocols
     #[arg(long, default_value = "tcp", value_parser = ["tcp", "udp", "both"])]

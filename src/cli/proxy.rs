@@ -10,8 +10,8 @@ use super::flags::Configured;
 use crate::model::settings::{Flags, INIT, Init, Settings, TailnetMode};
 use crate::runtime::{init, telemetry};
 
-/// The exit code for settings at fault (`EX_USAGE`).
-pub(super) const SETTINGS: u8 = 64;
+/// Exit code for invalid settings.
+pub(super) const EX_USAGE: u8 = 64;
 
 /// The command `tailyard proxy`.
 #[derive(Debug)]
@@ -28,13 +28,13 @@ impl Configured for ProxyCommand {
     }
 }
 
-/// Runs a replica with the environment and these flags. Settings at fault are all listed, and the code is 64.
+/// Runs a replica with the environment and these flags. All invalid settings are listed, and the exit code is 64.
 pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     let settings = match Settings::read(&environment(), flags) {
         Ok(settings) => settings,
         Err(faults) => {
             writeln!(std::io::stderr(), "{faults}")?;
-            return Ok(ExitCode::from(SETTINGS));
+            return Ok(ExitCode::from(EX_USAGE));
         }
     };
     if std::process::id() == 1 && matches!(settings.tailnet, TailnetMode::Tailscaled(_)) {
@@ -63,7 +63,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     })
 }
 
-/// The environment; what is not UTF-8 is none of ours.
+/// Environment; entries that are not UTF-8 are ignored.
 pub(super) fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use super::flags::Configured;
-use super::proxy::{SETTINGS, environment};
+use super::proxy::{EX_USAGE, environment};
 use crate::model::settings::Flags;
 use crate::model::settings::reconciler::Reconciler as Settings;
 use crate::runtime::telemetry;
@@ -23,13 +23,13 @@ impl Configured for ReconcilerCommand {
     }
 }
 
-/// Runs the reconciler with the environment and these flags. Settings at fault are all listed, and the code is 64.
+/// Runs the reconciler with the environment and these flags. All invalid settings are listed, and the exit code is 64.
 pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
     let settings = match Settings::read(&environment(), flags) {
         Ok(settings) => settings,
         Err(faults) => {
             writeln!(std::io::stderr(), "{faults}")?;
-            return Ok(ExitCode::from(SETTINGS));
+            return Ok(ExitCode::from(EX_USAGE));
         }
     };
     telemetry::init(settings.log.json, &settings.log.filter).context("logs")?;

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::cluster::{ClusterArgs, block_on};
 use super::length;
-use crate::api::names::{UNINSTALL, UNINSTALL_REMAINING, UNINSTALLED};
+use crate::api::names::{UNINSTALL_REMAINING, UNINSTALLED};
 use crate::edge::kube::{Cluster, Resource};
 use crate::reconciler::LEASE;
 
@@ -40,8 +40,7 @@ async fn release(cluster: &Cluster, timeout: Duration, out: &mut (dyn Write + Se
     if lease().await?.is_none() {
         bail!("there is no Lease {LEASE} in namespace {}: install the chart again, or name the namespace by -n", cluster.namespace());
     }
-    let request = json!({UNINSTALL: k8s_openapi::jiff::Timestamp::now(), UNINSTALL_REMAINING: null});
-    cluster.annotate(Resource::LEASE, LEASE, &request).await.context("cannot request the uninstall")?;
+    cluster.request_uninstall(LEASE).await.context("cannot request the uninstall")?;
     let began = Instant::now();
     let mut shown = None;
     loop {

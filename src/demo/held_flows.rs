@@ -10,11 +10,11 @@ use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
 /// Interval of a flow's requests.
-const BEAT: Duration = Duration::from_millis(50);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval of readiness probes.
-const PROBE: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// Delay before a broken flow is reopened.
-const REOPEN: Duration = Duration::from_millis(20);
+const REOPEN_DELAY: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
 pub struct HeldFlow {
@@ -51,7 +51,7 @@ pub async fn keep(board: SharedScoreboard, flow: HeldFlow) {
         {
             broken(&mut look(&board), attempt, failure);
         }
-        tokio::time::sleep(REOPEN).await;
+        tokio::time::sleep(REOPEN_DELAY).await;
     }
 }
 
@@ -65,7 +65,7 @@ fn by_ready_replica(board: &Scoreboard, flow: HeldFlow) -> Option<Attempt> {
 async fn hold_one(board: &SharedScoreboard, attempt: Attempt, start: Instant) -> Result<(), AttemptFailure> {
     let mut first: Option<TargetIdentity> = None;
     let (mut opened, mut behind) = (false, None);
-    let outcome = hold(attempt, &TargetProtocol::Identity, Rhythm::always(BEAT), start, |beat| {
+    let outcome = hold(attempt, &TargetProtocol::Identity, Rhythm::always(REQUEST_INTERVAL), start, |beat| {
         let mut board = look(board);
         match beat {
             FlowUpdate::Open { .. } => {
@@ -120,7 +120,7 @@ fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
 
 /// Probes a replica's readiness forever, as a kubelet does, and records the results on the board.
 pub async fn listen(board: SharedScoreboard, replica: usize, admin: std::net::SocketAddr) {
-    let mut ticks = tokio::time::interval(PROBE);
+    let mut ticks = tokio::time::interval(PROBE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

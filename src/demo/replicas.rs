@@ -22,7 +22,7 @@ use crate::edge::netns::Namespace;
 /// Port of a replica's admin server, with `/readyz`.
 pub const ADMIN_PORT: u16 = 9003;
 /// Timeout of a readiness probe.
-const READY_PATIENCE: Duration = Duration::from_secs(1);
+const READY_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Source of a replica's netmap.
 #[derive(Debug, Clone)]
@@ -174,7 +174,7 @@ pub async fn is_ready(admin: SocketAddr) -> bool {
         stream.read_exact(&mut status).await?;
         io::Result::Ok(status)
     };
-    matches!(tokio::time::timeout(READY_PATIENCE, ask).await, Ok(Ok(status)) if status.ends_with(b" 200"))
+    matches!(tokio::time::timeout(READY_PROBE_TIMEOUT, ask).await, Ok(Ok(status)) if status.ends_with(b" 200"))
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use super::topology::Topology;
 use crate::model::diagnostics::load::Lane;
 
 /// Interval of config changes.
-const PACE: Duration = Duration::from_millis(200);
+const CONFIG_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of probed services of a change that affects all: it is one transaction.
 const PROBED: usize = 8;
 /// Maximum time after a replica's exit for clients to receive its resets, on a busy machine.
-const LAST_RESETS: Duration = Duration::from_secs(2);
+const RESET_DELAY: Duration = Duration::from_secs(2);
 /// Maximum time for attempts on a service to end before it is removed: longer than any attempt lasts.
-const EMPTYING: Duration = Duration::from_secs(12);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A fault at a scheduled time, with the replica's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Script<'_> {
         let mut blows = BLOWS.into_iter().map(|(hundredths, fault)| (end * hundredths / 100, fault)).peekable();
         let mut steps = ROUND.into_iter().cycle();
         while self.now() < end {
-            let next = self.now() + PACE;
+            let next = self.now() + CONFIG_INTERVAL;
             self.watch_over().await?;
             catch_up(&self.board).await;
             while let Some((_, fault)) = blows.next_if(|(at, fault)| *at <= self.now() && self.can(*fault)) {
@@ -270,7 +270,7 @@ impl Script<'_> {
 
     /// Stops new connections to a service; returns when those in flight have ended.
     async fn empty(&self, number: u16) {
-        let until = self.now() + EMPTYING;
+        let until = self.now() + ATTEMPT_TIMEOUT;
         loop {
             {
                 let mut board = look(&self.board);
@@ -311,7 +311,7 @@ impl Script<'_> {
 
 /// Waits until the long-lived connections by an exited replica have ended: its last resets are in flight.
 async fn all_noticed(board: &SharedScoreboard, replica: usize) {
-    let until = look(board).now() + LAST_RESETS;
+    let until = look(board).now() + RESET_DELAY;
     let open = || {
         let board = look(board);
         board.now() < until && board.members.get(replica).is_some_and(|member| member.connections > 0)

@@ -15,11 +15,11 @@ use crate::model::diagnostics::load::{AnswerVerdict, Attempt, AttemptFailure, At
 /// Maximum time after an observed change until existing UDP flows follow it. The kernel's maps change first; the flow's conntrack entry
 /// is deleted after one listing of the table, usually some tens of milliseconds later. The actual time is measured; only a flow that stays
 /// behind is a fault.
-pub const FOLLOWS: Duration = Duration::from_secs(5);
+pub const MAX_FLOW_LAG: Duration = Duration::from_secs(5);
 
 /// Minimum age of a change that a newly ready replica counts as having in force: its config may be written just then. Younger changes are
 /// probed, so this is generous.
-const READY_COVERS: Duration = Duration::from_secs(2);
+const MIN_READY_AGE: Duration = Duration::from_secs(2);
 
 /// Number of stored events.
 const EVENTS: usize = 64;
@@ -266,7 +266,7 @@ impl Scoreboard {
     /// restart.
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
         match self.ledger.check(lane, began, ended, by) {
-            AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
+            AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > MAX_FLOW_LAG => {
                 Some(format!("the target of before, {} ms after the change", lag.as_millis()))
             }
             AnswerVerdict::Right | AnswerVerdict::Stale { .. } => None,
@@ -310,7 +310,7 @@ impl Scoreboard {
             if member.life == ReplicaPhase::Restarting {
                 member.life = ReplicaPhase::Running;
             }
-            self.settle_all(replica, began.saturating_sub(READY_COVERS), now);
+            self.settle_all(replica, began.saturating_sub(MIN_READY_AGE), now);
             "is ready"
         } else {
             for (_, to) in &mut member.windows {

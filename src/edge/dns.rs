@@ -20,10 +20,10 @@ use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Resolver, TokioResolver};
 use tokio::time::timeout;
 
-use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, LookupOutcome};
+use crate::model::tailnet::resolve::{FamilyRecords, LookupFailure, LookupOutcome, MAX_INTERVAL};
 
 /// Timeout of a lookup, regardless of the timeouts and attempts in the file.
-pub const DEADLINE: Duration = Duration::from_secs(15);
+pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 pub enum DnsError {
@@ -95,7 +95,7 @@ impl Client {
         Ok(Self { resolver })
     }
 
-    /// Looks up the addresses of a name, in both families. Takes [`DEADLINE`] at most.
+    /// Looks up the addresses of a name, in both families. Takes [`LOOKUP_TIMEOUT`] at most.
     pub async fn lookup(&self, name: &str) -> LookupOutcome {
         if let Ok(ip) = name.parse() {
             return literal(ip);
@@ -105,7 +105,7 @@ impl Client {
         // Prevents answers from the cache of an earlier lookup.
         self.resolver.clear_cache();
         let both = async { tokio::join!(self.family(name.clone(), RecordType::A), self.family(name.clone(), RecordType::AAAA)) };
-        timeout(DEADLINE, both).await.map_or_else(|_| failed(LookupFailure::Timeout), |(v4, v6)| LookupOutcome { v4, v6 })
+        timeout(LOOKUP_TIMEOUT, both).await.map_or_else(|_| failed(LookupFailure::Timeout), |(v4, v6)| LookupOutcome { v4, v6 })
     }
 
     async fn family(&self, name: Name, kind: RecordType) -> Result<FamilyRecords, LookupFailure> {
@@ -145,7 +145,7 @@ fn failed(failure: LookupFailure) -> LookupOutcome {
 
 /// Result for an IP address literal: the address itself.
 fn literal(ip: IpAddr) -> LookupOutcome {
-    let own = FamilyRecords { addresses: std::iter::once(ip).collect(), ttl: CEILING };
+    let own = FamilyRecords { addresses: std::iter::once(ip).collect(), ttl: MAX_INTERVAL };
     let none = FamilyRecords::default();
     if ip.is_ipv4() { LookupOutcome { v4: Ok(own), v6: Ok(none) } } else { LookupOutcome { v4: Ok(none), v6: Ok(own) } }
 }

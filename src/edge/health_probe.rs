@@ -34,10 +34,10 @@ fn plain() -> Result<reqwest::ClientBuilder, HttpsError> {
     Ok(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()))
 }
 
-/// Whether a health server answers, with any status. The request is a HEAD: an answer has no body that could be too long.
-pub async fn answers(server: SocketAddr, limit: Duration) -> bool {
+/// Whether a health server answers at a path, with any status. The request is a HEAD: an answer has no body that could be too long.
+pub async fn answers(server: SocketAddr, path: &str, limit: Duration) -> bool {
     let Ok(client) = &*KEPT_ALIVE else { return false };
-    client.head(format!("http://{server}/livez")).timeout(limit).send().await.is_ok()
+    client.head(format!("http://{server}{path}")).timeout(limit).send().await.is_ok()
 }
 
 /// Whether the kernel of a server's host answers, by accepting or refusing a connection: then the host is not lost.
@@ -128,12 +128,12 @@ mod tests {
             drop(listener);
             (requests, stream)
         });
-        assert!(answers(address, LIMIT).await && answers(address, LIMIT).await);
+        assert!(answers(address, "/livez", LIMIT).await && answers(address, "/livez", LIMIT).await);
         let (requests, stream) = requests.await.expect("requested");
         assert!(requests.iter().all(|request| request.starts_with("HEAD /livez HTTP/1.1\r\n")), "{requests:?}");
-        assert!(!answers(address, Duration::from_millis(50)).await, "silent");
+        assert!(!answers(address, "/livez", Duration::from_millis(50)).await, "silent");
         drop(stream);
-        assert!(!answers(address, LIMIT).await, "refused");
+        assert!(!answers(address, "/livez", LIMIT).await, "refused");
         assert!(host_answers(address, LIMIT).await, "its kernel refuses");
     }
 
@@ -141,7 +141,7 @@ mod tests {
     async fn host_of_a_hung_server_answers() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        assert!(!answers(address, Duration::from_millis(50)).await && host_answers(address, LIMIT).await, "nothing accepts");
+        assert!(!answers(address, "/livez", Duration::from_millis(50)).await && host_answers(address, LIMIT).await, "nothing accepts");
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
     async fn garbage_is_no_sign_of_life() {
         let (url, _asked) = answering("what?\r\n\r\n").await;
         let address = url.trim_start_matches("http://").trim_end_matches("/healthz").parse().expect("an address");
-        assert!(!answers(address, LIMIT).await);
+        assert!(!answers(address, "/livez", LIMIT).await);
     }
 
     #[tokio::test]

@@ -42,9 +42,9 @@ pub use secret::StateSecret;
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Timeout of a connection, including TLS.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Read timeout of a connection; longer than a watch without events lasts.
-const SILENCE: Duration = Duration::from_secs(75);
+const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// Timeout of a call other than a watch.
 const CALL: Duration = Duration::from_secs(10);
 
@@ -116,8 +116,8 @@ impl Cluster {
         let config = Config::from_custom_kubeconfig(file, &options).await;
         let mut config = config.map_err(|source| KubeError::config(path, source))?;
         config.root_cert_file = authority;
-        config.connect_timeout = Some(CONNECT);
-        config.read_timeout = Some(SILENCE);
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(READ_TIMEOUT);
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|source| KubeError::Client(Box::new(source)))?;

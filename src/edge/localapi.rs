@@ -34,9 +34,9 @@ pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
 pub const MASK_OLD: u32 = 128 | 8 | 4 | 2;
 
 /// Timeout of a read.
-const READ: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a write: the daemon may be storing its state at a slow API server.
-const WRITE: Duration = Duration::from_secs(35);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(35);
 /// Maximum bytes of a message or response: a status of some 40,000 peers.
 const MAX_BYTES: usize = 64 << 20;
 /// Capability version that this client reports; informational.
@@ -106,22 +106,22 @@ impl LocalApi {
 
     /// Full status, and the daemon's capability version.
     pub async fn status(&self) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
-        let answer = self.call("status", Method::GET, "status", Vec::new(), READ).await?;
+        let answer = self.call("status", Method::GET, "status", Vec::new(), READ_TIMEOUT).await?;
         Ok((json("status", answer.body())?, capver(&answer)))
     }
 
     pub async fn prefs(&self) -> Result<Prefs, LocalApiError> {
-        json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ).await?.body())
+        json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ_TIMEOUT).await?.body())
     }
 
     /// Changes preferences; returns the resulting ones.
     pub async fn edit_prefs(&self, change: &MaskedPrefs) -> Result<Prefs, LocalApiError> {
         let body = encode("edit-prefs", change)?;
-        json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE).await?.body())
+        json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE_TIMEOUT).await?.body())
     }
 
     pub async fn reload_config(&self) -> Result<(), LocalApiError> {
-        let answer = self.call("reload-config", Method::POST, "reload-config", Vec::new(), WRITE).await?;
+        let answer = self.call("reload-config", Method::POST, "reload-config", Vec::new(), WRITE_TIMEOUT).await?;
         if answer.body().iter().all(u8::is_ascii_whitespace) {
             return Err(LocalApiError::NotReloaded("it answered nothing".to_owned()));
         }
@@ -135,40 +135,40 @@ impl LocalApi {
 
     /// DNS records and certificate domains. Refused before the first login.
     pub async fn dns_config(&self) -> Result<DnsConfig, LocalApiError> {
-        json("dns-config", self.call("dns-config", Method::GET, "dns-config", Vec::new(), READ).await?.body())
+        json("dns-config", self.call("dns-config", Method::GET, "dns-config", Vec::new(), READ_TIMEOUT).await?.body())
     }
 
     /// Restarts the daemon's engine with an auth key.
     pub async fn start(&self, options: &StartOptions) -> Result<(), LocalApiError> {
         let body = encode("start", options)?;
-        self.call("start", Method::POST, "start", body, WRITE).await.map(drop)
+        self.call("start", Method::POST, "start", body, WRITE_TIMEOUT).await.map(drop)
     }
 
     /// Starts a login if there is none yet; with an auth key given to [`Self::start`] it needs no user interaction.
     pub async fn login_interactive(&self) -> Result<(), LocalApiError> {
-        self.call("login-interactive", Method::POST, "login-interactive", Vec::new(), WRITE).await.map(drop)
+        self.call("login-interactive", Method::POST, "login-interactive", Vec::new(), WRITE_TIMEOUT).await.map(drop)
     }
 
     /// Disconnects from the control server; connections to peers remain.
     pub async fn disconnect_control(&self) -> Result<(), LocalApiError> {
-        self.call("disconnect-control", Method::POST, "disconnect-control", Vec::new(), WRITE).await.map(drop)
+        self.call("disconnect-control", Method::POST, "disconnect-control", Vec::new(), WRITE_TIMEOUT).await.map(drop)
     }
 
     /// Enables UDP GRO forwarding in the kernel.
     pub async fn set_udp_gro_forwarding(&self) -> Result<(), LocalApiError> {
-        self.call("set-udp-gro-forwarding", Method::GET, "set-udp-gro-forwarding", Vec::new(), READ).await.map(drop)
+        self.call("set-udp-gro-forwarding", Method::GET, "set-udp-gro-forwarding", Vec::new(), READ_TIMEOUT).await.map(drop)
     }
 
     /// Warning of the daemon about UDP GRO forwarding on the machine's link; `None` if there is none.
     pub async fn check_udp_gro_forwarding(&self) -> Result<Option<String>, LocalApiError> {
         const CALL: &str = "check-udp-gro-forwarding";
-        let warned: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?.body())?;
+        let warned: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ_TIMEOUT).await?.body())?;
         Ok(warned.warning.filter(|warning| !warning.is_empty()))
     }
 
     /// Metrics of the daemon, in the Prometheus text format.
     pub async fn usermetrics(&self) -> Result<Bytes, LocalApiError> {
-        Ok(self.call("usermetrics", Method::GET, "usermetrics", Vec::new(), READ).await?.into_body())
+        Ok(self.call("usermetrics", Method::GET, "usermetrics", Vec::new(), READ_TIMEOUT).await?.into_body())
     }
 
     /// Pings the node that has an address once; `false` if the daemon reports an error. No response within `limit` is an error.
@@ -198,7 +198,7 @@ impl LocalApi {
             }
             Ok(Bus { body: answer.into_body(), _connection: connection, buffer: BytesMut::new(), scanned: 0, capver })
         };
-        timeout(READ, open).await.unwrap_or(Err(LocalApiError::Deadline { call: CALL, after: READ }))
+        timeout(READ_TIMEOUT, open).await.unwrap_or(Err(LocalApiError::Deadline { call: CALL, after: READ_TIMEOUT }))
     }
 
     async fn call(

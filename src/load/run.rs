@@ -22,8 +22,8 @@ use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, Lane};
 
 /// Delay before a broken connection is reopened.
-const REOPEN: Duration = Duration::from_millis(100);
-const SECOND: Duration = Duration::from_secs(1);
+const REOPEN_DELAY: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
@@ -69,7 +69,7 @@ pub async fn run(options: &LoadOptions, print: impl FnMut(Line), stop: impl Futu
         lasted
     };
     tokio::pin!(offering);
-    let mut seconds = interval_at((start + SECOND).into(), SECOND);
+    let mut seconds = interval_at((start + REPORT_INTERVAL).into(), REPORT_INTERVAL);
     seconds.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let lasted = loop {
         tokio::select! {
@@ -150,7 +150,7 @@ impl HeldConnection {
             if *rhythm.last.borrow() {
                 return;
             }
-            sleep(REOPEN).await;
+            sleep(REOPEN_DELAY).await;
         }
     }
 

@@ -81,6 +81,8 @@ pub struct Settings {
     pub admin_addr: Option<SocketAddr>,
     /// Maximum time from the termination signal to exit: connections drain, the remaining ones are reset, tailscaled is stopped.
     pub drain_timeout: Duration,
+    /// File in which the kubelet delivers the annotation [`crate::api::names::UNREACHABLE`] of this Pod (`TAILYARD_UNREACHABLE_NOTE`).
+    pub unreachable_note: Option<PathBuf>,
     pub log: Log,
     /// Report of the container's init process, if separate.
     pub init: Option<Init>,

@@ -1,7 +1,7 @@
 //! HTTP server of a replica: health, metrics, preStop hook, and the plan in force on the admin address.
 //!
-//! Responses use the newest state of other tasks ([`SnapshotSources`]). Requests do not block each other and change nothing. A failed
-//! listener is retried and does not stop forwarding.
+//! Responses use the newest state of other tasks ([`SnapshotSources`]). Requests do not block each other and change nothing but the
+//! record of the last probe of failover. A failed listener is retried and does not stop forwarding.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -14,6 +14,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
+use crate::api::failover::REACHABLE_PATH;
 use crate::api::replica;
 use crate::model::base::backoff::Backoff;
 use crate::model::firewall::ruleset::Ruleset;
@@ -98,9 +99,10 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
     }
 }
 
-/// `/healthz`, `/readyz`, `/livez` and `/status`.
+/// `/healthz`, `/readyz`, `/livez`, `/reachable` and `/status`.
 pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
     Routes::default()
+        .with(REACHABLE_PATH, answer(sources, |sources| std::future::ready(reachable(&sources))))
         .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, STALLED_AFTER))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
@@ -134,6 +136,12 @@ where
 {
     let sources = Arc::clone(sources);
     move |_| work(Arc::clone(&sources))
+}
+
+/// A probe of the reconciler's failover: its arrival ends a note that this replica is unreachable.
+fn reachable(sources: &SnapshotSources) -> AdminResponse {
+    sources.record_probe();
+    text(StatusCode::OK, "ok")
 }
 
 fn healthz(sources: &SnapshotSources) -> AdminResponse {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::cache::WorkKey;
 use super::context::Context;
 use super::informers::Stores;
-use super::tailnets::{DEADLINE, POLL_INTERVAL, RETRY, wake};
+use super::tailnets::{POLL_INTERVAL, REQUEST_TIMEOUT, RETRY_INTERVAL, wake};
 use crate::edge::control::{ClientCredentials, ControlSettings, IdentityToken, Rate};
 use crate::edge::files::{self, watch};
 use crate::model::controller::kinds::tailnet::ControlPlaneVerdict;
@@ -26,7 +26,8 @@ pub async fn reconcile(context: &Context) -> WorkOutcome {
     let (verdict, news) = match read(files) {
         Ok((credentials, mark)) => {
             let mark = digest(json!([url, mark]).to_string().as_bytes());
-            let settings = ControlSettings { url: url.clone(), credentials, ca: ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE };
+            let settings =
+                ControlSettings { url: url.clone(), credentials, ca: ca.clone(), rate: Rate::DEFAULT, deadline: REQUEST_TIMEOUT };
             context.controls.examine(None, &mark, settings).await
         }
         Err(why) => context.controls.refused(None, why),
@@ -37,7 +38,7 @@ pub async fn reconcile(context: &Context) -> WorkOutcome {
         }
         wake(context, None);
     }
-    WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY })
+    WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY_INTERVAL })
 }
 
 /// Enqueues a test after each change of a credential file.

@@ -1,8 +1,9 @@
 //! Failover: probes all replicas, and makes the Pods of lost ones unready. [`crate::model::failover`] decides.
 //!
-//! Every process probes, leader or standby. The Lease [`LEASE`] makes one of them the writer; a process takes it when it suspects a
-//! replica and releases it afterwards, so that nothing is written while all replicas answer. The claim of the lost active Pod of a standalone
-//! proxy passes to the waiting one before its Pod is made unready.
+//! Every process probes, leader or standby. The Lease [`LEASE`] makes one of them the writer of suspicions and marks; a process takes it
+//! when it suspects a replica and releases it afterwards, so that nothing is written while all replicas answer. Each process removes notes
+//! of replicas that it reaches without the Lease: that takes no replica out. The claim of the
+//! lost active Pod of a standalone proxy passes to the waiting one before its Pod is made unready.
 
 mod pair;
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -20,22 +22,25 @@ use super::cache::WatchRole;
 use super::informers::Stores;
 use super::metrics::Metrics;
 use crate::api::condition::reason;
+use crate::api::failover::REACHABLE_PATH;
 use crate::api::names;
 use crate::edge::health_probe;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, ObjectPart, Resource};
 use crate::model::base::leader::{ClaimObserver, LeaseCandidate, LeaseTerms};
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::labels_of;
-use crate::model::failover::{Detector, DetectorTurn, LostReplica, PROBE_TIMEOUT, Probe, ReplicaPod};
+use crate::model::failover::{Detector, DetectorTurn, NoteStep, Observation, PROBE_TIMEOUT, PodChange, Probe, ReplicaPod};
 use crate::runtime::tasks::Stop;
 
 /// Lease of the process that makes Pods of lost replicas unready.
 pub const LEASE: &str = "tailyard-failover";
 const TURN_INTERVAL: Duration = Duration::from_millis(50);
-/// The cache is read at each turn of this number.
-const TURNS_PER_READ: u32 = 4;
-/// Interval of attempts to make Pods unready.
-const RETRY: Duration = Duration::from_millis(500);
+/// The cache is read at each turn of this number: an objection to the suspicion of another process is due at once.
+const TURNS_PER_READ: u32 = 2;
+/// Interval of attempts to change Pods.
+const RETRY: Duration = Duration::from_millis(300);
+/// End of a permission that does not end.
+const NO_END: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
 const UNKNOWN_OUTCOME: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
 
@@ -48,6 +53,8 @@ pub struct Failover {
     process: String,
     /// Writes while this process holds the failover Lease.
     writes: LeaderClient,
+    /// Removes notes, at any time.
+    withdrawals: LeaderClient,
     leading: watch::Sender<Option<Leading>>,
     /// Events about lost replicas.
     events: EventWriter,
@@ -57,28 +64,38 @@ pub struct Failover {
     wants_lease: watch::Sender<bool>,
     /// Leases of lost active Pods of standalone proxies.
     claims: Mutex<ClaimObserver>,
-    /// Groups with a replica to mark.
+    /// Groups with a replica to suspect or mark.
     suspected: watch::Sender<BTreeSet<String>>,
+    /// Groups with a note to remove.
+    refuted: watch::Sender<BTreeSet<String>>,
     /// Reason of the last failure, logged once.
     logged: Mutex<Option<&'static str>>,
 }
 
 impl Failover {
-    /// `leader` writes while this process leads the reconcilers.
-    pub fn new(cluster: &Cluster, stores: Stores, leader: LeaderClient, metrics: Arc<Metrics>, process: String) -> Self {
+    /// `leader` writes while this process leads the reconcilers. `node` is that of this process, if known.
+    pub fn new(
+        cluster: &Cluster,
+        stores: Stores,
+        leader: LeaderClient,
+        metrics: &Arc<Metrics>,
+        process: String,
+        node: Option<&str>,
+    ) -> Self {
         let leading = watch::Sender::new(None);
-        let counted = Arc::clone(&metrics);
-        let writes = LeaderClient::new(
-            cluster.clone(),
-            leading.subscribe(),
-            Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)),
-        );
+        let client = |leading| {
+            let counted = Arc::clone(metrics);
+            LeaderClient::new(cluster.clone(), leading, Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)))
+        };
+        let writes = client(leading.subscribe());
+        let since = tokio::time::Instant::now();
         let events = |writes: LeaderClient| EventWriter::new(writes, names::EVENT_CONTROLLER, process.clone());
         Self {
-            detector: Mutex::default(),
+            detector: Mutex::new(Detector::new(&process, node)),
             stores,
             cluster: cluster.clone(),
-            metrics,
+            withdrawals: client(watch::channel(Some(Leading { since, until: since + NO_END })).1),
+            metrics: Arc::clone(metrics),
             events: events(writes.clone()),
             leader_events: events(leader),
             process,
@@ -87,6 +104,7 @@ impl Failover {
             wants_lease: watch::Sender::new(false),
             claims: Mutex::default(),
             suspected: watch::Sender::default(),
+            refuted: watch::Sender::default(),
             logged: Mutex::default(),
         }
     }
@@ -97,6 +115,7 @@ impl Failover {
             tokio::select! {
                 () = self.probe() => {}
                 () = self.mark_lost() => {}
+                () = self.withdraw_notes() => {}
                 () = stop.requested() => {}
             }
             self.wants_lease.send_replace(false);
@@ -128,26 +147,35 @@ impl Failover {
     /// Reads the cache. Returns lost replicas that answer again.
     fn observe(&self) -> Vec<ReplicaPod> {
         let pods = self.stores.cache().replica_pods();
-        self.detector().observe(pods, now())
+        let Observation { returned, disputed } = self.detector().observe(pods, now());
+        for ReplicaPod { group, name, node, .. } in disputed {
+            self.metrics.disputed(&group);
+            let what = "replica does not answer this process, but another reconciler reaches it: its Pod stays ready; check the network";
+            tracing::warn!(proxygroup = group, pod = name, node, "{what}");
+        }
+        returned
     }
 
     fn turn(&self) -> Vec<Probe> {
-        let DetectorTurn { probes, suspected, wants_lease, paused } = self.detector().turn(now());
+        let DetectorTurn { probes, suspected, refuted, wants_lease, paused } = self.detector().turn(now());
         if let Some(paused) = paused {
             tracing::info!(?paused, "this process did not run; missed health probes of replicas are discarded");
         }
         self.wants_lease.send_if_modified(|wants| std::mem::replace(wants, wants_lease) != wants_lease);
-        self.suspected.send_if_modified(|groups| {
-            let is_changed = *groups != suspected;
-            *groups = suspected;
-            is_changed
-        });
+        for (sender, groups) in [(&self.suspected, suspected), (&self.refuted, refuted)] {
+            sender.send_if_modified(|before| {
+                let is_changed = *before != groups;
+                *before = groups;
+                is_changed
+            });
+        }
         probes
     }
 
     async fn send(&self, probe: Probe) {
         let sent = now();
-        let answered = health_probe::answers(probe.target, PROBE_TIMEOUT).await;
+        let path = if probe.is_proof { REACHABLE_PATH } else { "/livez" };
+        let answered = health_probe::answers(probe.target, path, PROBE_TIMEOUT).await;
         self.metrics.probed(answered);
         self.detector().record(&probe.uid, sent, answered, now());
     }
@@ -188,7 +216,43 @@ impl Failover {
         }
     }
 
-    /// Makes Pods of a group unready; returns the minimum pause before the next attempt.
+    /// Removes notes of replicas that this process reaches.
+    async fn withdraw_notes(&self) {
+        let mut refuted = self.refuted.subscribe();
+        while refuted.wait_for(|groups| !groups.is_empty()).await.is_ok() {
+            let groups = self.refuted.borrow().clone();
+            join_all(groups.iter().map(|group| self.withdraw(group))).await;
+            sleep(RETRY).await;
+        }
+    }
+
+    async fn withdraw(&self, group: &str) {
+        loop {
+            match self.withdraw_next(group).await {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    return tracing::warn!(proxygroup = group, reason = error.reason(), "cannot remove the note of a replica: {error}");
+                }
+            }
+        }
+    }
+
+    /// Removes the note of one replica, if there is one to remove.
+    async fn withdraw_next(&self, group: &str) -> Result<bool, KubeError> {
+        let pods = self.pods(&self.withdrawals, group).await?;
+        let change = self.detector().withdrawal(group, pods, now());
+        let Some(change) = change else { return Ok(false) };
+        match self.write(&self.withdrawals, &change).await {
+            Err(error) if error.refused() => return Ok(false),
+            done => done?,
+        }
+        let ReplicaPod { name, node, .. } = &change.pod;
+        tracing::info!(proxygroup = group, pod = name, node, "removed the note that the replica is unreachable");
+        Ok(true)
+    }
+
+    /// Changes Pods of a group; returns the minimum pause before the next attempt.
     async fn attempt(&self, group: &str) -> Duration {
         let done = self.mark(group).await;
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,12 +267,12 @@ impl Failover {
         if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME }
     }
 
-    /// Makes Pods of lost replicas of a group unready, then writes Events about them: a slow write delays no mark.
+    /// Suspects or marks replicas of a group, then writes Events about new marks: a slow write delays no mark.
     async fn mark(&self, group: &str) -> Result<(), KubeError> {
         let mut marked = Vec::new();
         let done = loop {
             match self.mark_next(group).await {
-                Ok(Some(pod)) => marked.push(pod),
+                Ok(Some(change)) => marked.extend(change.is_first_mark().then_some(change.pod)),
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -221,26 +285,52 @@ impl Failover {
         done
     }
 
-    /// Reads the Pods of a group, and makes that of one lost replica unready. Each mark is confirmed by Pods read after the mark before.
-    async fn mark_next(&self, group: &str) -> Result<Option<ReplicaPod>, KubeError> {
-        let (begun, key) = (now(), WorkloadKey::of_label(group));
-        let labels: Vec<_> = labels_of(&key).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let pods = self.writes.list(Resource::POD, self.cluster.namespace(), &labels.join(",")).await?;
-        let others = if key.is_standalone() { pods.clone() } else { Vec::new() };
-        let mark = self.detector().confirm(group, pods, begun, now());
-        let Some(mark) = mark else { return Ok(None) };
-        if key.is_standalone() && !self.pass_claim(&mark.pod, &others).await? {
+    /// Reads the Pods of a group, and changes one. Each change is confirmed by Pods read after the change before.
+    async fn mark_next(&self, group: &str) -> Result<Option<PodChange>, KubeError> {
+        let (begun, is_standalone) = (now(), WorkloadKey::of_label(group).is_standalone());
+        let pods = self.pods(&self.writes, group).await?;
+        let others = if is_standalone { pods.clone() } else { Vec::new() };
+        let change = self.detector().confirm(group, pods, begun, now());
+        let Some(change) = change else { return Ok(None) };
+        if is_standalone && !self.pass_claim(&change.pod, &others).await? {
             return Ok(None);
         }
-        let patch = mark.patch(&self.process, Timestamp::now());
-        let LostReplica { pod, silence, .. } = mark;
-        let value = self.writes.merge(Resource::POD, self.cluster.namespace(), &pod.name, ObjectPart::Status, &patch).await?;
-        self.detector().marked(&pod.uid, now());
-        self.stores.assume(WatchRole::Pod, value);
-        self.metrics.made_unready(group);
-        let (name, node) = (&pod.name, &pod.node);
-        tracing::warn!(proxygroup = group, pod = name, node, ?silence, "replica lost: no answer to health probes; made its Pod unready");
-        Ok(Some(pod))
+        self.write(&self.writes, &change).await?;
+        let (ReplicaPod { uid, name, node, .. }, silence) = (&change.pod, change.silence);
+        match change.step {
+            NoteStep::Suspect => {
+                self.detector().suspected(uid, now());
+                tracing::info!(proxygroup = group, pod = name, node, ?silence, "replica does not answer health probes");
+            }
+            NoteStep::MakeUnready => {
+                if is_standalone {
+                    self.detector().suspected(uid, now());
+                }
+                self.metrics.made_unready(group);
+                tracing::warn!(
+                    proxygroup = group,
+                    pod = name,
+                    node,
+                    ?silence,
+                    "replica lost: no answer to health probes; made its Pod unready"
+                );
+            }
+            NoteStep::Renew | NoteStep::Withdraw { .. } => {}
+        }
+        Ok(Some(change))
+    }
+
+    /// Pods of a group, as the API server has them now.
+    async fn pods(&self, client: &LeaderClient, group: &str) -> Result<Vec<Value>, KubeError> {
+        let labels: Vec<_> = labels_of(&WorkloadKey::of_label(group)).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        client.list(Resource::POD, self.cluster.namespace(), &labels.join(",")).await
+    }
+
+    async fn write(&self, client: &LeaderClient, change: &PodChange) -> Result<(), KubeError> {
+        let patch = change.patch(&self.process, Timestamp::now());
+        let pod = client.merge(Resource::POD, self.cluster.namespace(), &change.pod.name, ObjectPart::Status, &patch).await?;
+        self.stores.assume(WatchRole::Pod, pod);
+        Ok(())
     }
 
     async fn report_return(&self, pod: ReplicaPod) {

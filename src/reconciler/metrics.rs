@@ -147,6 +147,11 @@ impl Metrics {
         self.failover.marks.inc([group]);
     }
 
+    /// Counts a replica that another reconciler reaches and this one does not.
+    pub fn disputed(&self, group: &str) {
+        self.failover.disputes.inc([group]);
+    }
+
     /// Page of a scrape.
     pub fn page(&self, now: &Snapshot) -> String {
         let flag = |on: bool| if on { 1.0 } else { 0.0 };

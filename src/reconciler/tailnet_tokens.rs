@@ -12,7 +12,7 @@ use crate::edge::kube::{Cluster, KubeError};
 use crate::model::tailnet::supervise::Secret;
 
 /// Age at which a token is renewed; its lifetime is twice as long.
-const TOKEN: Duration = Duration::from_mins(30);
+const RENEWAL_AGE: Duration = Duration::from_mins(30);
 
 #[derive(Debug)]
 pub struct TailnetTokens {
@@ -48,11 +48,11 @@ impl TailnetTokens {
 
     /// Requests a new token unless the current one is fresh.
     pub(super) async fn renew(&self, name: &str, audience: &str) -> Result<(), KubeError> {
-        let fresh = |made: &(String, Instant)| made.0 == audience && made.1.elapsed() < TOKEN;
+        let fresh = |made: &(String, Instant)| made.0 == audience && made.1.elapsed() < RENEWAL_AGE;
         if self.tokens().get(name).and_then(|token| token.made.as_ref()).is_some_and(fresh) {
             return Ok(());
         }
-        let text = self.cluster.service_account_token(&self.service_account, audience, TOKEN * 2).await?;
+        let text = self.cluster.service_account_token(&self.service_account, audience, RENEWAL_AGE * 2).await?;
         let mut tokens = self.tokens();
         let token = tokens.entry(name.to_owned()).or_default();
         token.made = Some((audience.to_owned(), Instant::now()));

@@ -26,9 +26,9 @@ use crate::runtime::queue::WorkOutcome;
 /// Interval of tests.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_mins(1);
 /// Interval of tests while they fail.
-pub(super) const RETRY: Duration = Duration::from_secs(30);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Timeout of a control plane request.
-pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
@@ -54,7 +54,7 @@ pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, Act
         forget(context, name);
         return Ok(WorkOutcome::Done);
     }
-    Ok(WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY }))
+    Ok(WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY_INTERVAL }))
 }
 
 /// Reads the credentials and tests them.
@@ -101,7 +101,7 @@ async fn settings(
     }
     let credentials = credentials.with_token(|_| IdentityToken::Watch(context.tokens.token(name)));
     let (url, ca) = (tailnet::url(tailnet).to_owned(), context.tokens.ca().cloned());
-    Ok(ControlSettings { url, credentials, ca, rate: Rate::DEFAULT, deadline: DEADLINE })
+    Ok(ControlSettings { url, credentials, ca, rate: Rate::DEFAULT, deadline: REQUEST_TIMEOUT })
 }
 
 /// Fingerprint of credentials.

@@ -14,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 /// Timeout of connecting.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum HttpsError {
@@ -31,7 +31,7 @@ pub enum HttpsError {
 pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> {
     // Another part may have installed a provider already; either works.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(CONNECT);
+    let builder = Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(CONNECT_TIMEOUT);
     let Some(path) = authorities else { return Ok(builder) };
     let text = std::fs::read(path).map_err(|source| HttpsError::Read { path: path.to_owned(), source })?;
     let (good, bad) = sort(&text);

@@ -19,7 +19,7 @@ pub const CRASHED: u8 = 70;
 /// Exit status of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
 /// A crash this long after the previous one counts as the first. A kubelet resets its backoff after the same time.
-const STEADY: Duration = Duration::from_mins(10);
+const CRASH_RESET_PERIOD: Duration = Duration::from_mins(10);
 /// Signals that are forwarded to the program.
 const PASSED_ON: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 
@@ -95,7 +95,7 @@ fn next(end: WaitStatus, after: Option<Duration>, signalled: bool) -> Next {
         WaitStatus::Signaled(_, signal, _) => (true, 128 + signal as i32),
         _ => (false, 1),
     };
-    if crash && !signalled && after.is_none_or(|after| after >= STEADY) {
+    if crash && !signalled && after.is_none_or(|after| after >= CRASH_RESET_PERIOD) {
         Next::Again
     } else {
         Next::End(u8::try_from(status).unwrap_or(1))
@@ -122,10 +122,10 @@ mod tests {
         let exited = |code| WaitStatus::Exited(PROGRAM, code);
         for (end, after, requested, wanted) in [
             (killed, None, false, Next::Again),
-            (killed, Some(STEADY), false, Next::Again),
+            (killed, Some(CRASH_RESET_PERIOD), false, Next::Again),
             (exited(CRASHED.into()), None, false, Next::Again),
             (exited(PANICKED), None, false, Next::Again),
-            (killed, Some(STEADY / 2), false, Next::End(139)),
+            (killed, Some(CRASH_RESET_PERIOD / 2), false, Next::End(139)),
             (killed, None, true, Next::End(139)),
             (exited(0), None, false, Next::End(0)),
             (exited(0), None, true, Next::End(0)),

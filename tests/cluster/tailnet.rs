@@ -17,7 +17,7 @@ use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::base::net::Family;
 use tailyard::model::base::netmap::Fqdn;
 use tailyard::model::tailnet::ipn_bus::{BackendState, Fold};
-use tailyard::model::tailnet::peer_warmup::LIMIT;
+use tailyard::model::tailnet::peer_warmup::MAX_READINESS_DELAY;
 
 use group::{Load, Manner, PATIENCE, Replica};
 use kit::agent::{Agent, conf};
@@ -338,7 +338,7 @@ fn connections_succeed_right_after_readiness() {
     eventually("the silent target being named", DEADLINE, || named().then_some(()));
     let waited = replica.wait_ready();
     println!("a replica waited {waited:?} for a target that does not answer");
-    assert!(waited < LIMIT * 3, "{waited:?}");
+    assert!(waited < MAX_READINESS_DELAY * 3, "{waited:?}");
     assert_eq!(group.client.node.ask_tcp(replica.at(10001), AT_ONCE).expect("the others are served").name, "db");
 }
 

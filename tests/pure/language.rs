@@ -89,6 +89,13 @@ const VAGUE: [&str; 16] = [
 /// Words that no test name may begin with: a name states the subject and the expectation.
 const PRONOUNS: [&str; 5] = ["it", "what", "whatever", "who", "whoever"];
 
+/// Last words of the name of a constant of type `Duration`, which say its quantity; `MAX_` and `MIN_` do so at the beginning.
+const QUANTITIES: [&str; 12] =
+    ["AGE", "DEADLINE", "DELAY", "GRACE", "INTERVAL", "LIFETIME", "PERIOD", "REQUEUE", "TIMEOUT", "TTL", "WAIT", "WINDOW"];
+
+/// Maximum number of constants without such a name: it may only be lowered.
+const UNNAMED_QUANTITIES: usize = 84;
+
 /// First words of clauses and references, with which no description of a field begins: `kubectl explain` shows it alone.
 const CLAUSES: [&str; 16] =
     ["how", "if", "it", "its", "that", "their", "they", "those", "what", "when", "where", "whether", "which", "who", "whose", "why"];
@@ -221,6 +228,35 @@ fn no_name_is_vague() {
     let faults: Vec<_> =
         code().iter().flat_map(|(name, text)| vague(text).into_iter().map(move |word| format!("{name}: {word}"))).collect();
     assert!(faults.is_empty(), "name the content:\n{}", faults.join("\n"));
+}
+
+/// Names of constants of type `Duration` in a line that do not say their quantity.
+fn unnamed_quantity(line: &str) -> Option<&str> {
+    let (before, rest) = line.split_once("const ")?;
+    let (name, kind) = rest.split_once(": ")?;
+    let is_duration = kind.starts_with("Duration =") || kind.starts_with("std::time::Duration =");
+    let is_named =
+        name.starts_with("MAX_") || name.starts_with("MIN_") || QUANTITIES.contains(&name.rsplit('_').next().unwrap_or_default());
+    (is_duration && !is_named && before.trim_start_matches(|c: char| c.is_alphanumeric() || "() :".contains(c)).is_empty()).then_some(name)
+}
+
+#[test]
+fn names_of_durations_say_the_quantity() {
+    let production = tree().into_iter().filter(|(name, text)| !Source::new(name, text).is_test);
+    let unnamed = |(name, text): (String, String)| {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+        code.lines().filter_map(unnamed_quantity).map(|constant| format!("{name}: {constant}")).collect::<Vec<_>>()
+    };
+    let unnamed: Vec<_> = production.flat_map(unnamed).collect();
+    let text = unnamed.join("\n");
+    assert!(
+        unnamed.len() <= UNNAMED_QUANTITIES,
+        "{} constants, at most {UNNAMED_QUANTITIES}: end with one of {QUANTITIES:?}:\n{text}",
+        unnamed.len()
+    );
+    assert_eq!(unnamed_quantity("    pub(crate) const SILENCE: Duration = Duration::from_secs(1);"), Some("SILENCE"));
+    assert_eq!(unnamed_quantity("const CALL_TIMEOUT: Duration = Duration::from_secs(1);"), None);
+    assert_eq!(unnamed_quantity("const SILENCE: usize = 1;"), None);
 }
 
 #[test]

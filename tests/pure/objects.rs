@@ -71,6 +71,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         restricted_group: None,
         publish: PublishInputs::default(),
         waiting: None,
+        create_failure: None,
         replacements: 0,
         devices: DeviceInputs::default(),
         denied: BTreeMap::new(),

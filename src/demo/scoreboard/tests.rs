@@ -20,20 +20,20 @@ fn udp_flow_of_a_killed_replica_is_late_only_after_its_restart() {
     board.write(DemoService { target: 1, ..old });
     board.ledger.settle(lane, board.now());
     let wrong = |board: &Scoreboard, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
-    assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
+    assert!(wrong(&board, MAX_FLOW_LAG * 2) && !wrong(&board, MAX_FLOW_LAG / 2));
     board.open_window(0);
-    assert!(!wrong(&board, FOLLOWS * 2), "no replica is there to end it");
+    assert!(!wrong(&board, MAX_FLOW_LAG * 2), "no replica is there to end it");
     board.record_probe(0, board.now(), false);
     board.members[0].life = ReplicaPhase::Restarting;
     board.record_probe(0, board.now(), true);
-    board.members[0].back = FOLLOWS;
-    assert!(!wrong(&board, FOLLOWS + SECOND) && wrong(&board, FOLLOWS * 3));
+    board.members[0].back = MAX_FLOW_LAG;
+    assert!(!wrong(&board, MAX_FLOW_LAG + SECOND) && wrong(&board, MAX_FLOW_LAG * 3));
 }
 
 #[test]
 fn service_added_during_a_restart_is_expected_once_the_replica_has_served_it() {
     let topology = Topology::make(2, 1).expect("namespaces");
-    let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
+    let start = Instant::now().checked_sub(MIN_READY_AGE * 2).expect("the machine runs for longer");
     let mut board = Scoreboard::new(start, &topology, [DemoService { number: 0, target: 0 }]);
     board.members[1].life = ReplicaPhase::Leaving;
     board.record_probe(1, board.now(), false);

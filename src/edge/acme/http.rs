@@ -16,18 +16,18 @@ use super::{AcmeError, AcmeServer, REFUSED};
 use crate::runtime::https;
 
 /// Timeout of a request.
-const REQUEST: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Default `Retry-After` of renewal information, in seconds (RFC 9773, 4.3.3).
 const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
 /// Maximum `Retry-After`: the longest known rate limit is weekly.
-const LONGEST: Duration = Duration::from_hours(7 * 24);
+const MAX_RETRY_AFTER: Duration = Duration::from_hours(7 * 24);
 
 #[derive(Debug, Clone)]
 pub(super) struct AcmeHttp(reqwest::Client);
 
 impl AcmeHttp {
     pub(super) fn new(server: &AcmeServer) -> Result<Self, AcmeError> {
-        let client = https::builder(server.ca.as_deref()).and_then(|builder| https::build(builder.timeout(REQUEST)));
+        let client = https::builder(server.ca.as_deref()).and_then(|builder| https::build(builder.timeout(REQUEST_TIMEOUT)));
         client.map(Self).map_err(|error| AcmeError::Client(error.to_string()))
     }
 }
@@ -67,7 +67,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default(),
     };
-    Some(wanted.min(LONGEST))
+    Some(wanted.min(MAX_RETRY_AFTER))
 }
 
 /// Limits `Retry-After`, from which the ACME client computes a time without checking for overflow; an unreadable one is removed.
@@ -91,7 +91,7 @@ mod tests {
         };
         assert_eq!(limited("120"), (Some(Duration::from_mins(2)), Some("120".to_owned())));
         for endless in [u64::MAX.to_string().as_str(), "Fri, 31 Dec 9999 23:59:59 GMT"] {
-            assert_eq!(limited(endless), (Some(LONGEST), Some("604800".to_owned())), "{endless}");
+            assert_eq!(limited(endless), (Some(MAX_RETRY_AFTER), Some("604800".to_owned())), "{endless}");
         }
         assert_eq!(limited("soon"), (None, None));
     }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(read("120"), Some(Duration::from_mins(2)));
         assert_eq!(read("Fri, 31 Dec 1999 23:59:59 GMT"), Some(Duration::from_secs(59)));
         assert_eq!(read("Fri, 31 Dec 1999 23:58:59 GMT"), Some(Duration::ZERO));
-        assert_eq!(read("99999999999"), Some(LONGEST));
+        assert_eq!(read("99999999999"), Some(MAX_RETRY_AFTER));
         assert_eq!((read("soon"), retry_after(&HeaderMap::new(), now)), (None, None));
     }
 }

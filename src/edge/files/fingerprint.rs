@@ -11,7 +11,7 @@ use super::{FilesError, data};
 
 /// Minimum age of the last change: a younger file may change again without a new timestamp, as the timestamps of some file systems have a
 /// granularity of seconds.
-const SETTLED: Duration = Duration::from_secs(3);
+const MIN_CHANGE_AGE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stamp {
@@ -43,7 +43,7 @@ impl Stamp {
 
     /// Whether every later change gives another stamp: the last change is old enough at `now`.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        let Some(until) = now.checked_sub(SETTLED).and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) else {
+        let Some(until) = now.checked_sub(MIN_CHANGE_AGE).and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) else {
             return false;
         };
         let old = |(seconds, _): (i64, i64)| u64::try_from(seconds).is_ok_and(|seconds| seconds < until.as_secs());
@@ -105,6 +105,6 @@ mod tests {
         let stamp = stamp(&directory);
         let now = SystemTime::now();
         assert!(!stamp.is_settled(now) && !stamp.is_settled(now - Duration::from_hours(1)));
-        assert!(stamp.is_settled(now + SETTLED + Duration::from_secs(2)));
+        assert!(stamp.is_settled(now + MIN_CHANGE_AGE + Duration::from_secs(2)));
     }
 }

@@ -21,11 +21,11 @@ use super::{DATA, FilesError, Snapshot, read};
 /// Poll interval with inotify.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Poll interval without inotify or directory. A user has 128 inotify instances on a node: dozens of Pods poll.
-const LOOK_ALONE: Duration = Duration::from_secs(1);
+const FALLBACK_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum time between a change and the next read: a burst counts as one change.
-const COALESCE: Duration = Duration::from_millis(20);
+const COALESCE_DELAY: Duration = Duration::from_millis(20);
 /// Delay before an empty plain file is read again: its writer may just have truncated it.
-const SETTLE: Duration = Duration::from_millis(75);
+const REREAD_DELAY: Duration = Duration::from_millis(75);
 
 #[derive(Debug, Clone, Default)]
 pub struct FilesView {
@@ -71,14 +71,14 @@ impl FileWatcher {
         loop {
             let (again, changed) = self.look(&mut events, &mut read, settling).await;
             let now = Instant::now();
-            let not_before = now + if changed { COALESCE } else { Duration::ZERO };
+            let not_before = now + if changed { COALESCE_DELAY } else { Duration::ZERO };
             let latest = now
                 + if again {
-                    SETTLE
+                    REREAD_DELAY
                 } else if events.is_some() {
                     self.poll_interval
                 } else {
-                    LOOK_ALONE
+                    FALLBACK_INTERVAL
                 };
             settling = again;
             tokio::select! {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Resource, Verb};
 
 /// Pause after a refusal in a namespace whose Events may not be written.
-const FORBIDDEN_PAUSE: Duration = Duration::from_hours(1);
+const FORBIDDEN_DELAY: Duration = Duration::from_hours(1);
 /// API limit of a message, in bytes.
 const MAX_NOTE: usize = 1024;
 /// Namespace of Events for cluster-scoped objects.
@@ -48,7 +48,7 @@ impl EventWriter {
     /// Writes an Event. In a namespace that forbids Events the first attempt fails, and none follows for an hour.
     pub async fn write_event(&self, about: &ObjectReference, warning: bool, reason: &str, message: &str) -> Result<(), KubeError> {
         let namespace = about.namespace.clone().unwrap_or_else(|| CLUSTER_SCOPED.to_owned());
-        let is_recent = |since: &Instant| since.elapsed() < FORBIDDEN_PAUSE;
+        let is_recent = |since: &Instant| since.elapsed() < FORBIDDEN_DELAY;
         if self.forbidden.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(is_recent) {
             return Ok(());
         }

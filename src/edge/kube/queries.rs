@@ -10,7 +10,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, leader_client, within};
-use crate::api::names::FIELD_MANAGER;
+use crate::api::names::{FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
 use crate::api::replica;
 
 /// Maximum objects of a list; enough for a single read of a cluster of usual size.
@@ -55,12 +55,13 @@ impl Cluster {
         Ok(list.items.into_iter().map(leader_client::plain).collect())
     }
 
-    /// Sets or removes annotations of an object; needs `patch`.
-    pub async fn annotate(&self, resource: Resource, name: &str, annotations: &Value) -> Result<(), KubeError> {
+    /// Requests an uninstall by an annotation of the reconcilers' Lease, with the current time; needs `patch`.
+    pub async fn request_uninstall(&self, lease: &str) -> Result<(), KubeError> {
+        let annotations = json!({UNINSTALL: Timestamp::now(), UNINSTALL_REMAINING: null});
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let api: Api<DynamicObject> = self.dynamic(resource, Some(&self.namespace));
-        within(|| self.call(Verb::Patch, resource.kind, name), api.patch(name, &parameters, &patch)).await.map(drop)
+        let api: Api<DynamicObject> = self.dynamic(Resource::LEASE, Some(&self.namespace));
+        within(|| self.call(Verb::Patch, Resource::LEASE.kind, lease), api.patch(lease, &parameters, &patch)).await.map(drop)
     }
 
     /// Reads one object; `None` if it or its kind does not exist. Needs `get`.

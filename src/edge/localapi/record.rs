@@ -8,13 +8,13 @@ use hyper::Method;
 use super::{LocalApi, LocalApiError};
 
 /// Timeout of a record: the daemon responds after the control server has published it.
-const RECORD: Duration = Duration::from_secs(90);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(90);
 
 impl LocalApi {
     /// Sets a TXT record through the control server, for a name that this node may have certificates for.
     pub async fn set_dns(&self, name: &str, value: &str) -> Result<(), LocalApiError> {
         let path = format!("set-dns?name={}&value={}", escaped(name), escaped(value));
-        self.call("set-dns", Method::POST, &path, Vec::new(), RECORD).await.map(drop)
+        self.call("set-dns", Method::POST, &path, Vec::new(), RECORD_TIMEOUT).await.map(drop)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hyper::{Method, StatusCode};
 
-use super::{LocalApi, LocalApiError, READ, WRITE, encode, json, request};
+use super::{LocalApi, LocalApiError, READ_TIMEOUT, WRITE_TIMEOUT, encode, json, request};
 use crate::api::serve::ServeConfig;
 
 const CALL: &str = "serve-config";
@@ -16,7 +16,7 @@ pub struct ServeState {
 
 impl LocalApi {
     pub async fn serve_config(&self) -> Result<ServeState, LocalApiError> {
-        let answer = self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?;
+        let answer = self.call(CALL, Method::GET, CALL, Vec::new(), READ_TIMEOUT).await?;
         let etag = answer.headers().get("Etag").and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         let config: Option<ServeConfig> = json(CALL, answer.body())?;
         Ok(ServeState { config: config.unwrap_or_default(), etag })
@@ -29,7 +29,7 @@ impl LocalApi {
         if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {
             request.headers_mut().insert("If-Match", value);
         }
-        match self.exchange(CALL, request, WRITE).await {
+        match self.exchange(CALL, request, WRITE_TIMEOUT).await {
             Ok(_) => Ok(true),
             Err(LocalApiError::Refused { status: StatusCode::PRECONDITION_FAILED, .. }) => Ok(false),
             Err(error) => Err(error),

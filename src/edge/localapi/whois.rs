@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use hyper::{Method, StatusCode};
 
-use super::{LocalApi, LocalApiError, READ, json};
+use super::{LocalApi, LocalApiError, READ_TIMEOUT, json};
 use crate::api::whois::WhoIs;
 
 impl LocalApi {
@@ -12,7 +12,7 @@ impl LocalApi {
     pub async fn whois(&self, client: SocketAddr) -> Result<Option<WhoIs>, LocalApiError> {
         const CALL: &str = "whois";
         let address = client.to_string().replace('[', "%5B").replace(']', "%5D");
-        match self.call(CALL, Method::GET, &format!("{CALL}?addr={address}&proto=tcp"), Vec::new(), READ).await {
+        match self.call(CALL, Method::GET, &format!("{CALL}?addr={address}&proto=tcp"), Vec::new(), READ_TIMEOUT).await {
             Ok(answer) => json(CALL, answer.body()).map(Some),
             Err(LocalApiError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
             Err(error) => Err(error),

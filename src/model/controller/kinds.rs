@@ -45,7 +45,7 @@ pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
                 provision::provision(&pass, group, spec, memory)
             }
         }
-        (Some(group), _) => unmanaged::elsewhere(&pass, group, memory),
+        (Some(group), _) => unmanaged::plan_unmanaged(&pass, group, memory),
     };
     part.plan
 }

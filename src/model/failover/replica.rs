@@ -6,11 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize as _;
 use serde_json::Value;
 
+use crate::api::failover::{UnreachableNote, UnreachableStage};
 use crate::api::names;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
 use crate::model::controller::workload::objects::workload_of;
-use crate::model::controller::workload::readiness::{is_lost, is_ready};
+use crate::model::controller::workload::readiness::{is_lost, is_ready, unreachable_note};
 use crate::model::plan::targets::TargetPolicy;
 
 /// Condition type of a Pod that receives traffic.
@@ -35,9 +36,16 @@ pub struct ReplicaPod {
     /// Address of its health server.
     pub target: SocketAddr,
     pub readiness: ReplicaReadiness,
+    /// Note of a reconciler that it does not answer.
+    pub note: Option<UnreachableNote>,
 }
 
 impl ReplicaPod {
+    /// Whether a reconciler has found it unreachable, and none has reached it since.
+    pub fn is_noted_lost(&self) -> bool {
+        self.note.as_ref().is_some_and(|note| note.stage == UnreachableStage::Lost)
+    }
+
     /// Reads a Pod. `None` unless it runs on a node, is not being deleted, and has an address that may be probed: a node writes the
     /// address, so reserved ranges are refused.
     pub fn read(pod: &Pod) -> Option<Self> {
@@ -63,6 +71,7 @@ impl ReplicaPod {
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,
+            note: unreachable_note(pod),
         })
     }
 
@@ -135,6 +144,7 @@ mod tests {
             node: "n1".into(),
             target: "10.1.0.7:9002".parse().expect("an address"),
             readiness: ReplicaReadiness::Ready,
+            note: None,
         };
         assert_eq!(pod(|_| ()), Some(expected));
         let six = pod(|pod| pod["status"]["podIP"] = json!("fd00::7")).expect("a replica");
@@ -205,5 +215,22 @@ mod tests {
         assert_eq!(readiness(json!({"type": "Ready", "status": "False", "reason": "TailyardUnreachable"})), ReplicaReadiness::Lost);
         assert_eq!(readiness(json!({"type": "Ready", "status": "True", "reason": "TailyardUnreachable"})), ReplicaReadiness::Ready);
         assert_eq!(readiness(json!({"type": "ContainersReady", "status": "True"})), ReplicaReadiness::NotReady);
+    }
+
+    #[test]
+    fn noted_replica_is_lost_whatever_reason_its_kubelet_gives() {
+        let noted = |stage: &str, status: &str| {
+            let note = json!({"stage": stage, "process": "r-1", "time": "t", "since": "s", "connected": true}).to_string();
+            pod(|pod| {
+                pod["metadata"]["annotations"] = json!({"tailyard.io/unreachable": note});
+                pod["status"]["conditions"] = json!([{"type": "Ready", "status": status, "reason": "ContainersNotReady"}]);
+            })
+            .expect("a replica")
+        };
+        assert_eq!(noted("lost", "False").readiness, ReplicaReadiness::Lost);
+        assert_eq!(noted("suspected", "False").readiness, ReplicaReadiness::NotReady);
+        assert_eq!((noted("lost", "True").readiness, noted("lost", "True").is_noted_lost()), (ReplicaReadiness::Ready, true));
+        let unreadable = pod(|pod| pod["metadata"]["annotations"] = json!({"tailyard.io/unreachable": "yes"})).expect("a replica");
+        assert_eq!(unreadable.note, None);
     }
 }

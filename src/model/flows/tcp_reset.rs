@@ -26,9 +26,9 @@ const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1
 /// Number of probes of a half-open flow's target.
 const HALF_OPEN: usize = 3;
 /// Delay of the second reset.
-const REPEAT: Duration = ms(40);
+const REPEAT_DELAY: Duration = ms(40);
 /// Delay of the segment that the client refuses.
-const REFUSED: Duration = ms(80);
+const REFUSED_DELAY: Duration = ms(80);
 /// Maximum evaluated responses of a flow: an end that still sends data produces many.
 const HEEDED: u8 = 8;
 
@@ -251,12 +251,12 @@ impl PendingResets {
         let back = case.toward(here, |from, to| Segment::reset(from, to, acknowledgment, beyond));
         let on = case.toward(there, |from, to| Segment::reset(from, to, sequence, acknowledgment));
         self.settle(index, Stage::Answered);
-        for at in [now, now + REPEAT] {
+        for at in [now, now + REPEAT_DELAY] {
             self.enter(at, Due::Send(back));
             self.enter(at, Due::Send(on));
         }
         let to_client = if side == FlowSide::Client { back } else { on };
-        self.enter(now + REFUSED, Due::Send(to_client.without_reset()));
+        self.enter(now + REFUSED_DELAY, Due::Send(to_client.without_reset()));
     }
 
     fn refused(&mut self, index: usize, side: FlowSide, now: Duration) {

@@ -34,7 +34,7 @@ const AT_ONCE: usize = 8;
 /// Retry interval of failed writes.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Default interval of requests for the renewal window, if the server suggests none.
-const SUGGESTION: Duration = Duration::from_hours(6);
+const RENEWAL_INFO_INTERVAL: Duration = Duration::from_hours(6);
 /// Minimum and maximum interval of these requests, whatever the server suggests (RFC 9773, 4.3.2).
 const MIN_SUGGESTION: Duration = Duration::from_mins(1);
 const MAX_SUGGESTION: Duration = Duration::from_hours(24);
@@ -174,7 +174,7 @@ impl Issuer {
             OrderEvent::Suggested(name, window, again) => {
                 if let Some(one) = self.names.get_mut(&name) {
                     one.window = window.or(one.window.take());
-                    one.ask = Some(now.at + again.unwrap_or(SUGGESTION).clamp(MIN_SUGGESTION, MAX_SUGGESTION));
+                    one.ask = Some(now.at + again.unwrap_or(RENEWAL_INFO_INTERVAL).clamp(MIN_SUGGESTION, MAX_SUGGESTION));
                 }
                 vec![name]
             }

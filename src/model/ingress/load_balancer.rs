@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Lead in active requests that an endpoint of the own zone may have over one elsewhere and still be preferred.
 const SPILL: usize = 16;
 /// Ejection time after the first failure.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_EJECTION_PERIOD: Duration = Duration::from_secs(1);
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl EndpointHealth {
     /// Records a connect failure. Failures during an ejection belong to earlier requests and do not count again.
     pub fn failed(&mut self, now: Duration) {
         if !self.is_ejected(now) {
-            let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MAX_EJECTION);
+            let rest = FIRST_EJECTION_PERIOD.saturating_mul(2_u32.saturating_pow(self.failures)).min(MAX_EJECTION);
             self.failures = self.failures.saturating_add(1);
             self.until = Some(now.saturating_add(rest));
         }

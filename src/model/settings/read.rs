@@ -50,11 +50,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let active_lease = active_lease(source, &pod, kube.is_some());
     let http = http(source, egress.is_some());
     let health_addr = health_addr(source);
-    for (variable, why) in WITHOUT_MEANING {
-        if source.text(variable).is_some() {
-            source.notes.push(format!("{variable} means nothing here: {why}"));
-        }
-    }
+    note_ineffective(source);
     let settings = Settings {
         tailnet,
         interface: source
@@ -82,11 +78,20 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         health_addr,
         admin_addr: admin_addr(source),
         drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
+        unreachable_note: source.path("TAILYARD_UNREACHABLE_NOTE"),
         log: log(source),
         init: source.parsed(INIT, "a number, and why it is not 0", init),
         notes: std::mem::take(&mut source.notes),
     };
     if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+}
+
+fn note_ineffective(source: &mut SettingSource<'_>) {
+    for (variable, why) in WITHOUT_MEANING {
+        if source.text(variable).is_some() {
+            source.notes.push(format!("{variable} has no effect: {why}"));
+        }
+    }
 }
 
 fn init(text: &str) -> Option<Init> {

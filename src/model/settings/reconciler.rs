@@ -50,6 +50,8 @@ pub struct Reconciler {
     pub kubeconfig: Option<PathBuf>,
     /// Candidate name in leader election: the Pod's name.
     pub name: Option<String>,
+    /// Node of the Pod (`NODE_NAME`): failover distinguishes replicas on it.
+    pub node: Option<String>,
     /// Service account of tokens that are exchanged for access to a control plane.
     pub service_account: String,
     /// Cluster domain; default: from the Pod's resolver.
@@ -143,7 +145,7 @@ impl Reconciler {
         }
         for variable in WITHOUT_MEANING {
             if source.text(variable).is_some() {
-                source.notes.push(format!("{variable} means nothing here"));
+                source.notes.push(format!("{variable} has no effect"));
             }
         }
         let settings = Self {
@@ -152,6 +154,7 @@ impl Reconciler {
             kube,
             kubeconfig,
             name: source.owned("POD_NAME"),
+            node: source.owned("NODE_NAME"),
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
             image: source.owned("PROXY_IMAGE").unwrap_or_default(),
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!(settings.control.url, TAILSCALE);
         let files = DefaultCredentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));
-        assert_eq!(settings.notes, ["APISERVER_PROXY means nothing here"]);
+        assert_eq!(settings.notes, ["APISERVER_PROXY has no effect"]);
     }
 
     #[test]

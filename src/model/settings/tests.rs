@@ -59,6 +59,7 @@ fn egress_pod() -> Vec<(&'static str, &'static str)> {
 fn environment_of_an_egress_pod_is_read() {
     let settings = read(&egress_pod());
     let expected = Settings {
+        unreachable_note: None,
         tailnet: settings.tailnet.clone(),
         interface: InterfaceName::tailscale0(),
         pod: Pod {
@@ -97,7 +98,7 @@ fn environment_of_an_egress_pod_is_read() {
         drain_timeout: Duration::from_secs(25),
         log: Log { json: false, filter: "info".into() },
         init: None,
-        notes: vec!["TS_EGRESS_SERVICES_CONFIG_PATH means nothing here: TS_EGRESS_PROXIES_CONFIG_PATH took its place".into()],
+        notes: vec!["TS_EGRESS_SERVICES_CONFIG_PATH has no effect: TS_EGRESS_PROXIES_CONFIG_PATH took its place".into()],
     };
     assert_eq!(settings, expected);
     assert_eq!(daemon(&settings).login, Login::ConfigDir("/etc/tsconfig/eg-0".into()));

@@ -14,7 +14,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::model::tailnet::peer_warmup::LIMIT;
+use crate::api::failover::UnreachableNote;
+use crate::model::tailnet::peer_warmup::MAX_READINESS_DELAY;
 
 /// Ruleset lag that causes a warning. A change is written within milliseconds.
 pub const BEHIND: Duration = Duration::from_secs(2);
@@ -22,6 +23,8 @@ pub const BEHIND: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
     pub leaving: bool,
+    /// Note of a reconciler that does not reach this replica.
+    pub unreachable: Option<UnreachableNote>,
     /// Configs that were never read (`egress`, `ingress`).
     pub missing_configs: Vec<&'static str>,
     pub daemon: DaemonHealth,
@@ -133,6 +136,8 @@ pub enum KernelContent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Blocker {
     Leaving,
+    /// The reconciler does not reach this replica: the reconciler's name, and since when.
+    Unreachable(String, String),
     Config(&'static str),
     /// tailscaled is not connected.
     Tailscaled(String),
@@ -140,7 +145,7 @@ pub enum Blocker {
     Address,
     /// The tailnet interface is unusable.
     Interface(String),
-    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
+    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::MAX_READINESS_DELAY`] at most.
     Paths(BTreeSet<IpAddr>),
     /// Services that are not advertised yet, for a limited time.
     Services(BTreeMap<String, String>),
@@ -177,13 +182,25 @@ impl fmt::Display for ReadinessWarning {
 
 impl Blocker {
     /// All values of [`Self::name`], in the order of [`readiness`].
-    pub const NAMES: [&'static str; 10] =
-        ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
+    pub const NAMES: [&'static str; 11] = [
+        "draining",
+        "unreachable",
+        "config",
+        "tailscaled",
+        "netmap",
+        "tailnet-ip",
+        "interface",
+        "peer-connectivity",
+        "services",
+        "ruleset",
+        "forwarding",
+    ];
 
     /// Label value of metrics and first word of a line; closed set.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leaving => "draining",
+            Self::Unreachable(..) => "unreachable",
             Self::Config(_) => "config",
             Self::Tailscaled(_) => "tailscaled",
             Self::Netmap => "netmap",
@@ -202,6 +219,12 @@ impl fmt::Display for Blocker {
         write!(f, "{}: ", self.name())?;
         match self {
             Self::Leaving => f.write_str("this replica is shutting down"),
+            Self::Unreachable(process, since) => {
+                write!(
+                    f,
+                    "no health probe of {process} arrives since {since}, and another replica is ready; check the Pod network of the node"
+                )
+            }
             Self::Config(which) => write!(f, "the {which} config is not loaded yet; check its mount and the log"),
             Self::Tailscaled(state) => write!(f, "tailscaled is not connected: {state}"),
             Self::Netmap => f.write_str("no network map received yet"),
@@ -210,7 +233,11 @@ impl fmt::Display for Blocker {
             Self::Paths(waiting) if waiting.is_empty() => f.write_str("connectivity to the targets is not tested yet"),
             Self::Paths(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(ToString::to_string).collect();
-                write!(f, "no answer through the tailnet yet from {}; ready after {LIMIT:?} at the latest", waiting.join(", "))
+                write!(
+                    f,
+                    "no answer through the tailnet yet from {}; ready after {MAX_READINESS_DELAY:?} at the latest",
+                    waiting.join(", ")
+                )
             }
             Self::Services(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
@@ -234,6 +261,7 @@ impl fmt::Display for Blocker {
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
+    blockers.extend(facts.unreachable.as_ref().map(|note| Blocker::Unreachable(note.process.clone(), note.since.clone())));
     blockers.extend(facts.missing_configs.iter().map(|which| Blocker::Config(which)));
     if let DaemonHealth::Away(state) = &facts.daemon {
         blockers.push(Blocker::Tailscaled(state.clone()));

@@ -4,7 +4,7 @@
 //! address for up to 6.5 s after the last answer ([`TRUST`]). If that address is another Pod's, the peer's half of the first handshake is
 //! lost and `WireGuard` retries only after 5 s: until then every connection hangs. So targets and recent peers
 //! ([`crate::model::tailnet::recent_peers`]) are pinged before readiness: with disco first, which a peer answers once it knows of the
-//! new node, then through the tunnel. A silent target delays readiness by [`LIMIT`] at most: it may be down itself.
+//! new node, then through the tunnel. A silent target delays readiness by [`MAX_READINESS_DELAY`] at most: it may be down itself.
 //!
 //! If the previous tailscaled ran in the same Pod, the tunnel is pinged first: its address is the same, so the handshake arrives. A peer
 //! that learns of the restart from the control server drops its tunnel, and this node would notice only after 15 s; tailscaled announces
@@ -21,13 +21,13 @@ use crate::model::plan::Planned;
 /// Maximum targets to probe, besides recent peers. They are probed concurrently, so this limits a burst.
 pub const MAX_TARGETS: usize = 16;
 /// Maximum delay of readiness. Covers one lost handshake: `WireGuard` repeats it after 5.3 s, and the probe starts it within a second.
-pub const LIMIT: Duration = Duration::from_secs(7);
+pub const MAX_READINESS_DELAY: Duration = Duration::from_secs(7);
 
 /// Time for which a peer's tailscaled uses an endpoint exclusively after its last disco packet (`trustUDPAddrDuration` of
 /// `wgengine/magicsock`), with a margin for packets in flight.
 const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
 /// Delay after a peer's disco response where the start of the mute is unknown.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE_DELAY: Duration = Duration::from_secs(1);
 /// Minimum of this delay: a peer resets its tunnel shortly after it has learned of the new node, and drops a handshake before that.
 const MIN_SETTLE: Duration = Duration::from_millis(200);
 /// Maximum age of a recorded mute start: an older one is not of the previous Pod.
@@ -36,7 +36,7 @@ const OLD: SignedDuration = SignedDuration::from_mins(1);
 /// Delay between a peer's disco response and the handshake request: until the peer no longer trusts the predecessor's endpoint, which has
 /// been silent since `silent_since`. Never longer than [`TRUST`], whatever the clocks say.
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
-    let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
+    let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE_DELAY };
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default().max(MIN_SETTLE)
 }
 
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(settle(4) + Duration::from_secs(4), trust);
         assert_eq!(settle(7), MIN_SETTLE);
         assert_eq!(settle(-30), trust, "another node's clock may be ahead");
-        assert_eq!([settle(61), super::settle(None, now)], [SETTLE; 2], "nothing is known of who left just now");
+        assert_eq!([settle(61), super::settle(None, now)], [SETTLE_DELAY; 2], "nothing is known of who left just now");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! DNS lookup scheduler: schedules lookups and stores the last good addresses. Events in, lookups out.
 //!
-//! - An answer is renewed when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
+//! - An answer is renewed when its TTL ends, but no sooner than [`MIN_INTERVAL`] and no later than [`MAX_INTERVAL`].
 //! - After any failure (no such name, a server's failure, no answer, an answer without addresses) the last good answer
 //!   stays, its age grows, and the lookup is retried after a jittered delay of one second to one minute.
 //! - A name is removed only when no service uses it any more.
@@ -20,9 +20,9 @@ use crate::model::base::backoff::Backoff;
 use crate::model::base::net::Family;
 
 /// Minimum interval of lookups, however short the TTL.
-pub const FLOOR: Duration = Duration::from_secs(5);
+pub const MIN_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum interval of lookups, however long the TTL.
-pub const CEILING: Duration = Duration::from_mins(10);
+pub const MAX_INTERVAL: Duration = Duration::from_mins(10);
 /// Default limit of concurrent lookups.
 pub const IN_FLIGHT: usize = 16;
 
@@ -198,7 +198,7 @@ impl ResolveSchedule {
         }
         let fresh = verdict.answer.as_ref().map(|answer| until_next(answer.ttl, random()));
         let retry = verdict.failure.map(|_| entry.backoff.next(random()));
-        let delay = fresh.into_iter().chain(retry).min().unwrap_or(FLOOR);
+        let delay = fresh.into_iter().chain(retry).min().unwrap_or(MIN_INTERVAL);
         let changed = entry.addresses != before;
         self.queue.insert((now + delay, Arc::clone(name)));
         changed
@@ -263,9 +263,9 @@ fn half(good: &FamilyRecords, failure: LookupFailure, keep: Family) -> OutcomeVe
 
 /// Time until the next lookup for a TTL: up to a tenth less, so that replicas do not query at once, within bounds.
 fn until_next(ttl: Duration, random: f64) -> Duration {
-    let ttl = ttl.clamp(FLOOR, CEILING);
-    let earliest = ttl.mul_f64(0.9).max(FLOOR);
-    let latest = ttl.max(FLOOR.mul_f64(1.1));
+    let ttl = ttl.clamp(MIN_INTERVAL, MAX_INTERVAL);
+    let earliest = ttl.mul_f64(0.9).max(MIN_INTERVAL);
+    let latest = ttl.max(MIN_INTERVAL.mul_f64(1.1));
     earliest + latest.saturating_sub(earliest).mul_f64(random.clamp(0.0, 1.0))
 }
 

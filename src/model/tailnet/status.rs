@@ -20,7 +20,7 @@ use crate::model::plan::{Plan, Reason};
 
 mod patience;
 
-pub use patience::{GRACE, ServeHistory};
+pub use patience::{RESOLUTION_GRACE, ServeHistory};
 
 /// The Pod's addresses, which the operator compares with the Pod object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

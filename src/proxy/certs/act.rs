@@ -18,7 +18,7 @@ use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, RenewalWindow,
 use crate::model::ingress::cert_store::{Issued, note_text};
 
 /// Retry interval of failed ARI queries.
-const ASK_AGAIN: Duration = Duration::from_hours(1);
+const ARI_RETRY_INTERVAL: Duration = Duration::from_hours(1);
 
 pub(super) enum Done {
     Claimed(String, Result<VersionedSecret, KubeError>),
@@ -114,13 +114,13 @@ impl CertWork {
                 self.step(OrderEvent::Ended(name, end));
             }
             Done::Suggested(name, answer) => {
-                let (window, again) = answer.map_or((None, Some(ASK_AGAIN)), |(window, again)| (Some(window), Some(again)));
+                let (window, again) = answer.map_or((None, Some(ARI_RETRY_INTERVAL)), |(window, again)| (Some(window), Some(again)));
                 self.step(OrderEvent::Suggested(name, window, again));
             }
             Done::ClockRead(clock) => {
                 (self.clock, self.is_clock_checked) = (clock, true);
                 let cluster = self.cluster.clone();
-                self.running.spawn(async { Done::ClockRead(clock::read_after(clock::EVERY, cluster).await) });
+                self.running.spawn(async { Done::ClockRead(clock::read_after(clock::READ_INTERVAL, cluster).await) });
                 self.lead();
             }
         }

@@ -10,9 +10,9 @@ use crate::edge::kube::Cluster;
 /// Difference that is no fault of the node's clock: the API server's time has whole seconds and is some seconds old.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 /// How often the API server's time is read.
-pub(super) const EVERY: Duration = Duration::from_hours(1);
+pub(super) const READ_INTERVAL: Duration = Duration::from_hours(1);
 /// How soon again after a failure.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// A time and the moment when it was read.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +52,7 @@ pub(super) async fn read_after(delay: Duration, cluster: Cluster) -> CertClock {
             Ok(server) => return server.map_or_else(CertClock::local, |server| CertClock::local().corrected(server)),
             Err(error) => tracing::debug!(reason = error.reason(), "{error}"),
         }
-        sleep(RETRY).await;
+        sleep(RETRY_DELAY).await;
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
         }
         let days = SignedDuration::from_hours(60 * 24);
         for ahead in [days, -days] {
-            tokio::time::advance(EVERY).await;
+            tokio::time::advance(READ_INTERVAL).await;
             let elapsed = SignedDuration::try_from(local.read.elapsed()).expect("some hours");
             assert_eq!(at(ahead).now(), local.wall - ahead + elapsed, "it goes on with the monotonic clock");
         }

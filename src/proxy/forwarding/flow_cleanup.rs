@@ -22,13 +22,13 @@ use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
 /// Maximum time for resets of unresponsive ends.
-const RESET_WITHIN: Duration = Duration::from_secs(6);
+const RESET_TIMEOUT: Duration = Duration::from_secs(6);
 /// Retry interval after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between listings, as a multiple of the last one's duration.
 const COOLDOWN: u32 = 9;
 /// Maximum pause, whatever the size of the table: until then flows use their old targets.
-const LONGEST_REST: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// Totals of terminated flows, and the last error.
 #[derive(Debug, Clone, Default)]
@@ -161,7 +161,7 @@ impl FlowCleaner {
                     return;
                 }
             }
-            rested = time::Instant::now() + begun.elapsed().saturating_mul(COOLDOWN).min(LONGEST_REST);
+            rested = time::Instant::now() + begun.elapsed().saturating_mul(COOLDOWN).min(MAX_PAUSE);
         }
     }
 
@@ -214,7 +214,7 @@ impl FlowCleaner {
         self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
         self.resets.spawn_blocking(move || {
-            let outcome = probe.and_then(|probe| probe.reset(&flows, Instant::now() + RESET_WITHIN));
+            let outcome = probe.and_then(|probe| probe.reset(&flows, Instant::now() + RESET_TIMEOUT));
             ended.send_modify(|ended| {
                 ended.under_way -= 1;
                 match outcome {

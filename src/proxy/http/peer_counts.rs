@@ -12,11 +12,11 @@ use crate::api::replica::PeerCounts;
 use crate::proxy::tailnet::start::TailnetPart;
 
 /// Cache time of peer counts: the status of a large tailnet is slow, and any client may request it.
-const FRESH: Duration = Duration::from_secs(1);
+const CACHE_TTL: Duration = Duration::from_secs(1);
 
 type CachedPeers = Option<(Instant, Option<PeerCounts>)>;
 
-/// Counts the connected peers, if tailscaled is supervised; at most once in [`FRESH`].
+/// Counts the connected peers, if tailscaled is supervised; at most once in [`CACHE_TTL`].
 pub(super) fn peers(tailnet: &TailnetPart) -> Fetch<PeerCounts> {
     let api = tailnet.daemon.as_ref().map(|daemon| daemon.api.clone());
     let cached: Arc<Mutex<CachedPeers>> = Arc::default();
@@ -25,7 +25,7 @@ pub(super) fn peers(tailnet: &TailnetPart) -> Fetch<PeerCounts> {
         Box::pin(async move {
             let mut found = existing.lock().await;
             if let Some((since, peers)) = *found
-                && since.elapsed() < FRESH
+                && since.elapsed() < CACHE_TTL
             {
                 return peers;
             }

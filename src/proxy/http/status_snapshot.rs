@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
@@ -11,6 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
 use super::Fetch;
+use crate::api::failover::UnreachableNote;
 use crate::api::replica::PeerCounts;
 use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::health_probe::ping;
@@ -18,6 +20,7 @@ use crate::edge::link::LinkState;
 use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
+use crate::model::failover::Reception;
 use crate::model::firewall::Traffic;
 use crate::model::flows::drain::hook_limit;
 use crate::model::flows::prestop_hook::HealthProbe;
@@ -59,6 +62,8 @@ pub struct SnapshotSources {
     pub start: Instant,
     /// Signal to drain.
     pub leaving: Stop,
+    /// File with the note that this replica is unreachable, if the kubelet writes one.
+    pub unreachable_note: Option<PathBuf>,
     pub heartbeats: Heartbeats,
     pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
     pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
@@ -101,6 +106,7 @@ pub struct SnapshotSources {
     /// Addresses with a running call of the preStop hook.
     pub(super) hook_callers: Mutex<BTreeSet<IpAddr>>,
     pub(super) lag: Mutex<RulesetLag>,
+    pub(super) reception: Mutex<Reception>,
 }
 
 impl SnapshotSources {
@@ -113,6 +119,7 @@ impl SnapshotSources {
             forwards: forwarding.enabled,
             start: Instant::now(),
             leaving,
+            unreachable_note: settings.unreachable_note.clone(),
             heartbeats: tasks.heartbeats(),
             egress: settings.egress.is_some().then(|| configs.egress.state.clone()),
             ingress: settings.ingress.is_some().then(|| configs.ingress.state.clone()),
@@ -140,6 +147,7 @@ impl SnapshotSources {
             patience: hook_limit(settings.drain_timeout),
             hook_callers: Mutex::default(),
             lag: Mutex::default(),
+            reception: Mutex::default(),
         }
     }
 
@@ -152,6 +160,7 @@ impl SnapshotSources {
         ];
         HealthInputs {
             leaving: self.leaving.is_requested(),
+            unreachable: self.unreachable(),
             missing_configs: missing_configs.into_iter().filter(|(_, missing_configs)| *missing_configs).map(|(name, _)| name).collect(),
             daemon: self.daemon.as_ref().map_or(DaemonHealth::Foreign, |state| {
                 let state = state.borrow();
@@ -170,6 +179,21 @@ impl SnapshotSources {
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
+    }
+
+    /// The note that this replica is unreachable, if it is in force. The file is small and in memory.
+    fn unreachable(&self) -> Option<UnreachableNote> {
+        let text = std::fs::read_to_string(self.unreachable_note.as_ref()?).unwrap_or_default();
+        self.reception().unreachable(&text, Instant::now().into_std())
+    }
+
+    /// Records a health probe by a reconciler that reaches other nodes.
+    pub(super) fn record_probe(&self) {
+        self.reception().record_probe(Instant::now().into_std());
+    }
+
+    fn reception(&self) -> MutexGuard<'_, Reception> {
+        self.reception.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every probed path works since tailscaled's start.

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,6 +43,10 @@ struct Lab {
 }
 
 fn lab() -> Lab {
+    lab_with(None)
+}
+
+fn lab_with(unreachable_note: Option<PathBuf>) -> Lab {
     let (stopper, leaving) = stop();
     let ((netmap, netmap_seen), (planned, planned_seen)) = (watch::channel(None), watch::channel(None));
     let ((programmed, programmed_seen), (egress, egress_seen)) =
@@ -58,6 +63,7 @@ fn lab() -> Lab {
         forwards: true,
         start: Instant::now(),
         leaving,
+        unreachable_note,
         heartbeats: Heartbeats::default(),
         egress: Some(egress_seen),
         ingress: None,
@@ -88,6 +94,7 @@ fn lab() -> Lab {
         patience: Duration::from_secs(25),
         hook_callers: Mutex::default(),
         lag: Mutex::default(),
+        reception: Mutex::default(),
     };
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
 }
@@ -144,6 +151,24 @@ async fn readyz_names_blockers_until_ready() {
     assert_eq!(names, ["config", "netmap", "ruleset"]);
     lab.ready();
     assert_eq!((readyz(&lab.sources).status(), healthz(&lab.sources).status()), (StatusCode::OK, StatusCode::OK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn replica_that_is_noted_as_lost_is_unready_until_a_probe_arrives() {
+    let place = tempfile::tempdir().expect("a directory");
+    let file = place.path().join("unreachable");
+    let lab = lab_with(Some(file.clone()));
+    lab.ready();
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "there is no file");
+    let note = r#"{"stage":"lost","process":"r-1","time":"2026-01-01T00:10:03.4Z","since":"2026-01-01T00:10:01Z","connected":true}"#;
+    std::fs::write(&file, note).expect("written");
+    let answer = readyz(&lab.sources);
+    assert_eq!((answer.status(), healthz(&lab.sources).status()), (StatusCode::SERVICE_UNAVAILABLE, StatusCode::OK));
+    let line = "unreachable: no health probe of r-1 arrives since 2026-01-01T00:10:01Z, and another replica is ready; \
+                check the Pod network of the node\n";
+    assert_eq!(body(answer).await, line);
+    assert_eq!(reachable(&lab.sources).status(), StatusCode::OK);
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]

@@ -24,7 +24,7 @@ use crate::runtime::watch_ext::put;
 
 /// Maximum wait of a starting replica for its services to be advertised and approved: a missing approval or certificate must not block a
 /// rollout.
-pub const LIMIT: Duration = Duration::from_mins(1);
+pub const MAX_READINESS_DELAY: Duration = Duration::from_mins(1);
 
 /// Inputs; `None` means not received yet.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
         if start.is_none() {
             deadline = None;
         }
-        let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + LIMIT));
+        let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + MAX_READINESS_DELAY));
         let late = due.is_some_and(|due| Instant::now() >= due);
         let mut standing = view.status(&facts);
         let done = view.is_complete() && (standing.waiting.is_empty() || late);

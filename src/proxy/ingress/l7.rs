@@ -50,9 +50,9 @@ mod tunnel;
 mod upstream;
 
 /// Retry interval of failed listeners.
-const RETRY: Duration = Duration::from_secs(5);
+const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of closing idle upstream connections.
-const SWEEP: Duration = Duration::from_secs(15);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 pub struct Inputs {
     pub sites: watch::Receiver<Arc<Vhosts>>,
@@ -275,8 +275,8 @@ async fn run(
                 changed = sites_in.changed() => break changed.is_ok(),
                 Ok(()) = certificates.changed() => break true,
                 Ok(_) = closing.wait_for(|closing| *closing == Closing::Closed) => break false,
-                () = sleep(RETRY), if failed => break true,
-                () = sleep(SWEEP), if !failed => shared.pools.sweep(upstream::IDLE),
+                () = sleep(LISTEN_RETRY_INTERVAL), if failed => break true,
+                () = sleep(SWEEP_INTERVAL), if !failed => shared.pools.sweep(upstream::IDLE_TIMEOUT),
             }
         };
         if !changed {

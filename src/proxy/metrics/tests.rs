@@ -70,8 +70,19 @@ fn exactly(page: &str, prefixes: &[&str], expected: &[&str]) {
 /// Asserts that a page has exactly the readiness series of these unmet conditions.
 #[track_caller]
 fn blocked(page: &str, unmet: &[&str]) {
-    let names =
-        ["config", "draining", "forwarding", "interface", "netmap", "peer-connectivity", "ruleset", "services", "tailnet-ip", "tailscaled"];
+    let names = [
+        "config",
+        "draining",
+        "forwarding",
+        "interface",
+        "netmap",
+        "peer-connectivity",
+        "ruleset",
+        "services",
+        "tailnet-ip",
+        "tailscaled",
+        "unreachable",
+    ];
     let series = names.map(|name| format!(r#"tailyard_readiness_blocked{{reason="{name}"}} {}"#, u8::from(unmet.contains(&name))));
     exactly(page, &["tailyard_readiness"], &series.each_ref().map(String::as_str));
 }

@@ -9,7 +9,7 @@ use crate::edge::kube::Cluster;
 use crate::model::base::backoff::Backoff;
 use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::state::Start;
-use crate::model::tailnet::status::{GRACE, PodAddresses, ROOM};
+use crate::model::tailnet::status::{PodAddresses, RESOLUTION_GRACE, ROOM};
 use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings, Login, StateWrite, conffile};
 use crate::runtime::tasks::Tasks;
 
@@ -49,7 +49,7 @@ impl StatePart {
             egress: settings.egress.is_some(),
             ingress: settings.ingress.is_some(),
             forwards: forwarding.enabled,
-            grace: GRACE,
+            grace: RESOLUTION_GRACE,
             // A file has no size limit.
             room: if matches!(settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };

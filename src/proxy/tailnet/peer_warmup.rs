@@ -15,15 +15,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::edge::localapi::{LocalApi, PingKind};
 use crate::model::plan::Planned;
-use crate::model::tailnet::peer_warmup::{LIMIT, recent_targets, targets};
+use crate::model::tailnet::peer_warmup::{MAX_READINESS_DELAY, recent_targets, targets};
 use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::recent_peers::PredecessorPeers;
 
-/// Timeout of the first ping; doubled with each further one, up to [`LONGEST`].
+/// Timeout of the first ping; doubled with each further one, up to [`MAX_PING_TIMEOUT`].
 const TIMEOUT: Duration = Duration::from_millis(300);
 /// Maximum timeout of a ping.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pings an address, with a timeout; true if it answers.
 pub type ReachabilityCheck = Arc<dyn Fn(IpAddr, PingKind, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
@@ -82,7 +82,7 @@ pub async fn run(
     }
 }
 
-/// Pings all targets until each has answered, or until [`LIMIT`] after the daemon connected; true if there were targets and all answered.
+/// Pings all targets until each has answered, or until [`MAX_READINESS_DELAY`] after the daemon connected; true if there were targets and all answered.
 async fn attempt(
     ask: &ReachabilityCheck,
     wanted: BTreeSet<IpAddr>,
@@ -106,7 +106,7 @@ async fn attempt(
     let over = async {
         // If the sender is dropped, only the limit remains.
         let _ = daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await;
-        sleep(LIMIT).await;
+        sleep(MAX_READINESS_DELAY).await;
     };
     tokio::select! {
         _ = join_all(each) => {
@@ -130,7 +130,7 @@ async fn answered(ask: &ReachabilityCheck, ip: IpAddr, ping: PingKind) {
         }
         // A refusal arrives before the timeout.
         sleep_until(next).await;
-        patience = LONGEST.min(patience * 2);
+        patience = MAX_PING_TIMEOUT.min(patience * 2);
     }
 }
 
@@ -207,7 +207,7 @@ mod tests {
     async fn targets_are_probed_by_disco_then_through_the_tunnel() {
         let mut bench = bench(|_, before| before != 0);
         bench.running(0);
-        advance(LIMIT * 2).await;
+        advance(MAX_READINESS_DELAY * 2).await;
         assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "there is no plan yet");
         bench.plan();
         assert_eq!(
@@ -244,7 +244,7 @@ mod tests {
         bench.predecessor_sender.send_replace(None);
         bench.plan();
         bench.running(0);
-        advance(LIMIT * 2).await;
+        advance(MAX_READINESS_DELAY * 2).await;
         assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "who they are is not known yet");
         bench
             .predecessor_sender
@@ -260,15 +260,15 @@ mod tests {
         let mut bench = bench(|_, before| before > 20);
         bench.plan();
         bench.starting();
-        assert!(bench.tried(0).await > LIMIT, "however long it takes");
+        assert!(bench.tried(0).await > MAX_READINESS_DELAY, "however long it takes");
         assert!(bench.state.borrow().open);
         let mut bench = self::bench(|pings, _| pings == ip(2));
         bench.plan();
         bench.starting();
-        advance(LIMIT * 2).await;
+        advance(MAX_READINESS_DELAY * 2).await;
         assert_eq!(bench.state.borrow().start, None);
         bench.running(0);
-        assert_eq!(bench.tried(0).await, LIMIT, "from when it is connected");
+        assert_eq!(bench.tried(0).await, MAX_READINESS_DELAY, "from when it is connected");
         assert!(!bench.state.borrow().open);
     }
 
@@ -278,7 +278,7 @@ mod tests {
         bench.running(0);
         bench.plan();
         bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");
-        assert!(bench.tried(0).await <= LIMIT);
+        assert!(bench.tried(0).await <= MAX_READINESS_DELAY);
         assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "it is not awaited any more");
     }
 

@@ -22,7 +22,7 @@ use crate::proxy::state_secret::writer::{Ledger, Store};
 use crate::runtime::watch_ext::put;
 
 /// Minimum interval of checks.
-const EVERY: Duration = Duration::from_secs(10);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Minimum interval as a multiple of a check's duration: the status of a large tailnet has megabytes.
 const COOLDOWN: u32 = 200;
 /// Timeout of reading the predecessor's record, so that an unavailable API server does not delay the start.
@@ -102,7 +102,7 @@ impl RecentPeersWriter {
     pub async fn keep(self, mut standing: Option<watch::Receiver<AdvertiseStatus>>) {
         if standing.is_none() {
             // The predecessor's record is loaded meanwhile.
-            sleep(EVERY).await;
+            sleep(MIN_CHECK_INTERVAL).await;
         }
         loop {
             if let Some(standing) = &mut standing
@@ -112,7 +112,7 @@ impl RecentPeersWriter {
             }
             let began = Instant::now();
             self.look().await;
-            sleep(EVERY.max(began.elapsed() * COOLDOWN)).await;
+            sleep(MIN_CHECK_INTERVAL.max(began.elapsed() * COOLDOWN)).await;
         }
     }
 

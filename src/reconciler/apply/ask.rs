@@ -20,7 +20,7 @@ use crate::model::controller::workload::observed::Observed;
 use crate::reconciler::control_plane::{Denied, RequestLimit};
 
 /// Maximum requests for Tailscale Services in one pass.
-const SERVICES: usize = 16;
+const MAX_SERVICE_REQUESTS_PER_PASS: usize = 16;
 /// Assumed maximum difference of the clocks, for a control plane that does not report when it has created a key.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(2);
 
@@ -32,11 +32,11 @@ fn is_service(action: &ControlAction) -> bool {
 impl Applier {
     /// Sends the requests. Denials are recorded, the last one is returned, and the rest continues; an API rejection ends the pass.
     ///
-    /// The second value: whether the pass must be repeated, because the known Tailscale Services have changed since its snapshot, or
-    /// requests remain, also as leadership has expired.
+    /// The second value: whether to requeue the workload, because the known Tailscale Services have changed since its snapshot, or actions
+    /// are left over, for example because leadership expired.
     pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
         let mut answers = BTreeMap::new();
-        let (mut denied, mut news, mut services) = (None, false, 0);
+        let (mut denied, mut requeue, mut services) = (None, false, 0);
         for action in actions {
             if !self.writes.open() {
                 return Ok((denied, true));
@@ -45,20 +45,20 @@ impl Applier {
             if is_service(&action) {
                 services += 1;
                 // The rest follows in the next pass, so that a pass does not take minutes.
-                if services > SERVICES {
+                if services > MAX_SERVICE_REQUESTS_PER_PASS {
                     answers.extend(observed.denied.get(&what).map(|denial| (what, Some(denial.why.clone()))));
-                    news = true;
+                    requeue = true;
                     continue;
                 }
             }
             // A request ends with leadership, as an API write does.
-            let call = Box::pin(self.ask(observed, action));
-            let Some(done) = self.writes.while_leading(call).await.transpose()? else {
+            let call = Box::pin(self.execute(observed, action));
+            let Some(response) = self.writes.while_leading(call).await.transpose()? else {
                 return Ok((denied, true));
             };
-            answers.insert(what, done.as_ref().err().map(Denied::lasting));
-            match done {
-                Ok(changed) => news |= changed,
+            answers.insert(what, response.as_ref().err().map(Denied::lasting));
+            match response {
+                Ok(changed) => requeue |= changed,
                 Err(error) => {
                     tracing::warn!(reason = error.reason(), workload = %observed.key, "{error}");
                     denied = Some(error);
@@ -66,10 +66,10 @@ impl Applier {
             }
         }
         self.controls.answered(&observed.key, answers, observed.now);
-        Ok((denied, news))
+        Ok((denied, requeue))
     }
 
-    async fn ask(&self, observed: &Observed, action: ControlAction) -> Result<Result<bool, Denied>, KubeError> {
+    async fn execute(&self, observed: &Observed, action: ControlAction) -> Result<Result<bool, Denied>, KubeError> {
         let spec = kinds::spec(observed);
         let (tailnet, replicas) = spec.as_ref().map_or((None, 1), |spec| (spec.tailnet, spec.replicas));
         let limit = RequestLimit { key: &observed.key, replicas };
@@ -94,9 +94,9 @@ impl Applier {
             }
             ControlAction::DeleteDevice { device, then, .. } => {
                 let deleted = self.controls.delete_device(tailnet, &device).await;
-                self.with_record(self.left_alone(observed, deleted).await, then).await
+                self.delete_record(self.report_orphan(observed, deleted).await, then).await
             }
-            ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
+            ControlAction::RevokeKey { id, then, .. } => self.delete_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let replica = names::replica(&observed.workload, ordinal);
                 let note = format!("tailyard {replica}");
@@ -105,7 +105,7 @@ impl Applier {
                     Ok(key) => {
                         let created = key.created.unwrap_or_else(|| Timestamp::now() - CLOCK_SKEW).as_second();
                         let secret = draft.with_key(&key.id, key.key.reveal(), created);
-                        self.keep(observed, tailnet, &key, secret).await.map(|()| Ok(false))
+                        self.store_key(observed, tailnet, &key, secret).await.map(|()| Ok(false))
                     }
                     Err(error) => Ok(Err(error)),
                 }
@@ -114,7 +114,7 @@ impl Applier {
     }
 
     /// Writes a new auth key to its replica's config Secret.
-    async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
+    async fn store_key(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
         let written = self.apply_one(&observed.key, secret).await;
         if !matches!(written, Ok(ApplyResult::Done)) {
             // Revoke a key that no replica will get.
@@ -126,7 +126,7 @@ impl Applier {
     }
 
     /// A foreign device is not deleted: reports it, and the replica's record is deleted anyway.
-    async fn left_alone(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
+    async fn report_orphan(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
         let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
         let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
         tracing::warn!(workload = %observed.key, "{message}");
@@ -136,7 +136,7 @@ impl Applier {
     }
 
     /// Deletes the record of something that the control plane has deleted.
-    async fn with_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<bool, Denied>, KubeError> {
+    async fn delete_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<bool, Denied>, KubeError> {
         if gone.is_ok() {
             for delete in record {
                 self.delete(delete).await?;

@@ -13,9 +13,9 @@ use super::ClusterCache;
 use crate::model::controller::workload::objects::ObjectRef;
 
 /// Time for which a foreign object is assumed to exist.
-pub(super) const FOREIGN: Duration = Duration::from_secs(30);
+pub(super) const FOREIGN_TTL: Duration = Duration::from_secs(30);
 /// Time for which a rejected node port is not requested again.
-const REFUSED: Duration = Duration::from_mins(10);
+const REFUSED_PORT_TTL: Duration = Duration::from_mins(10);
 /// Maximum node ports tried in a row.
 const TRIES: usize = 32;
 
@@ -36,7 +36,7 @@ impl ClusterCache {
     /// Forgets expired conflicts of a group; returns whether any remain.
     pub fn forget_foreign(&mut self, key: &WorkloadKey, now: Instant) -> bool {
         let Some(objects) = self.foreign.get_mut(key) else { return false };
-        objects.retain(|_, (_, since)| now - *since < FOREIGN);
+        objects.retain(|_, (_, since)| now - *since < FOREIGN_TTL);
         if objects.is_empty() {
             self.foreign.remove(key);
         }
@@ -46,7 +46,7 @@ impl ClusterCache {
     /// Records a rejected node port: it is allocated to an unknown Service or outside of the cluster's range. Returns whether to try
     /// another at once.
     pub fn refused_port(&mut self, port: u16, now: Instant) -> bool {
-        self.refused_ports.retain(|_, since| now - *since < REFUSED);
+        self.refused_ports.retain(|_, since| now - *since < REFUSED_PORT_TTL);
         self.refused_ports.insert(port, now);
         self.refused_ports.len() <= TRIES
     }

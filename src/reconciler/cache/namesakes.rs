@@ -17,7 +17,7 @@ use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::observed::Namesake;
 
 /// Time after which the result of a plan is in the cache.
-const RESERVATION: Duration = Duration::from_secs(10);
+const RESERVATION_TTL: Duration = Duration::from_secs(10);
 
 impl ClusterCache {
     /// The label that an object with a proxy of its own requests.
@@ -114,7 +114,7 @@ impl ClusterCache {
     pub fn reserve_names(&mut self, key: &WorkloadKey, names: &BTreeSet<String>, now: Instant) -> bool {
         let tailnet = key.group().and_then(|name| self.group(name)?.spec.tailnet.clone());
         let is_current = |label: &String, workload: &WorkloadKey| workload != key || names.contains(label);
-        self.reserved.retain(|(_, label), (workload, since)| is_current(label, workload) && now.duration_since(*since) < RESERVATION);
+        self.reserved.retain(|(_, label), (workload, since)| is_current(label, workload) && now.duration_since(*since) < RESERVATION_TTL);
         let reserved: Vec<_> = names.iter().map(|label| (tailnet.clone(), label.clone())).collect();
         if reserved.iter().any(|name| self.reserved.get(name).is_some_and(|(workload, _)| workload != key)) {
             return false;

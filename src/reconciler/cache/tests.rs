@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::foreign::FOREIGN;
+use super::foreign::FOREIGN_TTL;
 use super::*;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
@@ -293,7 +293,7 @@ fn foreign_object_is_remembered_for_some_time() {
     let (object, now) = (ObjectRef::new(Kind::Secret, "ts", "g-0"), Instant::now());
     world.found(&"g".into(), object.clone(), json!({"metadata": {"name": "g-0"}}), now);
     assert!(world.forget_foreign(&"g".into(), now) && world.owned(&"g".into()).contains_key(&object));
-    assert!(!world.forget_foreign(&"g".into(), now + FOREIGN));
+    assert!(!world.forget_foreign(&"g".into(), now + FOREIGN_TTL));
     assert!(world.owned(&"g".into()).is_empty());
 }
 

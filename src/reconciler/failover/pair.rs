@@ -29,7 +29,7 @@ impl Failover {
             ClaimVerdict::Undecided => return Ok(false),
             ClaimVerdict::Overdue | ClaimVerdict::Renewed => {
                 tracing::info!(lease, pod = lost.name, node = lost.node, hangs, "active Pod does not answer, but lives: its claim stays");
-                self.detector().marked(&lost.uid, now());
+                self.detector().suspected(&lost.uid, now());
                 return Ok(false);
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Interval of heartbeats.
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time without a heartbeat after which the process counts as hung.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ impl Heartbeats {
         let beat = Arc::new(Beat { task, last: Mutex::new(Instant::now()) });
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&beat));
         async move {
-            let (mut work, mut ticks) = (pin!(work), interval(BEAT));
+            let (mut work, mut ticks) = (pin!(work), interval(HEARTBEAT_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 tokio::select! {

@@ -29,8 +29,8 @@ where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     let all = api.list(&ListParams::default()).await.expect("a list").items;
-    let held = all.iter().filter(|object| !object.finalizers().is_empty()).map(ResourceExt::name_any).collect();
-    (all.iter().map(ResourceExt::name_any).collect(), held)
+    let with_finalizers = all.iter().filter(|object| !object.finalizers().is_empty()).map(ResourceExt::name_any).collect();
+    (all.iter().map(ResourceExt::name_any).collect(), with_finalizers)
 }
 
 /// Proxies of each kind: an egress group with a Tailnet and a class, an ingress group, a standalone Service and Ingress.
@@ -102,14 +102,14 @@ fn uninstall_leaves_no_finalizer_device_secret_or_lease() {
         ] {
             assert_eq!(found, [""; 0], "{kind}");
         }
-        let held = [
+        let with_finalizers = [
             names(stage.all::<Service>()).await.1,
             names(stage.all::<Ingress>()).await.1,
             names(stage.all::<ProxyGroup>()).await.1,
             names(stage.all::<ProxyClass>()).await.1,
             names(stage.all::<Tailnet>()).await.1,
         ];
-        assert_eq!(held.concat(), [""; 0], "no finalizer");
+        assert_eq!(with_finalizers.concat(), [""; 0], "no finalizer");
         assert_eq!(names(stage.all::<ProxyGroup>()).await.0, ["g", "in"], "users' objects stay");
         let name = stage.users().get("s").await.expect("a Service").spec.and_then(|spec| spec.external_name);
         assert_eq!(name.as_deref(), Some("placeholder.invalid"));

@@ -9,7 +9,7 @@ mod outages;
 mod watch;
 
 /// Scenarios that run in this order, and in a soak in random order.
-pub(super) const REPEATABLE: [Scenario; 10] = [
+pub(super) const REPEATABLE: [Scenario; 11] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -19,6 +19,7 @@ pub(super) const REPEATABLE: [Scenario; 10] = [
     ("no reconciler", outages::targets_move_without_a_reconciler),
     ("a node cut off", faults::a_replica_on_a_lost_node_is_left_out),
     ("a node cut one way", faults::a_replica_on_a_node_that_receives_nothing_is_left_out),
+    ("a dead Pod network", faults::a_replica_without_pod_network_is_left_out_until_it_is_reached_again),
     ("a node that hangs", faults::a_replica_on_a_hung_node_is_left_out),
 ];
 

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
@@ -173,6 +174,15 @@ impl Stage {
 
     /// Starts a reconciler with more arguments, and the allocator of the image.
     pub fn reconciler_with(&self, name: &str, port: u16, arguments: &[&str]) -> Running {
+        self.start_reconciler(name, port, arguments, 0)
+    }
+
+    /// Starts a reconciler whose processes have this group, so that packets to a replica can be dropped ([`Health::cut_off`]).
+    pub fn reconciler_of_gid(&self, name: &str, port: u16, gid: u32) -> Running {
+        self.start_reconciler(name, port, &[], gid)
+    }
+
+    fn start_reconciler(&self, name: &str, port: u16, arguments: &[&str], gid: u32) -> Running {
         let log = self.place.path().join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log).expect("a log");
         let path = |name: &str| self.place.path().join(name);
@@ -187,6 +197,7 @@ impl Stage {
             .arg(path("secret"))
             .args(arguments)
             .env("POD_NAME", name)
+            .gid(gid)
             .envs(crate::allocator_variables())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -17,7 +17,7 @@ use crate::model::controller::workload::objects::services::ROOM as CONFIG_ROOM;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, digest};
 
 /// Period for counting orders: Let's Encrypt's limits are per week. A certificate stays as long after its order.
-pub const WEEK: Duration = Duration::from_hours(7 * 24);
+pub const ORDER_PERIOD: Duration = Duration::from_hours(7 * 24);
 /// The key in the `ConfigMap`.
 const KEY: &str = "orders.json";
 
@@ -44,7 +44,7 @@ impl CertificateOrder {
     /// Time until the order no longer counts and its certificate no longer stays.
     pub fn rest(&self, now: Timestamp) -> Duration {
         let age = u64::try_from(now.as_second().saturating_sub(self.ordered)).unwrap_or(0);
-        WEEK.saturating_sub(Duration::from_secs(age))
+        ORDER_PERIOD.saturating_sub(Duration::from_secs(age))
     }
 
     pub fn is_recent(&self, now: Timestamp) -> bool {
@@ -81,7 +81,7 @@ impl OrderRecord {
     /// Orders within a week, and the time until the first of them no longer counts.
     pub fn recent(&self, now: Timestamp) -> (usize, Duration) {
         let rests: Vec<_> = self.0.iter().map(|order| order.rest(now)).filter(|rest| !rest.is_zero()).collect();
-        (rests.len(), rests.iter().min().copied().unwrap_or(WEEK))
+        (rests.len(), rests.iter().min().copied().unwrap_or(ORDER_PERIOD))
     }
 
     /// Whether the `ConfigMap` has room for it.
@@ -135,10 +135,10 @@ mod tests {
         assert_eq!((OrderRecord::read(&manifest.value), namespace_of(&manifest.value)), (record.clone(), Some("shop")));
         assert_eq!(manifest.object, orders_ref("tailscale", "shop"));
         assert_eq!(record.find("a", "b.ts.net").map(|order| order.secret.as_str()), Some("uid"));
-        let week = i64::try_from(WEEK.as_secs()).expect("small");
+        let week = i64::try_from(ORDER_PERIOD.as_secs()).expect("small");
         let recent = |second| record.recent(Timestamp::from_second(second).expect("a time"));
-        assert_eq!(recent(2_000), (3, WEEK.saturating_sub(Duration::from_secs(2_000))));
+        assert_eq!(recent(2_000), (3, ORDER_PERIOD.saturating_sub(Duration::from_secs(2_000))));
         assert_eq!(recent(week), (2, Duration::from_secs(1_000)));
-        assert_eq!(recent(week + 2_000), (0, WEEK));
+        assert_eq!(recent(week + 2_000), (0, ORDER_PERIOD));
     }
 }

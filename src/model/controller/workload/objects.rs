@@ -20,6 +20,7 @@ pub mod shape;
 pub mod slice;
 pub mod standalone_service;
 pub mod statefulset;
+pub mod unreachable_note;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -17,7 +17,7 @@ use crate::model::controller::workload::secret_name::SecretName;
 use crate::model::controller::workload::spec::WorkloadSpec;
 
 /// Time for which a workload's deletion waits for an unavailable control plane.
-pub(crate) const AWAY: Duration = Duration::from_mins(5);
+pub(crate) const CONTROL_PLANE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Inputs of every part of the planner.
 #[derive(Debug, Clone, Copy)]
@@ -48,12 +48,12 @@ impl<'a> Pass<'a> {
 
     /// Whether the workload's deletion continues despite a denial, because it has lasted too long.
     pub(crate) fn given_up(&self, denial: &ControlPlaneError) -> bool {
-        self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
+        self.waited() && elapsed(denial.since, self.observed.now) >= CONTROL_PLANE_TIMEOUT
     }
 
     /// Whether the workload's deletion has waited for the control plane long enough.
     pub(crate) fn waited(&self) -> bool {
-        self.observed.ends_since().is_some_and(|since| elapsed(since, self.observed.now) >= AWAY)
+        self.observed.ends_since().is_some_and(|since| elapsed(since, self.observed.now) >= CONTROL_PLANE_TIMEOUT)
     }
 
     /// Whether an object of the proxies' namespace, of any state, is the workload's.

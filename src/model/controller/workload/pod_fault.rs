@@ -152,6 +152,7 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "JSON literals")]
     fn pod(status: Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "eg-0"}, "status": status})).expect("a Pod")
     }
@@ -161,6 +162,7 @@ mod tests {
     }
 
     /// Fault of a Pod whose proxy container has this state and last state.
+    #[allow(clippy::needless_pass_by_value, reason = "JSON literals")]
     fn container(state: Value, last: Value) -> String {
         let status = json!({"name": "tailscale", "ready": false, "restartCount": 3, "image": "x", "imageID": "", "state": state,
             "lastState": last});

@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{TRUE, reason};
+use crate::api::failover::{UnreachableNote, UnreachableStage};
+use crate::api::names;
 
 /// Maximum wait for a Pod that is unready or missing. It gets no traffic meanwhile, and becomes ready only with the complete config.
 pub(crate) const TIMEOUT: Duration = Duration::from_mins(1);
@@ -36,6 +38,11 @@ pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
 }
 
+/// Note of a reconciler that the replica does not answer.
+pub fn unreachable_note(pod: &Pod) -> Option<UnreachableNote> {
+    serde_json::from_str(pod.metadata.annotations.as_ref()?.get(names::UNREACHABLE)?).ok()
+}
+
 /// Whether failover has made a replica's Pod unready, because it does not answer health probes.
 pub fn is_lost(pod: &Pod) -> bool {
     lost(pod).is_some()
@@ -43,12 +50,30 @@ pub fn is_lost(pod: &Pod) -> bool {
 
 /// Message of a lost replica's Pod: since when it does not answer.
 pub fn lost_message(pod: &Pod) -> Option<String> {
-    lost(pod)?.message.clone()
+    match lost(pod)? {
+        LostBy::Condition(ready) => ready.message.clone(),
+        LostBy::Note(note) => Some(note_message(&note)),
+    }
 }
 
-fn lost(pod: &Pod) -> Option<&PodCondition> {
-    let ready = pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == "Ready")?;
-    (ready.status != TRUE && ready.reason.as_deref() == Some(reason::UNREACHABLE)).then_some(ready)
+/// What says that a Pod is unready because its replica is lost. A living kubelet replaces the condition; the note stays.
+enum LostBy<'a> {
+    Condition(&'a PodCondition),
+    Note(UnreachableNote),
+}
+
+fn lost(pod: &Pod) -> Option<LostBy<'_>> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let unready = conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status != TRUE)?;
+    if unready.reason.as_deref() == Some(reason::UNREACHABLE) {
+        return Some(LostBy::Condition(unready));
+    }
+    unreachable_note(pod).filter(|note| note.stage == UnreachableStage::Lost).map(LostBy::Note)
+}
+
+/// Message of the condition `Ready` of a lost replica's Pod.
+pub fn note_message(note: &UnreachableNote) -> String {
+    format!("no answer to health probes since {}; {} made the Pod unready until it answers again", note.since, note.process)
 }
 
 pub(crate) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {

@@ -1,6 +1,10 @@
 //! Tests of the detector's rules: times are milliseconds since the start of a test.
 
+use serde_json::json;
+
 use super::*;
+use crate::api::condition::reason;
+use crate::api::names;
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::labels_of;
 
@@ -21,7 +25,13 @@ fn pod(number: usize) -> ReplicaPod {
         node: format!("n{number}"),
         target: SocketAddr::from(([10, 1, 0, u8::try_from(number).expect("few replicas")], 9002)),
         readiness: ReplicaReadiness::Ready,
+        note: None,
     }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "as the field of a Pod")]
+fn note(stage: UnreachableStage, process: &str, connected: bool) -> Option<UnreachableNote> {
+    Some(UnreachableNote { stage, process: process.into(), time: String::new(), since: String::new(), connected })
 }
 
 /// A Pod as the API server returns it.
@@ -33,8 +43,10 @@ fn object(pod: &ReplicaPod) -> Value {
     };
     let labels = labels_of(&WorkloadKey::of_label(&pod.group));
     let probe = json!({"httpGet": {"port": pod.target.port()}});
+    let annotations = json!({names::UNREACHABLE: pod.note.as_ref().map(|note| json!(note).to_string())});
+    let annotations = pod.note.as_ref().map_or(Value::Null, |_| annotations);
     json!({
-        "metadata": {"name": pod.name, "uid": pod.uid, "resourceVersion": "7", "labels": labels},
+        "metadata": {"name": pod.name, "uid": pod.uid, "resourceVersion": "7", "labels": labels, "annotations": annotations},
         "spec": {"nodeName": pod.node, "containers": [{"name": "tailscale", "readinessProbe": probe}]},
         "status": {"phase": "Running", "podIP": pod.target.ip(), "conditions": [
             {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"},
@@ -58,8 +70,27 @@ impl Scene {
         self.begin + Duration::from_millis(time)
     }
 
-    fn observe(&mut self, time: u64) -> Vec<ReplicaPod> {
+    fn observe(&mut self, time: u64) -> Observation {
         self.detector.observe(self.pods.clone(), self.at(time))
+    }
+
+    /// Notes the change that a read at this time confirms, as the API server does; returns its step and replica.
+    fn write(&mut self, time: u64) -> Option<(NoteStep, String)> {
+        let change = self.confirmed_change(time, time)?;
+        let (step, process) = (change.step, self.detector.process.clone());
+        let pod = self.pods.iter_mut().find(|pod| pod.uid == change.pod.uid).expect("a replica");
+        pod.note = match step {
+            NoteStep::Suspect => note(UnreachableStage::Suspected, &process, change.connected),
+            NoteStep::MakeUnready | NoteStep::Renew => note(UnreachableStage::Lost, &process, change.connected),
+            NoteStep::Withdraw { .. } => None,
+        };
+        if step == NoteStep::MakeUnready {
+            pod.readiness = ReplicaReadiness::Lost;
+        } else if step == NoteStep::Suspect {
+            self.detector.suspected(&change.pod.uid, self.at(time));
+        }
+        self.observe(time);
+        Some((step, change.pod.name))
     }
 
     /// Runs a turn; results of its probes are recorded at once, missed ones with their send time.
@@ -82,10 +113,21 @@ impl Scene {
         suspected
     }
 
+    fn confirmed_change(&self, begun: u64, now: u64) -> Option<PodChange> {
+        self.detector.confirm(&self.pods[0].group, self.pods.iter().map(object).collect(), self.at(begun), self.at(now))
+    }
+
     /// Name of the replica that a read at this time confirms as lost.
     fn confirmed(&self, begun: u64, now: u64) -> Option<String> {
-        let mark = self.detector.confirm(&self.pods[0].group, self.pods.iter().map(object).collect(), self.at(begun), self.at(now));
-        mark.map(|mark| mark.pod.name)
+        self.confirmed_change(begun, now).map(|change| change.pod.name)
+    }
+
+    /// Steps of a replica whose silence began at 1 s, until it is unready.
+    fn lose(&mut self) {
+        self.run(1050..=2500, &["u1", "u2"]);
+        assert_eq!(self.write(2500), Some((NoteStep::Suspect, "g-0".into())));
+        self.run(2550..=2800, &["u1", "u2"]);
+        assert_eq!(self.write(2800), Some((NoteStep::MakeUnready, "g-0".into())));
     }
 }
 
@@ -182,22 +224,133 @@ fn only_pods_as_read_from_the_api_server_are_marked() {
 fn several_lost_replicas_are_marked_while_one_answers() {
     let mut scene = Scene::answering(3, 1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), Some(2000));
-    assert_eq!(scene.confirmed(3000, 3000), Some("g-0".to_owned()));
-    scene.detector.marked("u0", scene.at(3000));
-    assert_eq!(scene.confirmed(3001, 3001), Some("g-2".to_owned()), "after a second read");
+    assert_eq!(scene.write(3000), Some((NoteStep::Suspect, "g-0".into())));
+    assert_eq!(scene.write(3000), Some((NoteStep::Suspect, "g-2".into())), "after a second read");
+    assert_eq!(scene.write(3200), None, "not before the time for objections is over");
+    scene.run(3250..=3250, &["u1"]);
+    assert_eq!(scene.write(3250), Some((NoteStep::MakeUnready, "g-0".into())));
+    assert_eq!(scene.write(3250), Some((NoteStep::MakeUnready, "g-2".into())));
+    assert_eq!(scene.write(3250), None);
 }
 
 #[test]
-fn restored_replica_is_marked_again_only_after_30_seconds_or_an_answer() {
+fn restored_replica_is_marked_again_at_once_while_it_is_noted() {
     let mut scene = Scene::answering(2, 1000);
-    scene.run(1050..=3000, &["u1"]);
-    scene.detector.marked("u0", scene.at(3000));
-    assert_eq!((scene.run(3050..=32_900, &["u1"]), scene.confirmed(32_900, 32_900)), (None, None));
-    assert!(scene.turn(32_950, |uid| uid == "u1").wants_lease, "it is still suspected");
-    assert_eq!(scene.run(33_000..=33_000, &["u1"]), Some(33_000));
-    scene.detector.marked("u0", scene.at(33_000));
-    scene.run(33_050..=34_000, &["u0", "u1"]);
-    assert_eq!(scene.run(34_050..=35_500, &["u1"]), Some(35_000), "it answered meanwhile");
+    scene.lose();
+    assert_eq!(scene.run(2850..=9000, &["u1"]), None, "nothing to do");
+    scene.pods[0].readiness = ReplicaReadiness::Ready;
+    scene.observe(9000);
+    assert_eq!(scene.run(9050..=9050, &["u1"]), Some(9050));
+    assert_eq!(scene.write(9050), Some((NoteStep::MakeUnready, "g-0".into())));
+    scene.pods[0].readiness = ReplicaReadiness::Ready;
+    scene.pods[1].readiness = ReplicaReadiness::NotReady;
+    assert_eq!(scene.confirmed(9100, 9100), None, "the last ready one");
+}
+
+#[test]
+fn note_of_a_lost_replica_is_renewed_by_any_process() {
+    let mut scene = Scene::answering(2, 1000);
+    scene.lose();
+    assert_eq!((scene.run(2850..=122_750, &["u1"]), scene.write(122_750)), (None, None));
+    assert_eq!(scene.run(122_800..=122_800, &["u1"]), Some(122_800));
+    assert_eq!(scene.write(122_800), Some((NoteStep::Renew, "g-0".into())));
+    // A process that never had an answer of the lost replica.
+    let mut other = Scene { detector: Detector::new("new", None), begin: scene.begin, pods: scene.pods.clone() };
+    other.observe(123_000);
+    assert_eq!(other.run(123_000..=243_000, &["u1"]), Some(243_000));
+    assert_eq!(other.write(243_000), Some((NoteStep::Renew, "g-0".into())));
+}
+
+#[test]
+fn disputed_suspicion_is_repeated_only_after_30_seconds_or_an_answer() {
+    let mut scene = Scene::answering(2, 1000);
+    scene.run(1050..=2500, &["u1"]);
+    assert_eq!(scene.write(2500), Some((NoteStep::Suspect, "g-0".into())));
+    scene.pods[0].note = None;
+    assert_eq!(scene.write(2800), None, "another process has removed the note");
+    assert_eq!(scene.observe(2800).disputed, [scene.pods[0].clone()]);
+    assert!(scene.observe(2800).disputed.is_empty(), "reported once");
+    assert!(!scene.turn(2800, |uid| uid == "u1").wants_lease, "the other process may need it");
+    assert_eq!(scene.run(2850..=32_750, &["u1"]), None);
+    assert_eq!(scene.run(32_800..=32_800, &["u1"]), Some(32_800));
+    assert_eq!(scene.write(32_800), Some((NoteStep::Suspect, "g-0".into())));
+    scene.pods[0].note = None;
+    scene.observe(32_900);
+    scene.run(32_950..=34_000, &["u0", "u1"]);
+    assert!(scene.run(34_050..=35_500, &["u1"]).is_some(), "it answered meanwhile");
+}
+
+/// Who may remove a note: (node of the process, whether it reaches another node, whether the note's process does), expected.
+#[test]
+fn note_is_removed_by_a_process_that_reaches_the_replica_or_shares_its_node_and_reaches_others() {
+    let cases = [
+        (Some("n9"), true, true, true),
+        (Some("n9"), false, true, true),
+        (None, false, true, true),
+        (Some("n0"), true, true, true),
+        (Some("n0"), false, true, false),
+        (Some("n0"), false, false, true),
+    ];
+    for (node, reaches_others, connected, expected) in cases {
+        for stage in [UnreachableStage::Suspected, UnreachableStage::Lost] {
+            let mut scene = Scene::answering(2, 1000);
+            scene.detector.node = node.map(str::to_owned);
+            let answers: &[&str] = if reaches_others { &["u0", "u1"] } else { &["u0"] };
+            scene.run(1050..=3000, answers);
+            scene.pods[0].note = note(stage, "other", connected);
+            scene.observe(3010);
+            assert!(scene.detector.turn(scene.at(3010)).refuted.is_empty(), "an answer to an earlier probe");
+            scene.run(3050..=3600, answers);
+            let is_refuted = !scene.detector.turn(scene.at(3650)).refuted.is_empty();
+            assert_eq!(is_refuted, expected, "{node:?} {reaches_others} {connected} {stage:?}");
+            let pods: Vec<_> = scene.pods.iter().map(object).collect();
+            let withdrawn = scene.detector.withdrawal("g", pods.clone(), scene.at(3650)).map(|change| change.step);
+            assert_eq!(withdrawn, expected.then_some(NoteStep::Withdraw { is_reached: true }));
+            scene.pods[0].note = note(stage, "newer", connected);
+            let newer: Vec<_> = scene.pods.iter().map(object).collect();
+            assert_eq!(scene.detector.withdrawal("g", newer, scene.at(3650)), None, "a note that was not answered");
+        }
+    }
+}
+
+#[test]
+fn note_of_the_last_hope_is_removed() {
+    let mut scene = Scene::answering(2, 1000);
+    scene.lose();
+    assert!(scene.turn(2850, |uid| uid == "u1").refuted.is_empty());
+    scene.pods[1].readiness = ReplicaReadiness::NotReady;
+    scene.observe(2900);
+    assert_eq!(scene.turn(2900, |_| false).refuted, ["g".to_owned()].into());
+    scene.pods[0].note = None;
+    assert!(scene.observe(2950).disputed.is_empty(), "that was no objection");
+    // The other one was deleted: the group is not probed any more.
+    scene.pods[0].note = note(UnreachableStage::Lost, "other", true);
+    scene.pods.truncate(1);
+    scene.observe(3000);
+    assert_eq!(scene.turn(3000, |_| false).refuted, ["g".to_owned()].into());
+}
+
+#[test]
+fn noted_replica_is_no_survivor() {
+    let mut scene = Scene::answering(2, 1000);
+    scene.pods[1].note = note(UnreachableStage::Lost, "other", true);
+    scene.observe(1000);
+    assert_eq!(scene.run(1050..=3000, &["u1"]), None);
+}
+
+#[test]
+fn probe_is_a_proof_if_it_comes_from_another_node_or_from_a_process_that_reaches_one() {
+    let proofs = |node: &str, answers: &[&str]| {
+        let mut scene = Scene::answering(2, 1000);
+        scene.detector.node = Some(node.to_owned());
+        scene.run(1050..=2000, answers);
+        let probes: Vec<Probe> = (2050..=2300).step_by(50).flat_map(|time| scene.detector.turn(scene.at(time)).probes).collect();
+        let is_proof = |uid: &str| probes.iter().find(|probe| probe.uid == uid).map(|probe| probe.is_proof);
+        (is_proof("u0"), is_proof("u1"))
+    };
+    assert_eq!(proofs("n9", &[]), (Some(true), Some(true)));
+    assert_eq!(proofs("n0", &["u0"]), (Some(false), Some(true)));
+    assert_eq!(proofs("n0", &["u0", "u1"]), (Some(true), Some(true)));
 }
 
 #[test]
@@ -216,15 +369,14 @@ fn lease_is_wanted_until_ten_seconds_after_the_last_suspicion() {
 #[test]
 fn lost_replica_returns_once_when_it_is_ready_and_answers() {
     let mut scene = Scene::answering(2, 1000);
-    scene.run(1050..=3000, &["u1"]);
-    scene.detector.marked("u0", scene.at(3000));
-    scene.pods[0].readiness = ReplicaReadiness::Lost;
-    assert!(scene.observe(3000).is_empty());
+    scene.lose();
     scene.pods[0].readiness = ReplicaReadiness::Ready;
-    assert!(scene.observe(3400).is_empty(), "restored, but it does not answer");
+    assert!(scene.observe(3400).returned.is_empty(), "restored, but it does not answer");
     scene.run(3450..=3700, &["u0", "u1"]);
-    assert_eq!(scene.observe(3700), [scene.pods[0].clone()]);
-    assert!(scene.observe(3750).is_empty());
+    assert!(scene.observe(3700).returned.is_empty(), "it is noted");
+    scene.pods[0].note = None;
+    assert_eq!(scene.observe(3700).returned, [scene.pods[0].clone()]);
+    assert!(scene.observe(3750).returned.is_empty());
 }
 
 #[test]
@@ -276,21 +428,4 @@ fn probes_are_spread_and_limited_to_400_a_second() {
         assert!(expected.contains(&total), "{replicas} replicas: {total}");
         assert!(most.zip(fewest).is_some_and(|(most, fewest)| most - fewest <= 1), "{counts:?}");
     }
-}
-
-#[test]
-fn patch_changes_only_the_condition_ready_of_the_version_that_was_read() {
-    let mut scene = Scene::answering(2, 1000);
-    scene.run(1050..=3000, &["u1"]);
-    let mark = scene.detector.confirm("g", scene.pods.iter().map(object).collect(), scene.at(3000), scene.at(3000));
-    let patch = mark.expect("a lost replica").patch("r-1", "2026-01-01T00:10:03.4Z".parse().expect("a time"));
-    let message = "no answer to health probes since 2026-01-01T00:10:01Z; r-1 made the Pod unready; a living kubelet restores it";
-    let expected = json!({
-        "metadata": {"uid": "u0", "resourceVersion": "7"},
-        "status": {"conditions": [
-            {"type": "PodScheduled", "status": "True", "observedGeneration": 1},
-            {"type": "Ready", "status": "False", "reason": "TailyardUnreachable", "message": message, "lastTransitionTime": "2026-01-01T00:10:03Z"},
-        ]},
-    });
-    assert_eq!(patch, expected);
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::api::failover::UnreachableStage;
 
 fn good() -> HealthInputs {
     HealthInputs { netmap: true, addressed: true, daemon: DaemonHealth::Running, rules: Rules::Current, ..HealthInputs::default() }
@@ -90,8 +91,16 @@ fn funnel_error_is_a_warning() {
 
 #[test]
 fn every_blocker_is_listed_and_has_a_text() {
+    let note = UnreachableNote {
+        stage: UnreachableStage::Lost,
+        process: "r-1".into(),
+        time: "2026-01-01T00:10:03.4Z".into(),
+        since: "2026-01-01T00:10:01Z".into(),
+        connected: true,
+    };
     let all = HealthInputs {
         leaving: true,
+        unreachable: Some(note),
         missing_configs: vec!["ingress"],
         daemon: DaemonHealth::Away("down".into()),
         interface: Some("tailscale0 is down".into()),

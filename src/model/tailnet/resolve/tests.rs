@@ -112,7 +112,7 @@ fn failed_lookups_back_off_until_success() {
     lab.answer("a", v4(&["10.0.0.1"], 100));
     let status = lab.schedule.statuses().remove("a").expect("known");
     assert_eq!(status.failure, None);
-    lab.now += CEILING;
+    lab.now += MAX_INTERVAL;
     lab.step(ResolveEvent::Tick);
     let actions = lab.answer("a", failed(LookupFailure::Timeout));
     assert_eq!(lab.wake(&actions).0, Duration::from_secs(1), "the count starts again");
@@ -128,7 +128,7 @@ fn empty_answer_is_a_failure_unless_one_family_has_addresses() {
     lab.answer("a", v4(&[], 300));
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.1", "fd00::1"]));
     assert_eq!(lab.schedule.failures()[&LookupFailure::Empty], 1);
-    lab.now += CEILING;
+    lab.now += MAX_INTERVAL;
     lab.step(ResolveEvent::Tick);
     assert!(lab.answer("a", LookupOutcome { v4: Ok(records(&[], 0)), v6: Ok(records(&["fd00::1"], 300)) }).changed);
     assert_eq!(lab.addresses("a"), ips(&["fd00::1"]));
@@ -139,7 +139,7 @@ fn failed_family_keeps_its_last_addresses() {
     let mut lab = lab(1);
     lab.want(&["a"]);
     lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.1"], 300)), v6: Ok(records(&["fd00::1"], 300)) });
-    lab.now += CEILING;
+    lab.now += MAX_INTERVAL;
     lab.step(ResolveEvent::Tick);
     let actions = lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(LookupFailure::Server) });
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.2", "fd00::1"]));
@@ -223,7 +223,7 @@ proptest! {
             prop_assert!(lab.schedule.flying.len() <= 2);
             prop_assert_eq!(lab.schedule.flying.len() + lab.schedule.queue.len(), names.len());
             for (due, name) in &lab.schedule.queue {
-                prop_assert!(*due <= lab.now + CEILING, "{} due in {:?}", name, *due - lab.now);
+                prop_assert!(*due <= lab.now + MAX_INTERVAL, "{} due in {:?}", name, *due - lab.now);
             }
             for name in before.keys() {
                 prop_assert!(!lab.addresses(name).is_empty(), "{} lost its addresses", name);

@@ -9,7 +9,7 @@ use crate::model::config::EgressConfig;
 use crate::model::plan::Plan;
 
 /// Time for which a never resolved service is withheld: enough for a new replica to learn all peers.
-pub const GRACE: Duration = Duration::from_secs(45);
+pub const RESOLUTION_GRACE: Duration = Duration::from_secs(45);
 
 /// Records for each service whether it was ever served.
 ///
@@ -31,7 +31,7 @@ enum State {
 }
 
 impl ServeHistory {
-    /// A history with this grace time; production uses [`GRACE`].
+    /// A history with this grace time; production uses [`RESOLUTION_GRACE`].
     pub fn new(grace: Duration) -> Self {
         Self { grace, services: BTreeMap::new() }
     }

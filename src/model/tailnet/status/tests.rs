@@ -106,7 +106,7 @@ fn status_echoes_the_configured_services() {
 
 #[test]
 fn unresolved_service_is_withheld_for_the_grace_period() {
-    let mut patience = ServeHistory::new(GRACE);
+    let mut patience = ServeHistory::new(RESOLUTION_GRACE);
     let unresolved = planned(EGRESS, &[]);
     assert_eq!(withheld(&mut patience, &unresolved, 10), ["default-db", "sctp", "typo"]);
     assert_eq!(patience.due(Duration::from_secs(10)), Some(Duration::from_secs(55)));
@@ -122,7 +122,7 @@ fn unresolved_service_is_withheld_for_the_grace_period() {
 
 #[test]
 fn service_that_lost_its_target_is_withheld_until_resolved() {
-    let mut patience = ServeHistory::new(GRACE);
+    let mut patience = ServeHistory::new(RESOLUTION_GRACE);
     let (found, lost) = (planned(EGRESS, KNOWN), planned(EGRESS, &[]));
     withheld(&mut patience, &found, 0);
     assert!(withheld(&mut patience, &lost, 1).contains(&"default-db".to_owned()));

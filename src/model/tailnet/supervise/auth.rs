@@ -13,13 +13,13 @@ use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
 
 /// Time of reported login failure, without an earlier login, before the key counts as failed.
-const DOUBT: Duration = Duration::from_secs(10);
+const LOGIN_FAILURE_GRACE: Duration = Duration::from_secs(10);
 /// Timeout for a new key to connect the node.
-const APPLY: Duration = Duration::from_mins(1);
+const KEY_TIMEOUT: Duration = Duration::from_mins(1);
 /// Timeout for the daemon to exit before a restart.
-const END: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum interval between logins of a two-step node.
-const LOGIN_PAUSE: Duration = Duration::from_secs(10);
+const MIN_LOGIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Response to an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Auth {
             (AuthStep::Applying { .. }, AuthEvent::LoggedIn(Err(_))) => end(now, actions),
             (AuthStep::LoggingIn, AuthEvent::LoggedIn(answer)) => {
                 let pause = self.retry.next(random);
-                AuthStep::Resting { until: now + if answer.is_ok() { pause.max(LOGIN_PAUSE) } else { pause } }
+                AuthStep::Resting { until: now + if answer.is_ok() { pause.max(MIN_LOGIN_INTERVAL) } else { pause } }
             }
             (AuthStep::Forgetting { .. }, AuthEvent::Written(StateWrite::ClearReissue { .. }))
             | (AuthStep::LoggingIn, AuthEvent::Applied(Ok(()))) => AuthStep::Idle,
@@ -173,7 +173,7 @@ impl Auth {
         let broken = bus.login_broken && !bus.have_node_key && !running;
         self.step = match std::mem::replace(&mut self.step, AuthStep::Idle) {
             AuthStep::Idle | AuthStep::Doubting { .. } if bus.state == BackendState::NeedsLogin => self.fail(now, actions),
-            AuthStep::Idle if broken => wait(now + DOUBT, actions, |until| AuthStep::Doubting { until }),
+            AuthStep::Idle if broken => wait(now + LOGIN_FAILURE_GRACE, actions, |until| AuthStep::Doubting { until }),
             AuthStep::Doubting { .. } if !broken => AuthStep::Idle,
             AuthStep::Doubting { until } if now >= until => self.fail(now, actions),
             AuthStep::Doubting { until } => wait(until, actions, |until| AuthStep::Doubting { until }),
@@ -219,7 +219,7 @@ impl Auth {
     fn apply(&mut self, now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
         self.tried = self.current.clone();
         actions.push(DaemonAction::LoginWith(self.current.clone()));
-        wait(now + APPLY, actions, |until| AuthStep::Applying { until })
+        wait(now + KEY_TIMEOUT, actions, |until| AuthStep::Applying { until })
     }
 
     fn two(&mut self, bus: BusState, once: bool, now: At, actions: &mut Vec<DaemonAction>) {
@@ -251,7 +251,7 @@ impl Auth {
 /// Ends the daemon, so that it restarts.
 fn end(now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
     actions.push(DaemonAction::Terminate);
-    wait(now + END, actions, |until| AuthStep::Ending { until })
+    wait(now + EXIT_TIMEOUT, actions, |until| AuthStep::Ending { until })
 }
 
 /// Enters a step with a deadline.

@@ -12,7 +12,7 @@ use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::ingress::vhosts::identity::ClientIdentity;
 
 /// Cache time: changes of a node's user or grants apply after this.
-const FRESH: Duration = Duration::from_secs(20);
+const CACHE_TTL: Duration = Duration::from_secs(20);
 /// Maximum cached clients.
 const MAX_CLIENTS: usize = 4096;
 
@@ -50,7 +50,7 @@ impl Identify {
     pub(super) async fn who(&self, client: SocketAddr) -> Option<Arc<ClientIdentity>> {
         let ask = self.ask.as_ref()?;
         if let Some((at, identity)) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&client.ip())
-            && at.elapsed() < FRESH
+            && at.elapsed() < CACHE_TTL
         {
             return identity.clone();
         }
@@ -63,7 +63,7 @@ impl Identify {
         };
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() >= MAX_CLIENTS {
-            cache.retain(|_, (at, _)| at.elapsed() < FRESH);
+            cache.retain(|_, (at, _)| at.elapsed() < CACHE_TTL);
         }
         if cache.len() < MAX_CLIENTS {
             cache.insert(client.ip(), (Instant::now(), identity.clone()));

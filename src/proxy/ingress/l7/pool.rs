@@ -23,7 +23,7 @@ use super::upstream::Upstream;
 const TRIES: usize = 3;
 
 /// Timeout for a connection permit.
-const WAIT: Duration = Duration::from_secs(1);
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Pools {
@@ -131,7 +131,7 @@ impl ConnectionPermits for Pools {
             return Ok(permit);
         }
         self.sweep(Duration::ZERO);
-        let permit = timeout(WAIT, Arc::clone(&self.room).acquire_owned()).await;
+        let permit = timeout(PERMIT_TIMEOUT, Arc::clone(&self.room).acquire_owned()).await;
         permit.ok().and_then(Result::ok).ok_or(DialError::Full)
     }
 }

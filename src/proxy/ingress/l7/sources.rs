@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::model::ingress::vhosts::shares::source;
 
 /// Minimum interval of log lines about a client with too many connections.
-const TELL: Duration = Duration::from_mins(1);
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Connection counts of all clients.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl ConnectionLimits {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             let count = open.by_source.entry(source).or_default();
             if *count >= self.most {
-                let news = open.logged_at.is_none_or(|logged_at| logged_at.elapsed() >= TELL);
+                let news = open.logged_at.is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL);
                 if news {
                     open.logged_at = Some(Instant::now());
                 }

@@ -22,7 +22,7 @@ use super::body::Upload;
 use super::dial::{ConnectionPermits, DialError, Dialer, Sender};
 
 /// Idle timeout of pooled connections, shorter than that of usual servers.
-pub(super) const IDLE: Duration = Duration::from_secs(50);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 /// Maximum idle connections per endpoint.
 const MAX_IDLE_PER_UPSTREAM: usize = 128;
 
@@ -194,7 +194,7 @@ impl Upstream {
         drop(http2);
         let mut idle_now = self.idle_now();
         idle_now.retain(|connection| !connection.sender.is_closed());
-        let at = idle_now.iter().rposition(|retained| retained.sender.is_ready() && retained.used.elapsed() < IDLE)?;
+        let at = idle_now.iter().rposition(|retained| retained.sender.is_ready() && retained.used.elapsed() < IDLE_TIMEOUT)?;
         Some(Sender::Http1(idle_now.swap_remove(at).sender))
     }
 

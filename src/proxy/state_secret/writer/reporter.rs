@@ -34,7 +34,7 @@ pub struct ReportInputs {
     pub ingress: bool,
     /// Whether rules are applied: not in userspace, where tailscaled itself serves.
     pub forwards: bool,
-    /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::GRACE`].
+    /// Grace period before an unresolved service is reported; [`crate::model::tailnet::status::RESOLUTION_GRACE`].
     pub grace: Duration,
     /// Maximum size of the egress status, in bytes.
     pub room: usize,

@@ -20,25 +20,25 @@ use crate::model::tailnet::supervise::state_backup::{StateBackup, changes, from_
 use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings};
 
 /// Time after login until tailscaled has written its complete state.
-const SETTLED: Duration = Duration::from_secs(2);
+const SETTLE_DELAY: Duration = Duration::from_secs(2);
 /// Retry delay after failures, and interval of checks for changes in the file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum age of a backup.
-const OLD: Duration = Duration::from_mins(10);
+const MAX_AGE: Duration = Duration::from_mins(10);
 
 /// Timeout of the Secret check before a restart; beyond it the API server counts as unavailable. The check normally takes milliseconds, and
 /// an unnecessary start from the backup costs nothing.
-const SOON: Duration = Duration::from_millis(500);
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Checks whether the Secret is readable now. tailscaled itself waits 30 s for an API server that accepts connections and does not answer.
 pub type Reach = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// Checks this Secret, with the timeout [`SOON`].
+/// Checks this Secret, with the timeout [`CHECK_TIMEOUT`].
 pub fn reach(secret: &StateSecret) -> Reach {
     let secret = secret.clone();
     Arc::new(move || {
         let secret = secret.clone();
-        Box::pin(async move { matches!(timeout(SOON, secret.get()).await, Ok(Ok(_))) })
+        Box::pin(async move { matches!(timeout(CHECK_TIMEOUT, secret.get()).await, Ok(Ok(_))) })
     })
 }
 
@@ -79,11 +79,11 @@ impl StateCopies {
                 let _ = self.take().await;
                 self.save(&mut saved);
             }
-            sleep(SETTLED).await;
+            sleep(SETTLE_DELAY).await;
             let done = if from_file { self.give_back().await } else { self.take().await };
             self.save(&mut saved);
             let rest = match done {
-                Ok(()) if !from_file => OLD,
+                Ok(()) if !from_file => MAX_AGE,
                 Ok(()) => RETRY_INTERVAL,
                 Err(ref error) => {
                     if fault != Some(error.reason()) {

@@ -91,6 +91,37 @@ pub(crate) fn a_replica_on_a_hung_node_is_left_out(stage: &Stage) {
     });
 }
 
+/// The node forwards no packet of its Pods, and none to them. Its kubelet reaches them and the API server, and so restores their readiness.
+pub(crate) fn a_replica_without_pod_network_is_left_out_until_it_is_reached_again(stage: &Stage) {
+    let (cluster, lost) = (&stage.cluster, "eg-1");
+    let endpoints = Endpoints::watch(stage);
+    let load = whole::load(cluster, "podnet", Some(&whole::free_node(cluster, "eg")), &whole::SPARSE);
+    let away = pods::node(cluster, NAMESPACE, lost);
+    let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
+    let begin = SystemTime::now();
+    node.cut_pods();
+    let removed_at = endpoints.without(lost);
+    // Longer than a kubelet needs to restore a condition.
+    let end = removed_at + SPREAD + Duration::from_secs(15);
+    let mut returns = 0;
+    eventually("30 seconds without it", DEADLINE, || {
+        returns += u32::from(endpoints.has(lost));
+        (SystemTime::now() > end).then_some(())
+    });
+    let node_is_ready = cluster.kubectl(&["get", "node", &away, "-o", r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#]);
+    let repaired = SystemTime::now();
+    node.join_pods();
+    eventually("the endpoint returns", DEADLINE, || endpoints.has(lost).then_some(()));
+    let back = repaired.elapsed().expect("after");
+    cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", &format!("pod/{lost}")]);
+    whole::settled(cluster);
+    let load_report = load.end();
+    println!("a dead Pod network: seen as an endpoint {returns} times while it was cut off; returned after {back:?}");
+    report("a dead Pod network", begin, removed_at, &load_report);
+    assert_eq!((returns, node_is_ready.as_str()), (0, "True"));
+    assert!(back < Duration::from_secs(10), "on a busy machine: {back:?}");
+}
+
 /// The Pod of the leading reconciler, if it exists.
 pub(crate) fn leader(cluster: &Cluster) -> Option<String> {
     let path = "jsonpath={.spec.holderIdentity}";
@@ -163,10 +194,13 @@ impl<'a> Endpoints<'a> {
         endpoints
     }
 
+    /// Whether a slice has a replica as a ready endpoint.
+    fn has(&self, replica: &str) -> bool {
+        self.0.values().values().any(|ready| ready.contains(replica))
+    }
+
     /// Time at which no slice has a replica as a ready endpoint any more.
     fn without(&self, replica: &str) -> SystemTime {
-        eventually(&format!("{replica} is no endpoint"), DEADLINE, || {
-            self.0.values().values().all(|ready| !ready.contains(replica)).then(SystemTime::now)
-        })
+        eventually(&format!("{replica} is no endpoint"), DEADLINE, || (!self.has(replica)).then(SystemTime::now))
     }
 }

@@ -135,6 +135,17 @@ impl Node {
         format!("route replace 10.244.{index}.0/24 via {four}\nroute replace fd00:244:0:{index}::/64 via {six}\n")
     }
 
+    /// Drops all packets between Pods of the node and other machines.
+    pub fn cut_pods(&self) {
+        let rules = "add table inet cut\nadd chain inet cut forward { type filter hook forward priority -400; policy drop; }\n";
+        self.machine.node.feed(&["nft", "-f", "-"], rules);
+    }
+
+    /// Forwards them again.
+    pub fn join_pods(&self) {
+        self.machine.node.feed(&["nft", "-f", "-"], "delete table inet cut\n");
+    }
+
     /// Stops all processes of the node and its Pods.
     pub fn freeze(&self) -> Frozen<'_> {
         let frozen = Frozen(&self.cgroups);

@@ -45,6 +45,16 @@ impl Health {
         self.0.answering.send_replace(false);
     }
 
+    /// Drops all packets from processes of this group to the replica.
+    pub fn cut_off(&self, gid: u32) {
+        let rules = format!(
+            "add table ip cut; add chain ip cut output {{ type filter hook output priority 0; }}; \
+            add rule ip cut output meta skgid {gid} ip daddr {} drop",
+            self.1
+        );
+        assert!(Command::new("nft").arg(rules).status().expect("the nft command").success());
+    }
+
     /// Its address is gone, as if its node were lost.
     pub fn lose(&self) {
         let removed = Command::new("ip").args(["address", "del", &format!("{}/32", self.1), "dev", "lo"]).status();

@@ -42,7 +42,7 @@ fn each_class_violation_has_a_message() {
         (json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"debug": {"enable": true}}}}}), "no meaning for an init container"),
         (
             json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_HOSTNAME", "value": "x"}]}}}}),
-            "tailscale.com/hostname",
+            "tailscaleContainer.env: TS_HOSTNAME cannot be set",
         ),
         (
             json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"env": [{"name": "TS_EXTRA_ARGS", "value": "--advertise-tags=tag:x"}]}}}}),

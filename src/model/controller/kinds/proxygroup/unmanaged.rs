@@ -21,8 +21,8 @@ const MESSAGE: &str = "Groups of this type are not served by this version of Tai
      ProxyGroup to the Tailscale operator.";
 
 /// Reconciles our part: Services that name the group for egress.
-pub(crate) fn elsewhere<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> PlanPart<'a> {
-    if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
+pub(crate) fn plan_unmanaged<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory) -> PlanPart<'a> {
+    if is_managed_by_another(group) || group.metadata.deletion_timestamp.is_some() {
         return without(pass, memory, None);
     }
     let age = group.metadata.creation_timestamp.as_ref().map(|created| elapsed(created.0, pass.observed.now));
@@ -38,8 +38,8 @@ pub(crate) fn elsewhere<'a>(pass: &Pass<'a>, group: &ProxyGroup, memory: &Memory
 }
 
 /// Whether another controller manages the group.
-fn taken_up(group: &ProxyGroup) -> bool {
+fn is_managed_by_another(group: &ProxyGroup) -> bool {
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let ours = conditions.iter().any(|condition| condition.message == MESSAGE);
-    group.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) || (!conditions.is_empty() && !ours)
+    let is_ours = conditions.iter().any(|condition| condition.message == MESSAGE);
+    group.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) || (!conditions.is_empty() && !is_ours)
 }

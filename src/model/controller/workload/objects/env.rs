@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::api;
 use crate::api::proxyclass::ClassContainer;
 use crate::model::controller::workload::objects::shape::{DEBUG, HEALTH, RenderContext};
+use crate::model::controller::workload::objects::unreachable_note;
 use crate::model::controller::workload::role::RoleConfig;
 use crate::model::controller::workload::target_inputs::ALLOWED;
 use crate::model::flows::drain::Budget;
@@ -44,6 +45,10 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
         env.extend(shape.node_sites.then(|| value("TAILYARD_SERVE_ON_NODE_ADDRESS", "true")));
         env.extend(shape.spec.serves_on_pod.then(|| value("TAILYARD_SERVE_ON_POD_ADDRESS", "true")));
         env.extend(shape.active_lease().map(|lease| value("TAILYARD_ACTIVE_LEASE", &lease)));
+        if shape.has_failover() {
+            let file = format!("{}/{}", unreachable_note::DIRECTORY, unreachable_note::FILE);
+            env.push(value(unreachable_note::VARIABLE, &file));
+        }
         let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
     }

@@ -111,6 +111,11 @@ impl<'a> RenderContext<'a> {
         self.spec.standby && !self.stock()
     }
 
+    /// Whether its replicas learn from failover that they are unreachable: others take their traffic.
+    pub fn has_failover(&self) -> bool {
+        self.role().is_replicated && !self.stock()
+    }
+
     /// Lease of the Pod that has the identity of a proxy with a standby.
     pub fn active_lease(&self) -> Option<String> {
         self.standby().then(|| names::replica(&self.owner.name, 0))

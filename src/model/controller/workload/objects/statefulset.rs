@@ -22,7 +22,7 @@ use crate::api::names;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::overlay::overlay;
 use crate::model::controller::workload::objects::shape::{DEBUG, RenderContext};
-use crate::model::controller::workload::objects::{Kind, Manifest, PROXY, SYSCTLER, env};
+use crate::model::controller::workload::objects::{Kind, Manifest, PROXY, SYSCTLER, env, unreachable_note};
 
 /// Mount path of the replicas' configs, one folder for each.
 const CONFIGS: &str = "/etc/tsconfig";
@@ -85,6 +85,9 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
     overlay(&mut set, shape);
     if !shape.stock() {
         spare_sysctler(&mut set, shape);
+    }
+    if observed.is_some_and(|observed| unreachable_note::is_missing(observed, shape.image())) {
+        unreachable_note::remove(&mut set);
     }
     set
 }
@@ -294,6 +297,10 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         let at = |path: &str| VolumeMount { sub_path: Some(path.trim_start_matches('/').to_owned()), ..mount("scratch", path, false) };
         mounts.extend(["/run", "/tmp"].map(at));
         volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
+    }
+    if shape.has_failover() {
+        mounts.push(mount(unreachable_note::VOLUME, unreachable_note::DIRECTORY, true));
+        volumes.push(unreachable_note::volume());
     }
     if let Some(name) = shape.config_map() {
         mounts.push(mount("services", SERVICES, true));

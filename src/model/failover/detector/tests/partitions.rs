@@ -1,4 +1,5 @@
-//! Property tests: two reconcilers and two or three replicas with every order of power losses, cut links, pauses and slow requests.
+//! Property tests: two reconcilers and two or three replicas with every order of power losses, cut links, pauses and slow requests, and
+//! every set of broken paths. A probe needs both directions of its path.
 //!
 //! The Lease is modelled by its contract, which `model::base::leader` tests: the holder writes until `trust` after its last renewal, and
 //! another process holds it at `duration` at the earliest. A request takes effect until the end of this difference at the latest.
@@ -7,9 +8,17 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::base::leader::LeaseTerms;
+use crate::model::failover::Reception;
 
 const STEP: u64 = 50;
-const KUBELET: u64 = 400;
+/// Time until a kubelet restores the condition `Ready`, in tests where it does so at once.
+const EAGER: u64 = 400;
+/// That time as it was measured.
+const MEASURED: u64 = 7000;
+/// Time until a kubelet delivers a note.
+const DELIVERY: u64 = 1500;
+/// Interval of a kubelet's readiness probes.
+const READINESS: u64 = 1000;
 const LEASE: LeaseTerms = LeaseTerms::FAILOVER;
 
 #[derive(Debug, Clone, Copy)]
@@ -30,8 +39,10 @@ struct Api {
     on: bool,
     pods: Vec<ReplicaPod>,
     versions: Vec<u64>,
-    /// Since when each Pod is lost.
+    /// Since when each Pod is unready.
     lost: Vec<Option<u64>>,
+    /// Time of the last change of each note.
+    noted: Vec<u64>,
     /// Holder of the Lease, end of its trust, and time from which another process may take it.
     lease: Option<(usize, u64, u64)>,
 }
@@ -46,7 +57,18 @@ struct Probed {
 /// A request for marks.
 enum Request {
     List { begun: u64, read: Option<(Vec<ReplicaPod>, Vec<u64>)>, served: u64, due: u64 },
-    Patch { replica: usize, version: u64, confirmed: u64, lands: u64, fails: u64 },
+    Patch { replica: usize, step: NoteStep, connected: bool, version: u64, confirmed: u64, lands: u64, fails: u64 },
+}
+
+/// What runs beside a replica on its node.
+#[derive(Default)]
+struct Node {
+    kubelet: bool,
+    /// Note as its kubelet delivered it.
+    delivered: String,
+    reception: Reception,
+    /// Whether its kubelet found it unready.
+    is_unready: bool,
 }
 
 #[derive(Default)]
@@ -59,6 +81,9 @@ struct Process {
     paused_until: u64,
     probes: Vec<Probed>,
     request: Option<Request>,
+    /// Removal of a note: replica, version, whether it was reached, and when it takes effect.
+    withdrawal: Option<(usize, u64, bool, u64)>,
+    refuted: bool,
     suspected: bool,
     next_mark: u64,
     next_renewal: u64,
@@ -69,7 +94,9 @@ struct World {
     random: Random,
     slow: bool,
     alive: Vec<bool>,
-    kubelets: Vec<bool>,
+    nodes: Vec<Node>,
+    /// Time until a kubelet restores the condition `Ready`.
+    restores: u64,
     api: Api,
     processes: Vec<Process>,
     /// Time of each replica's first mark.
@@ -91,15 +118,22 @@ impl Random {
 impl World {
     fn new(replicas: usize, seed: u64, slow: bool) -> Self {
         let pods: Vec<_> = (0..replicas).map(pod).collect();
-        let process = || Process { api: true, links: vec![true; replicas], reached: vec![0; replicas], ..Process::default() };
+        let process = |name: &str| Process {
+            detector: Detector::new(name, None),
+            api: true,
+            links: vec![true; replicas],
+            reached: vec![0; replicas],
+            ..Process::default()
+        };
         Self {
             begin: Instant::now(),
             random: Random(seed),
             slow,
             alive: vec![true; replicas],
-            kubelets: vec![true; replicas],
-            api: Api { on: true, pods, versions: vec![0; replicas], lost: vec![None; replicas], lease: None },
-            processes: vec![process(), process()],
+            nodes: (0..replicas).map(|_| Node { kubelet: true, ..Node::default() }).collect(),
+            restores: EAGER,
+            api: Api { on: true, pods, versions: vec![0; replicas], lost: vec![None; replicas], noted: vec![0; replicas], lease: None },
+            processes: ["p0", "p1"].map(process).into(),
             marked: vec![None; replicas],
         }
     }
@@ -113,7 +147,7 @@ impl World {
         match fault {
             Fault::Power { replica, on } => self.alive[replica % count] = on,
             Fault::Link { process, replica, on } => self.processes[process].links[replica % count] = on,
-            Fault::Kubelet { replica, on } => self.kubelets[replica % count] = on,
+            Fault::Kubelet { replica, on } => self.nodes[replica % count].kubelet = on,
             Fault::ApiOf { process, on } => self.processes[process].api = on,
             Fault::Api { on } => self.api.on = on,
             Fault::Pause { process, length } => self.processes[process].paused_until = now + length,
@@ -121,7 +155,17 @@ impl World {
     }
 
     /// Runs until this time with these faults; fails if a mark leaves no ready replica that was reachable when it was decided.
-    fn run(&mut self, mut faults: Vec<(u64, Fault)>, end: u64) -> Result<(), TestCaseError> {
+    fn run(&mut self, faults: Vec<(u64, Fault)>, end: u64) -> Result<(), TestCaseError> {
+        self.run_observed(faults, end, |_, _| Ok(()))
+    }
+
+    /// Like `run`, with a look at the world after each step.
+    fn run_observed(
+        &mut self,
+        mut faults: Vec<(u64, Fault)>,
+        end: u64,
+        look: impl Fn(&Self, u64) -> Result<(), TestCaseError>,
+    ) -> Result<(), TestCaseError> {
         faults.sort_by_key(|(time, _)| *time);
         let mut faults = faults.into_iter().peekable();
         for now in (0..end).step_by(usize::try_from(STEP).expect("small")) {
@@ -139,18 +183,31 @@ impl World {
                     self.step(process, now);
                 }
             }
+            look(self, now)?;
         }
         Ok(())
     }
 
-    /// Living kubelets restore readiness.
+    /// Living kubelets deliver notes and report readiness.
     fn restore(&mut self, now: u64) {
+        let time = self.at(now);
         for replica in 0..self.alive.len() {
-            let lives = self.alive[replica] && self.kubelets[replica] && self.api.on;
-            if lives && self.api.lost[replica].is_some_and(|since| now >= since + KUBELET) {
-                self.api.lost[replica] = None;
-                self.api.pods[replica].readiness = ReplicaReadiness::Ready;
-                self.api.versions[replica] += 1;
+            let (node, api) = (&mut self.nodes[replica], &mut self.api);
+            if !(self.alive[replica] && node.kubelet && api.on) {
+                continue;
+            }
+            if now >= api.noted[replica] + DELIVERY {
+                node.delivered = api.pods[replica].note.as_ref().map(|note| json!(note).to_string()).unwrap_or_default();
+            }
+            let unreachable = node.reception.unreachable(&node.delivered, time).is_some();
+            let changes = now.is_multiple_of(READINESS) && unreachable != node.is_unready;
+            node.is_unready ^= changes;
+            let is_late = api.lost[replica].is_some_and(|since| now >= since + self.restores);
+            let is_ready = is_ready(&api.pods[replica]);
+            if is_ready && node.is_unready {
+                api.set(replica, ReplicaReadiness::Lost, now);
+            } else if !is_ready && !node.is_unready && (changes || is_late) {
+                api.set(replica, ReplicaReadiness::Ready, now);
             }
         }
     }
@@ -161,23 +218,48 @@ impl World {
             Some(Request::List { read, served, .. }) if read.is_none() && *served <= now && self.api.on => {
                 *read = Some((self.api.pods.clone(), self.api.versions.clone()));
             }
-            Some(Request::Patch { replica, version, confirmed, lands, .. }) if *lands <= now => {
-                let (replica, version, confirmed) = (*replica, *version, *confirmed);
+            Some(Request::Patch { replica, step, connected, version, confirmed, lands, .. }) if *lands <= now => {
+                let (replica, step, connected, version, confirmed) = (*replica, *step, *connected, *version, *confirmed);
                 *lands = u64::MAX;
                 if self.api.on && self.api.versions[replica] == version {
-                    self.api.pods[replica].readiness = ReplicaReadiness::Lost;
-                    self.api.versions[replica] += 1;
-                    self.api.lost[replica] = Some(now);
-                    self.marked[replica].get_or_insert(now);
-                    self.processes[process].detector.marked(&format!("u{replica}"), self.begin + Duration::from_millis(now));
+                    self.land(process, replica, step, connected, now);
                     let reached = &self.processes[process].reached;
                     let stays = |(pod, reached): (&ReplicaPod, &u64)| is_ready(pod) && reached + 1000 >= confirmed;
-                    prop_assert!(self.api.pods.iter().zip(reached).any(stays), "no reachable replica is ready after {now} ms");
+                    let is_mark = step == NoteStep::MakeUnready;
+                    prop_assert!(!is_mark || self.api.pods.iter().zip(reached).any(stays), "no reachable replica is ready after {now} ms");
                 }
             }
             _ => {}
         }
+        if let Some((replica, version, is_reached, _)) = self.processes[process].withdrawal.take_if(|(.., lands)| *lands <= now)
+            && self.api.on
+            && self.api.versions[replica] == version
+        {
+            self.api.note(replica, None, now);
+            if is_reached && !self.nodes[replica].is_unready {
+                self.api.set(replica, ReplicaReadiness::Ready, now);
+            }
+        }
         Ok(())
+    }
+
+    /// Applies the change of a replica's Pod.
+    fn land(&mut self, process: usize, replica: usize, step: NoteStep, connected: bool, now: u64) {
+        let (time, uid) = (self.at(now), format!("u{replica}"));
+        let stage = if step == NoteStep::Suspect { UnreachableStage::Suspected } else { UnreachableStage::Lost };
+        let mut written = note(stage, &format!("p{process}"), connected);
+        if let Some(note) = &mut written {
+            note.time = now.to_string();
+        }
+        self.api.note(replica, written, now);
+        match step {
+            NoteStep::Suspect => self.processes[process].detector.suspected(&uid, time),
+            NoteStep::MakeUnready => {
+                self.api.set(replica, ReplicaReadiness::Lost, now);
+                self.marked[replica].get_or_insert(now);
+            }
+            NoteStep::Renew | NoteStep::Withdraw { .. } => {}
+        }
     }
 
     fn step(&mut self, number: usize, now: u64) {
@@ -188,19 +270,36 @@ impl World {
             process.detector.record(&probe.uid, begin + Duration::from_millis(probe.sent), probe.answered, time);
         }
         self.mark(number, now, reachable);
+        self.withdraw(number, now, reachable);
         let process = &mut self.processes[number];
-        if reachable && now.is_multiple_of(200) {
+        if reachable && now.is_multiple_of(100) {
             process.detector.observe(self.api.pods.clone(), time);
         }
         let turn = process.detector.turn(time);
-        process.suspected = !turn.suspected.is_empty();
+        (process.suspected, process.refuted) = (!turn.suspected.is_empty(), !turn.refuted.is_empty());
         for probe in turn.probes {
             let replica: usize = probe.uid[1..].parse().expect("a number");
             let delay = self.random.delay(self.slow, 600);
             let answered = self.alive[replica] && process.links[replica] && delay < 400;
+            if answered && probe.is_proof {
+                self.nodes[replica].reception.record_probe(time);
+            }
             process.probes.push(Probed { uid: probe.uid, sent: now, answered, due: now + delay.min(400) });
         }
         self.elect(number, now, reachable, turn.wants_lease);
+    }
+
+    /// Removes a note by Pods as the API server has them now.
+    fn withdraw(&mut self, number: usize, now: u64, reachable: bool) {
+        let (time, lands) = (self.at(now), now + self.random.delay(self.slow, 2000));
+        let (process, api) = (&mut self.processes[number], &self.api);
+        if reachable && process.refuted && process.withdrawal.is_none() {
+            let change = process.detector.withdrawal("g", api.pods.iter().map(object).collect(), time);
+            process.withdrawal = change.map(|change| {
+                let replica: usize = change.pod.uid[1..].parse().expect("a number");
+                (replica, api.versions[replica], change.step == NoteStep::Withdraw { is_reached: true }, lands)
+            });
+        }
     }
 
     fn elect(&mut self, number: usize, now: u64, reachable: bool, wants: bool) {
@@ -232,7 +331,9 @@ impl World {
                 if let (Some(mark), Some(trust), true) = (mark, trust, reachable) {
                     let replica: usize = mark.pod.uid[1..].parse().expect("a number");
                     let lands = now + self.random.delay(slow, trust - now + lead - STEP);
-                    process.request = Some(Request::Patch { replica, version: versions[replica], confirmed: now, lands, fails: trust });
+                    let PodChange { step, connected, .. } = mark;
+                    let (version, confirmed, fails) = (versions[replica], now, trust);
+                    process.request = Some(Request::Patch { replica, step, connected, version, confirmed, lands, fails });
                 }
             }
             // The response to a list or patch is lost, or comes too late.
@@ -242,10 +343,24 @@ impl World {
             None if process.suspected && trust.is_some() && reachable && process.next_mark <= now => {
                 let (served, after) = (now + self.random.delay(slow, 1000), self.random.delay(slow, 1000));
                 process.request = Some(Request::List { begun: now, read: None, served, due: served + after });
-                process.next_mark = now + 500;
+                process.next_mark = now + 300;
             }
             None => {}
         }
+    }
+}
+
+impl Api {
+    fn set(&mut self, replica: usize, readiness: ReplicaReadiness, now: u64) {
+        self.lost[replica] = (readiness != ReplicaReadiness::Ready).then(|| self.lost[replica].unwrap_or(now));
+        self.pods[replica].readiness = readiness;
+        self.versions[replica] += 1;
+    }
+
+    fn note(&mut self, replica: usize, note: Option<UnreachableNote>, now: u64) {
+        self.pods[replica].note = note;
+        self.noted[replica] = now;
+        self.versions[replica] += 1;
     }
 }
 
@@ -270,14 +385,21 @@ proptest! {
         World::new(replicas, seed, true).run(faults, 30_000)?;
     }
 
-    /// Each process reaches only one replica, and no kubelet restores readiness: one replica at most is marked.
+    /// Each process reaches only one replica, and no kubelet restores readiness: one is unready at most, and for half a second if objections
+    /// are late.
     #[test]
-    fn processes_in_different_partitions_mark_one_replica(seed in any::<u64>(), first in 1000..4000_u64, second in 1000..4000_u64) {
-        let mut world = World::new(2, seed, true);
-        let cut = |process| Fault::Link { process, replica: 1 - process, on: false };
-        let kubelets = (0..2).map(|replica| (0, Fault::Kubelet { replica, on: false }));
-        world.run([(first, cut(0)), (second, cut(1))].into_iter().chain(kubelets).collect(), 60_000)?;
-        prop_assert_eq!(world.marked.iter().flatten().count(), 1);
+    fn processes_in_different_partitions_leave_both_replicas_ready(seed in any::<u64>(), first in 1000..4000_u64, second in 1000..4000_u64) {
+        for slow in [false, true] {
+            let mut world = World::new(2, seed, slow);
+            let cut = |process| Fault::Link { process, replica: 1 - process, on: false };
+            let kubelets = (0..2).map(|replica| (0, Fault::Kubelet { replica, on: false }));
+            let faults = [(first, cut(0)), (second, cut(1))].into_iter().chain(kubelets).collect();
+            world.run_observed(faults, 60_000, |world, now| {
+                let out: Vec<u64> = world.api.lost.iter().flatten().map(|since| now - since).collect();
+                prop_assert!(out.len() <= 1 && (slow || out.iter().all(|time| *time <= 500)), "{out:?} after {now} ms");
+                Ok(())
+            })?;
+        }
     }
 
     /// A replica that loses its power is marked in time by the process that runs and reaches the API server.
@@ -300,4 +422,112 @@ proptest! {
         prop_assert!(marked.is_some_and(|marked| marked <= off + 2500), "off at {off}, marked at {marked:?}");
         prop_assert_eq!(world.marked.iter().flatten().count(), 1);
     }
+}
+
+/// Paths that are broken from [`BREAK`] to [`REPAIR`].
+#[derive(Debug, Clone, Copy)]
+struct Partition {
+    /// Nodes of the two processes; replicas are on `n0` and `n1`.
+    nodes: [usize; 2],
+    /// Bits: path of each process to each replica, of each process to the API server, of each kubelet to the API server.
+    broken: u8,
+}
+
+const BREAK: u64 = 1500;
+const REPAIR: u64 = 14_000;
+
+impl Partition {
+    fn all() -> impl Iterator<Item = Self> {
+        let nodes = [[0, 1], [0, 2], [1, 2], [2, 2], [0, 0]];
+        nodes.into_iter().flat_map(|nodes| (0..=u8::MAX).map(move |broken| Self { nodes, broken }))
+    }
+
+    fn works(self, bit: usize) -> bool {
+        self.broken & (1 << bit) == 0
+    }
+
+    fn reaches(self, process: usize, replica: usize) -> bool {
+        self.works(2 * process + replica)
+    }
+
+    fn has_api(self, process: usize) -> bool {
+        self.works(4 + process)
+    }
+
+    /// Whether a process reaches a replica on another node than its own.
+    fn is_connected(self, process: usize) -> bool {
+        (0..2).any(|replica| replica != self.nodes[process] && self.reaches(process, replica))
+    }
+
+    /// Whether a process reaches the replica by a network and not only by a common node.
+    fn proves(self, process: usize, replica: usize) -> bool {
+        self.reaches(process, replica) && (self.nodes[process] != replica || self.is_connected(process))
+    }
+
+    /// Whether such a process reaches the API server, too.
+    fn is_reached(self, replica: usize) -> bool {
+        (0..2).any(|process| self.has_api(process) && self.proves(process, replica))
+    }
+
+    /// Whether a process finds only this replica unreachable, and none reaches it.
+    fn is_lost(self, replica: usize) -> bool {
+        let finds = |process: usize| {
+            self.has_api(process) && self.is_connected(process) && !self.reaches(process, replica) && self.reaches(process, 1 - replica)
+        };
+        !(0..2).any(|process| self.proves(process, replica)) && (0..2).any(finds)
+    }
+
+    /// Time until a lost replica is out. It is longer if the process that finds it may have to wait for the Lease.
+    fn limit(self, replica: usize) -> u64 {
+        let may_suspect_the_other = |process: usize| self.reaches(process, replica) && !self.reaches(process, 1 - replica);
+        if (0..2).any(|process| self.has_api(process) && may_suspect_the_other(process)) { 2500 } else { 2000 }
+    }
+
+    fn faults(self) -> Vec<(u64, Fault)> {
+        let mut faults = Vec::new();
+        for (time, on) in [(BREAK, false), (REPAIR, true)] {
+            let mut add = |bit, fault| faults.extend((!self.works(bit)).then_some((time, fault)));
+            for process in 0..2 {
+                for replica in 0..2 {
+                    add(2 * process + replica, Fault::Link { process, replica, on });
+                }
+                add(4 + process, Fault::ApiOf { process, on });
+                add(6 + process, Fault::Kubelet { replica: process, on });
+            }
+        }
+        faults
+    }
+}
+
+/// In every partition: a replica is ready at any time; one that is reached stays ready; one that is lost is out within [`Partition::limit`] and
+/// stays out until the repair; five seconds after it all are ready, without notes.
+#[test]
+fn every_partition_takes_out_unreachable_replicas_alone_and_never_the_last_ready_one() {
+    let (mut lost, mut reached, mut failures) = (0, 0, Vec::new());
+    for partition in Partition::all() {
+        let mut world = World::new(2, u64::from(partition.broken), false);
+        world.restores = MEASURED;
+        for (process, node) in world.processes.iter_mut().zip(partition.nodes) {
+            process.detector.node = Some(format!("n{node}"));
+        }
+        let look = |world: &World, now: u64| {
+            let ready: Vec<bool> = world.api.pods.iter().map(is_ready).collect();
+            prop_assert!(ready.contains(&true), "no replica is ready after {now} ms");
+            for (replica, is_ready) in ready.into_iter().enumerate() {
+                let is_out = (BREAK + partition.limit(replica)..REPAIR).contains(&now) && partition.is_lost(replica);
+                let stays = now < REPAIR && partition.is_reached(replica);
+                prop_assert!(!(is_out && is_ready), "replica {replica} is ready after {now} ms");
+                prop_assert!(is_ready || !stays, "replica {replica} is out after {now} ms");
+                let is_back = is_ready && world.api.pods[replica].note.is_none();
+                prop_assert!(is_back || now < REPAIR + 5000, "replica {replica} is not back after {now} ms");
+            }
+            Ok(())
+        };
+        let done = world.run_observed(partition.faults(), REPAIR + 6000, look);
+        failures.extend(done.err().map(|error| format!("{partition:?}: {error}")));
+        lost += usize::from((0..2).any(|replica| partition.is_lost(replica)));
+        reached += usize::from((0..2).any(|replica| partition.is_reached(replica)));
+    }
+    assert!(failures.is_empty(), "{} failures: {:#?}", failures.len(), &failures[..failures.len().min(20)]);
+    assert!(lost > 50 && reached > 300, "{lost} {reached}");
 }

@@ -12,7 +12,7 @@ use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::world::{Single, World};
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::state::Start;
-use crate::model::tailnet::status::{GRACE, ROOM};
+use crate::model::tailnet::status::{RESOLUTION_GRACE, ROOM};
 use crate::proxy::state_secret::writer::{self, Store};
 
 const LONG: Duration = Duration::from_hours(1);
@@ -43,7 +43,7 @@ fn play_with(forwards: bool) -> Play {
     let (serving, serving_rx) = watch::channel(ServeStatus::default());
     let (standing, standing_rx) = watch::channel(AdvertiseStatus::default());
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
-    let about = ReportInputs { pod, egress: forwards, ingress: forwards, forwards, grace: GRACE, room: ROOM };
+    let about = ReportInputs { pod, egress: forwards, ingress: forwards, forwards, grace: RESOLUTION_GRACE, room: ROOM };
     tokio::spawn(reporter.run());
     let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
     tokio::spawn(run(inputs, about, ledger.clone()));
@@ -204,7 +204,7 @@ async fn unresolved_service_is_reported_after_its_grace_period() {
         published = play.status().await.services;
     }
     assert_eq!(published.expect("published in the end")["db"].tailnet_target_ips, None);
-    assert!(begin.elapsed() >= GRACE && begin.elapsed() < GRACE + 5 * PACE, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= RESOLUTION_GRACE && begin.elapsed() < RESOLUTION_GRACE + 5 * PACE, "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
