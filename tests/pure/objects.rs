@@ -75,7 +75,6 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         replacements: 0,
         devices: DeviceInputs::default(),
         denied: BTreeMap::new(),
-        create_failure: None,
     }
 }
 
