@@ -136,7 +136,7 @@ impl ClusterCache {
         self.all_of().map(|((_, name), group)| (name, group))
     }
 
-    fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
+    pub(super) fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
         self.all_of().map(|(_, class)| class)
     }
 
@@ -146,21 +146,6 @@ impl ClusterCache {
 
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
         self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
-    }
-
-    /// Whether a class requests static endpoints, which need a watch of nodes.
-    pub fn wants_nodes(&self) -> bool {
-        self.classes().any(|class| class.spec.static_endpoints.is_some())
-    }
-
-    /// Whether a group's class requests static endpoints.
-    pub(super) fn class_with_nodes(&self, group: &ProxyGroup) -> bool {
-        self.class_of(group).and_then(|name| self.class(name)).is_some_and(|class| class.spec.static_endpoints.is_some())
-    }
-
-    /// Whether a group needs nodes that are not listed yet.
-    pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
-        self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
     /// Groups and standalone Services and Ingresses that use a class.

@@ -1,4 +1,4 @@
-//! Inputs of the policy for targets: networks of the cluster, and classes and groups of administrators.
+//! Nodes and other networks of the cluster, for static endpoints and the policy for targets, with the classes and groups of administrators.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,12 +7,27 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::keys::has_tenants;
 use super::{CachedObject, ClusterCache, WatchRole, WorkKey};
-use crate::api::proxygroup::ProxyGroupType;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::target_inputs::{TargetInputs, denied_by};
 
 impl ClusterCache {
+    /// Whether a class requests static endpoints, which need a watch of nodes.
+    pub fn wants_nodes(&self) -> bool {
+        self.classes().any(|class| class.spec.static_endpoints.is_some())
+    }
+
+    /// Whether a group's class requests static endpoints.
+    pub(super) fn class_with_nodes(&self, group: &ProxyGroup) -> bool {
+        self.class_of(group).and_then(|name| self.class(name)).is_some_and(|class| class.spec.static_endpoints.is_some())
+    }
+
+    /// Whether a group needs nodes that are not listed yet.
+    pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
+        self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
+    }
+
     /// What the cluster and the classes of administrators say about targets. Without its annotations an object would have the default
     /// class, or that of its default group.
     pub(super) fn target_inputs(&self, parent: Option<Parent<'_>>, class: Option<&str>) -> TargetInputs {
