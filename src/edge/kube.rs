@@ -23,6 +23,7 @@ mod item;
 mod leader_client;
 mod lease;
 mod list_watch;
+mod passed_claim;
 mod queries;
 mod resource;
 mod secret;

@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_millis(300);
 /// End of a permission that does not end.
 const NO_END: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
-const UNKNOWN_OUTCOME: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
+const UNKNOWN_OUTCOME_WAIT: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
 
 #[derive(Debug)]
 pub struct Failover {
@@ -264,7 +264,7 @@ impl Failover {
             tracing::warn!(proxygroup = group, reason = error.reason(), "cannot make the Pod of a lost replica unready: {error}");
         }
         let is_known = error.refused() || matches!(error, KubeError::NotLeading { .. });
-        if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME }
+        if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME_WAIT }
     }
 
     /// Suspects or marks replicas of a group, then writes Events about new marks: a slow write delays no mark.

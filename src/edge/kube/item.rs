@@ -12,8 +12,6 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::leader_client;
-
 /// A type whose objects can be watched.
 pub trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
 impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
@@ -59,7 +57,7 @@ impl<K: WatchedObject> WatchedItem<K> {
 impl WatchedItem<DynamicObject> {
     /// The object as JSON, without managed fields.
     pub(super) fn into_json(self) -> WatchedItem<Value> {
-        self.map(leader_client::plain)
+        self.map(plain)
     }
 }
 
@@ -126,6 +124,12 @@ impl<K: Resource> Resource for WatchedItem<K> {
             Self::Undecodable { metadata, .. } => metadata,
         }
     }
+}
+
+/// Converts an object to JSON, without managed fields.
+pub(super) fn plain(mut object: DynamicObject) -> Value {
+    object.metadata.managed_fields = None;
+    serde_json::to_value(object).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::item::plain;
 use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::adopt::adopted;
@@ -242,12 +243,6 @@ fn status(resource: Resource) -> &'static str {
         "Pod" => "Pod/status",
         whole => whole,
     }
-}
-
-/// Converts an object to JSON, without managed fields.
-pub(super) fn plain(mut object: DynamicObject) -> Value {
-    object.metadata.managed_fields = None;
-    serde_json::to_value(object).unwrap_or_default()
 }
 
 #[cfg(test)]

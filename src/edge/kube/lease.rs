@@ -17,10 +17,10 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, LeaderClient, ObjectEvent, Verb, limited, within};
+use super::{ApiRefusal, CALL, Cluster, KubeError, ObjectEvent, Verb, limited, within};
 use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
 use crate::model::base::backoff::Backoff;
-use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep, LeaseTerms};
+use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
 /// Pause before the next attempt after another candidate wrote the Lease first.
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
@@ -279,42 +279,12 @@ impl Lease {
     }
 }
 
-impl LeaderClient {
-    /// Reads a Lease in the client's namespace; `None` if it does not exist.
-    pub async fn lease(&self, name: &str) -> Result<Option<LeaseRecord>, KubeError> {
-        let (call, api) = self.lease_call(Verb::Get, name);
-        self.write(call, api.get_opt(name)).await.map(|found| found.map(record))
-    }
-
-    /// Passes the claim of a Lease's holder to another candidate; a conflict if the Lease was written since this read.
-    pub async fn pass_claim(&self, name: &str, read: &LeaseRecord, to: &str, terms: LeaseTerms) -> Result<(), KubeError> {
-        let time = Some(MicroTime(Timestamp::now()));
-        let spec = LeaseSpec {
-            holder_identity: Some(to.to_owned()),
-            lease_duration_seconds: i32::try_from(terms.duration.as_secs()).ok(),
-            lease_transitions: Some(read.transitions.saturating_add(1)),
-            acquire_time: time.clone(),
-            renew_time: time,
-            ..LeaseSpec::default()
-        };
-        let patch = json!({"metadata": {"resourceVersion": read.version}, "spec": spec});
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let (call, api) = self.lease_call(Verb::Patch, name);
-        self.write(call, api.patch(name, &parameters, &Patch::Merge(patch))).await.map(drop)
-    }
-
-    fn lease_call(&self, verb: Verb, name: &str) -> (ApiCall, Api<Object>) {
-        let cluster = self.cluster();
-        (cluster.call(verb, "Lease", name), Api::namespaced(cluster.client.clone(), &cluster.namespace))
-    }
-}
-
 fn reference(secret: &str, uid: String) -> OwnerReference {
     let (api_version, kind, name) = ("v1".to_owned(), "Secret".to_owned(), secret.to_owned());
     OwnerReference { api_version, kind, name, uid, ..OwnerReference::default() }
 }
 
-fn record(object: Object) -> LeaseRecord {
+pub(super) fn record(object: Object) -> LeaseRecord {
     let spec = object.spec.unwrap_or_default();
     let age = spec.renew_time.and_then(|time| Duration::try_from(Timestamp::now().duration_since(time.0)).ok());
     LeaseRecord {

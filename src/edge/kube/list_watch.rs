@@ -18,10 +18,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::conditional_secret::versioned;
-use super::item::{WatchedItem, WatchedObject};
+use super::item::{WatchedItem, WatchedObject, plain};
 use super::{
-    ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, leader_client,
-    secret_values, within,
+    ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, secret_values, within,
 };
 use crate::model::base::backoff::Backoff;
 
@@ -80,7 +79,7 @@ pub enum ObjectEvent<T = Values> {
 impl Cluster {
     /// Watches objects; needs `list` and `watch` on them. The stream never ends.
     pub fn follow(&self, what: &Follow, backoff: Backoff) -> BoxStream<'static, WatchChange> {
-        self.watch(what, backoff, leader_client::plain)
+        self.watch(what, backoff, plain)
     }
 
     /// As [`Self::follow`], with each object decoded by itself into a type, and converted. Of [`MetadataOnly`](super::MetadataOnly) only

@@ -9,7 +9,8 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, leader_client, within};
+use super::item::plain;
+use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, within};
 use crate::api::names::{FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
 use crate::api::replica;
 
@@ -52,7 +53,7 @@ impl Cluster {
         let [label_selector, field_selector] = [labels, fields].map(|selector| selector.map(str::to_owned));
         let parameters = ListParams { label_selector, field_selector, ..ListParams::default().limit(MAX_ITEMS) };
         let list = within(call, self.dynamic(*resource, namespace).list(&parameters)).await?;
-        Ok(list.items.into_iter().map(leader_client::plain).collect())
+        Ok(list.items.into_iter().map(plain).collect())
     }
 
     /// Requests an uninstall by an annotation of the reconcilers' Lease, with the current time; needs `patch`.
@@ -69,6 +70,6 @@ impl Cluster {
         let call =
             || ApiCall { verb: Verb::Get, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };
         let found = within(call, self.dynamic(resource, namespace).get_opt(name)).await?;
-        Ok(found.map(leader_client::plain))
+        Ok(found.map(plain))
     }
 }

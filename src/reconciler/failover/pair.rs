@@ -11,7 +11,7 @@ use crate::edge::kube::{ApiRefusal, KubeError};
 use crate::model::base::leader::{ClaimVerdict, LeaseTerms};
 use crate::model::failover::{ReplicaPod, Succession};
 
-/// Timeout of a connection that tells a hung Pod from a lost one.
+/// Timeout of a connection that distinguishes a hung Pod from a lost one.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Failover {

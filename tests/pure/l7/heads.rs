@@ -19,7 +19,7 @@ async fn before(address: std::net::SocketAddr, protocol: &str) -> Front {
 
 /// Headers `x-0`, `x-1`, … with values of this length.
 fn many(count: usize, length: usize) -> String {
-    (0..count).map(|number| format!("x-{number}: {}\r\n", "v".repeat(length))).collect()
+    (0..count).map(|number| ["x-", &number.to_string(), ": ", &"v".repeat(length), "\r\n"].concat()).collect()
 }
 
 #[tokio::test]

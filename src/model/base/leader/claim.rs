@@ -2,7 +2,7 @@
 //!
 //! The observer may be wrong, for example if only its own path to the holder is broken. A holder that renews its Lease reaches the API
 //! server, so its claim stays. Hence a claim passes only if the Lease names the lost holder and a renewal is overdue, by a write that is
-//! conditional on the version that was judged.
+//! conditional on the version that was compared.
 //!
 //! A lost holder that still runs stops when it reads its successor's name, or when its trust in the Lease ends, at the latest by its fence.
 //! So two holders run for at most the trust and [`FENCE_DELAY`](super::FENCE_DELAY), counted from the last renewal. Wall clocks only hasten
@@ -50,7 +50,7 @@ impl LeaseTerms {
 }
 
 impl ClaimObserver {
-    /// Judges the claim of a lost holder by a Lease of these terms as read now.
+    /// The verdict about the claim of a lost holder, by a Lease of these terms as read now.
     pub fn judge(&mut self, lease: &str, terms: LeaseTerms, record: &LeaseRecord, lost: &str, now: Instant) -> ClaimVerdict {
         self.0.retain(|_, read| now.saturating_duration_since(read.at) < MAX_READ_AGE);
         if record.holder != lost || lost.is_empty() {

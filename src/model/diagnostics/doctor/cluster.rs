@@ -5,8 +5,9 @@ use serde_json::Value;
 use super::rights::{self, Right};
 use super::{API_SERVER, Check, admission, control, is_reconciler, named, network, objects, operators, page, pods};
 
-pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
+pub use super::control::{CredentialLocation, credentials, places};
 pub use super::facts::ClusterFacts;
+pub use super::facts::{CredentialCheck, CredentialOutcome};
 
 /// Required CRDs; the first is indispensable.
 pub const DEFINITIONS: [&str; 3] = ["proxygroups.tailscale.com", "proxyclasses.tailscale.com", "tailnets.tailscale.com"];

@@ -6,12 +6,11 @@ use k8s_openapi::ByteString;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::facts::ClusterFacts;
+use super::facts::{ClusterFacts, CredentialCheck, CredentialOutcome};
 use super::{Check, ReadResult, is_reconciler, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
-use crate::model::diagnostics::overview::Gap;
 use crate::model::tailnet::supervise::Secret;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,30 +27,6 @@ enum CredentialKeys {
     /// OAuth client: keys of ID and secret.
     OAuth(String, String),
     Headscale(String),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CredentialCheck {
-    pub whose: String,
-    pub secret: String,
-    pub outcome: CredentialOutcome,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CredentialOutcome {
-    Works,
-    /// The Secret could not be read.
-    Unread(Gap),
-    /// The Secret is incomplete: the missing part.
-    Missing(String),
-    /// Rejected by the control plane: its message.
-    Refused(String),
-    /// Accepted, but not for Tailscale Services: the control plane's message.
-    WithoutServices(String),
-    /// The control plane is unreachable from here; it may be reachable from the reconciler.
-    Unreachable(String),
-    /// Present, but only the reconciler itself can test them.
-    Untested,
 }
 
 /// Locations of the credentials of the reconciler and the Tailnets.

@@ -6,8 +6,33 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::ReadResult;
-use super::control::CredentialCheck;
 use super::rights::Right;
+use crate::model::diagnostics::overview::Gap;
+
+/// Result of a test of credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialCheck {
+    pub whose: String,
+    pub secret: String,
+    pub outcome: CredentialOutcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialOutcome {
+    Works,
+    /// The Secret could not be read.
+    Unread(Gap),
+    /// The Secret is incomplete: the missing part.
+    Missing(String),
+    /// Rejected by the control plane: its message.
+    Refused(String),
+    /// Accepted, but not for Tailscale Services: the control plane's message.
+    WithoutServices(String),
+    /// The control plane is unreachable from here; it may be reachable from the reconciler.
+    Unreachable(String),
+    /// Present, but only the reconciler itself can test them.
+    Untested,
+}
 
 /// Facts read from a cluster. Objects are unmodified API objects.
 #[derive(Debug, Clone)]

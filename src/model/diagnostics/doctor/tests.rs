@@ -209,7 +209,7 @@ fn doctor_output_matches_golden_files() {
 }
 
 #[test]
-fn exit_code_tells_an_unread_cluster_from_a_healthy_one() {
+fn exit_code_of_an_unread_cluster_differs_from_that_of_a_healthy_one() {
     let checks = |facts: &ClusterFacts| cluster::checks(facts);
     assert_eq!(exit_code(&checks(&ClusterFacts { nodes: well().nodes, ..closed() })), 0, "something is read");
     assert_eq!(exit_code(&[checks(&closed()), node::checks(&machine())].concat()), 0, "of the machine");

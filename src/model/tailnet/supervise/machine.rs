@@ -17,10 +17,10 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// Time without bus before the node counts as degraded: reopening takes milliseconds.
 const GAP: Duration = Duration::from_secs(1);
 /// Maximum delay before the restart of a daemon that could not read its state: its API server or DNS server may be back at any moment.
-const STORE_RETRY: Duration = Duration::from_secs(5);
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Time in `NoState` after which a daemon is restarted. It is in this state while the control server does not answer; a restart then costs
 /// nothing, because the daemon has no netmap.
-const STUCK: Duration = Duration::from_mins(5);
+const STUCK_TIMEOUT: Duration = Duration::from_mins(5);
 /// Run time after which the next crash counts as the first.
 const STEADY: Duration = Duration::from_mins(1);
 
@@ -210,7 +210,7 @@ impl Machine {
         // A daemon that worked restarts at once; one that exits soon again, or never worked, with growing delays.
         let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
-        let wait = if no_store { wait.min(STORE_RETRY) } else { wait };
+        let wait = if no_store { wait.min(STORE_RETRY_DELAY) } else { wait };
         self.child = ChildProcess::Down { until: if first { now } else { now + wait } };
     }
 
@@ -277,7 +277,7 @@ impl Machine {
     /// Kills a daemon that answers and stays in its initial state.
     fn stuck(&self, now: At, actions: &mut Vec<DaemonAction>) {
         if !self.fresh && self.last_state.is_some_and(|last| last.state == BackendState::NoState) {
-            let limit = self.state_since + STUCK;
+            let limit = self.state_since + STUCK_TIMEOUT;
             actions.push(if now >= limit { DaemonAction::Kill } else { DaemonAction::Wake(limit) });
         }
     }

@@ -12,6 +12,7 @@ use crate::api::vip::VipService;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds::plan_with_memo;
 use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::policy::tenancy::parse::parse;
 use crate::model::controller::workload::actions::{ControlAction, Delete, GroupPlan, ObjectUpdate};
 use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::event_schedule::EventSchedule;
@@ -157,6 +158,11 @@ impl Cluster {
             feed(&mut cache, &self.watches, kind, object);
         }
         cache
+    }
+
+    /// Permits standalone proxies in all namespaces, also beside a group with tenants.
+    pub(super) fn permit_standalone(&mut self) {
+        self.settings_mut().standalone_tenants = Arc::new(parse(r#"[{"namespaceSelector": {}}]"#).expect("tenants"));
     }
 
     pub(super) fn settings_mut(&mut self) -> &mut GroupSettings {

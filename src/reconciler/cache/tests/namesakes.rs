@@ -195,6 +195,7 @@ fn refused_older_object_keeps_no_name_from_another_one() {
         .flat_map(|refusal| ingresses.into_iter().flat_map(move |older| ingresses.map(|younger| (refusal, older, younger))))
     {
         let mut cluster = cluster();
+        cluster.permit_standalone();
         let mut object = older.object("old");
         match (refusal, older.group()) {
             (Refusal::Backend, _) => object["spec"]["defaultBackend"] = Value::Null,

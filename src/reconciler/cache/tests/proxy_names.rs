@@ -111,6 +111,7 @@ fn name_of_a_proxy_that_waits_for_a_group_is_no_other_objects() {
             for other in ALL {
                 let mut cluster = cluster();
                 namespaces(&mut cluster);
+                cluster.permit_standalone();
                 let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "new"}});
                 cluster.patch("ProxyGroup", "", "in2", &json!({"spec": {"tailyard": {"tenants": [{"namespaceSelector": selector}]}}}));
                 cluster.put(holder.kind(), holder.object("old"));

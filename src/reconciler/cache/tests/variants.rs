@@ -17,6 +17,7 @@ fn ingress(cluster: &mut Cluster, namespace: &str, name: &str, host: &str, group
 
 fn cluster(tenants: bool) -> Cluster {
     let mut cluster = Cluster::new();
+    cluster.permit_standalone();
     for namespace in ["victim", "t"] {
         cluster.put("Namespace", json!({"metadata": {"name": namespace, "labels": {"kubernetes.io/metadata.name": namespace}}}));
         let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);

@@ -7,7 +7,7 @@ const LEASE: &str = "ts-web-abcde-0";
 /// Interval of the observer's reads, in steps.
 const READ_INTERVAL: u32 = 5;
 
-/// What the observer judges by.
+/// What the observer compares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Judge {
     /// It passes every claim that it reads.
@@ -35,8 +35,8 @@ impl Observer {
     }
 
     fn step(&mut self, world: &mut Simulation, step: u32) {
-        if let Some((_, judged)) = self.write.take_if(|(arrives, _)| *arrives == step) {
-            self.pass(world, &judged, step);
+        if let Some((_, compared)) = self.write.take_if(|(arrives, _)| *arrives == step) {
+            self.pass(world, &compared, step);
         }
         let is_due = step.is_multiple_of(READ_INTERVAL) && self.lost.iter().any(|(begin, end)| (*begin..*end).contains(&step));
         let Some(lease) = world.lease.clone().filter(|_| is_due && self.write.is_none()) else { return };
@@ -52,11 +52,11 @@ impl Observer {
     }
 
     /// The write arrives: it is conditional on the version that was read.
-    fn pass(&mut self, world: &mut Simulation, judged: &LeaseRecord, step: u32) {
-        if world.lease.as_ref().is_none_or(|lease| lease.version != judged.version) {
+    fn pass(&mut self, world: &mut Simulation, compared: &LeaseRecord, step: u32) {
+        if world.lease.as_ref().is_none_or(|lease| lease.version != compared.version) {
             return;
         }
-        let Some(successor) = world.pods.iter().find(|pod| pod.candidate.name() != judged.holder) else { return };
+        let Some(successor) = world.pods.iter().find(|pod| pod.candidate.name() != compared.holder) else { return };
         let holder = successor.candidate.name().to_owned();
         world.version += 1;
         world.written = step;
@@ -93,7 +93,7 @@ fn losses() -> impl Strategy<Value = Vec<(u32, u32)>> {
 }
 
 proptest! {
-    /// Every claim that is read passes, whoever holds it and however often.
+    /// Every claim that is read passes, of any holder and any number of times.
     #[test]
     fn pod_runs_tailscaled_at_most_until_its_fence_after_its_claim_passed(
         rates in prop::array::uniform2(990..=1010_u32),

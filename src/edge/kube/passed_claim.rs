@@ -1,0 +1,43 @@
+//! The claim of a Lease's holder, passed to another candidate by the leader.
+
+use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use super::lease::record;
+use super::{ApiCall, KubeError, LeaderClient, Verb};
+use crate::api::names::FIELD_MANAGER;
+use crate::model::base::leader::{LeaseRecord, LeaseTerms};
+
+impl LeaderClient {
+    /// Reads a Lease in the client's namespace; `None` if it does not exist.
+    pub async fn lease(&self, name: &str) -> Result<Option<LeaseRecord>, KubeError> {
+        let (call, api) = self.lease_call(Verb::Get, name);
+        self.write(call, api.get_opt(name)).await.map(|found| found.map(record))
+    }
+
+    /// Passes the claim of a Lease's holder to another candidate; a conflict if the Lease was written since this read.
+    pub async fn pass_claim(&self, name: &str, read: &LeaseRecord, to: &str, terms: LeaseTerms) -> Result<(), KubeError> {
+        let time = Some(MicroTime(Timestamp::now()));
+        let spec = LeaseSpec {
+            holder_identity: Some(to.to_owned()),
+            lease_duration_seconds: i32::try_from(terms.duration.as_secs()).ok(),
+            lease_transitions: Some(read.transitions.saturating_add(1)),
+            acquire_time: time.clone(),
+            renew_time: time,
+            ..LeaseSpec::default()
+        };
+        let patch = json!({"metadata": {"resourceVersion": read.version}, "spec": spec});
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let (call, api) = self.lease_call(Verb::Patch, name);
+        self.write(call, api.patch(name, &parameters, &Patch::Merge(patch))).await.map(drop)
+    }
+
+    fn lease_call(&self, verb: Verb, name: &str) -> (ApiCall, Api<Object>) {
+        let cluster = self.cluster();
+        (cluster.call(verb, "Lease", name), Api::namespaced(cluster.client.clone(), &cluster.namespace))
+    }
+}
