@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::kinds::WatchedKind;
 use super::{ClusterCache, WatchRole, WorkKey};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
@@ -50,8 +51,8 @@ impl ClusterCache {
         if !workloads.is_empty() {
             return workloads.into_iter().map(WorkKey::Workload).collect();
         }
-        let classes = self.all_of::<ProxyClass>().map(|((_, name), class)| (WorkKey::Class(name.clone()), &class.metadata));
-        let tailnets = self.all_of::<Tailnet>().map(|((_, name), tailnet)| (WorkKey::Tailnet(name.clone()), &tailnet.metadata));
+        let classes = self.all_of::<ProxyClass>().filter_map(|(id, class)| Some((ProxyClass::own_key(id)?, &class.metadata)));
+        let tailnets = self.all_of::<Tailnet>().filter_map(|(id, tailnet)| Some((Tailnet::own_key(id)?, &tailnet.metadata)));
         classes.chain(tailnets).filter(|(_, metadata)| finalizers::has(metadata, names::FINALIZER)).map(|(key, _)| key).collect()
     }
 

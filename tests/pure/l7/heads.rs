@@ -26,7 +26,7 @@ fn many(count: usize, length: usize) -> String {
 async fn repeated_equal_content_length_reaches_the_client_once() {
     for lengths in ["Content-Length: 5\r\nContent-Length: 5\r\n", "Content-Length: 5\r\nX: 1\r\nContent-Length: 5\r\nContent-Length: 5\r\n"]
     {
-        let answer = Box::leak(format!("HTTP/1.1 200 OK\r\n{lengths}\r\nhello").into_boxed_str());
+        let answer = Box::leak(format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{lengths}\r\nhello").into_boxed_str());
         let backend = Scripted::new(&*answer).await;
         let front = before(backend.address, "http").await;
         let url = format!("https://{NAME}/");
@@ -43,7 +43,7 @@ async fn repeated_equal_content_length_reaches_the_client_once() {
 async fn response_head_may_have_many_headers() {
     for (count, length) in [(200, 10), (1000, 40)] {
         let head = many(count, length);
-        let answer = Box::leak(format!("HTTP/1.1 200 OK\r\n{head}Content-Length: 5\r\n\r\nhello").into_boxed_str());
+        let answer = Box::leak(format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{head}Content-Length: 5\r\n\r\nhello").into_boxed_str());
         let backend = Scripted::new(&*answer).await;
         let front = before(backend.address, "http").await;
         // The clients of this test accept fewer headers.
@@ -63,7 +63,7 @@ async fn response_head_may_have_many_headers() {
 
 #[tokio::test]
 async fn request_head_may_have_many_headers() {
-    let backend = Scripted::new("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").await;
+    let backend = Scripted::new("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello").await;
     let front = before(backend.address, "http").await;
     let url = format!("https://{NAME}/");
     let one = (front.http1("svc:web", NAME).await, get1(&url));
@@ -84,7 +84,7 @@ async fn request_head_may_have_many_headers() {
 
 #[tokio::test]
 async fn path_with_empty_segments_is_forwarded_as_received() {
-    let backend = Scripted::new("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").await;
+    let backend = Scripted::new("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello").await;
     let front = before(backend.address, "http").await;
     for path in ["//a", "//a//b/?q=//", "///"] {
         let url = format!("https://{NAME}{path}");
