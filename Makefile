@@ -75,7 +75,7 @@ style: ## Check format and clippy of the whole workspace
 	CARGO_TARGET_DIR=$(LINT) cargo clippy --locked --workspace --all-targets -- -D warnings
 
 lint: deny style ## Check format, clippy, links of doc comments, the fuzzers' lock file, licences and sources of dependencies
-	CARGO_TARGET_DIR=$(LINT) RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib --no-deps --document-private-items
+	CARGO_TARGET_DIR=$(LINT) RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --lib --no-deps --document-private-items
 	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers
 
 deny: ## Check licences and sources of dependencies with cargo-deny (ADVISORIES=1: advisories too)

@@ -17,7 +17,7 @@ const LINE: usize = 512;
 
 #[derive(Debug, Clone)]
 pub enum TargetProtocol {
-    /// Identity targets, which answer each request with their identity ([`identity_protocol`](super::identity_protocol)).
+    /// Identity targets, which answer each request with their identity ([`super::identity_protocol`]).
     Identity,
     /// Any server. Over TCP it sends first, over UDP it answers a datagram; either must begin with these bytes. If they are empty, an
     /// established TCP connection is enough, and any datagram. On a long-lived connection it echoes requests.

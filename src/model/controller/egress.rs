@@ -1,7 +1,7 @@
 //! Egress Services of a group: child Services and the egress config.
 //!
 //! A child is the record of its ports: it is created before the config names them and deleted before the config drops them. Conditions and
-//! `externalName` of users' Services: [`super::services`].
+//! `externalName` of users' Services: [`services`].
 
 pub mod acks;
 pub mod capacity;

@@ -8,7 +8,8 @@ use serde_json::json;
 use tailyard::model::settings::Pod;
 use tailyard::proxy::shutdown::deletion;
 
-use kit::apiserver::{Cluster, NAMESPACE, cluster};
+use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
+use kit::wait::until_async;
 
 const NAME: &str = "eg-0";
 
@@ -41,7 +42,7 @@ fn grace_period_of_a_deletion_is_read_from_the_own_pod() {
         delete(&cluster, 5).await;
         assert_eq!(look(&pod).await, None, "it may not read its Pod");
         cluster.allow("pods", &[NAME], &["get"]).await;
-        assert_eq!(look(&pod).await, Some(Duration::from_secs(5)));
+        until_async("the grace period", DEADLINE, async || look(&pod).await == Some(Duration::from_secs(5))).await;
         let began = found(&pod).await.and_then(|deletion| deletion.began).expect("the time of the deletion");
         let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").saturating_sub(began);
         assert!(since < Duration::from_secs(5), "the time of the deletion, not of its end: {since:?}");

@@ -82,7 +82,7 @@ pub struct Manifest {
     /// The whole object, with `apiVersion`, `kind` and the annotation [`APPLIED`].
     pub value: Value,
     /// The object exists and was never applied by us (the Tailscale operator created it). Before the apply its `managedFields` are
-    /// rewritten with [`adopted`], so that the apply removes fields that we do not set.
+    /// rewritten with [`adopt::adopted`], so that the apply removes fields that we do not set.
     pub adopt: bool,
     /// Apply without force: rejected where another manager has set a field to another value.
     pub yields: bool,

@@ -90,7 +90,7 @@ pub struct Observed {
     pub replacements: usize,
     /// Devices of all replicas, and earlier requests for devices.
     pub devices: DeviceInputs,
-    /// Denied control plane requests, by [`ControlAction::what`](super::ControlAction::what).
+    /// Denied control plane requests, by [`what`](super::actions::ControlAction::what).
     pub denied: BTreeMap<String, ControlPlaneError>,
 }
 
