@@ -35,7 +35,8 @@ impl Stage {
         let user = TailnetClient::join(&cluster.tailnet);
         let stage = Self { cluster, pebble, front, user };
         stage.cluster.load_tailyard(Path::new(kit::tailyard()));
-        chart::install(&stage.cluster, &[]);
+        // The Service `outside` names another Service of the cluster.
+        chart::install(&stage.cluster, &["targets.allowed={10.96.0.0/16}"]);
         stage.cluster.apply(&site::backends("web", ANSWER));
         stage.cluster.apply(&[site::class(&stage.front.directory), site::group(GROUP, GROUP)]);
         stage.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
