@@ -130,11 +130,15 @@ impl ClusterCache {
     /// Completes a list; removes objects that it does not contain.
     pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let missing = self.store(role).complete(namespace);
-        let gone: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
-        let networks = self.users_of_networks().filter(|_| matches!(role, WatchRole::Node | WatchRole::ServiceRange));
-        let more: Vec<_> = networks.chain(gone).collect();
-        // Passes that need nodes wait for this list.
-        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(more).collect() } else { more.into_iter().collect() }
+        let mut keys: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
+        if role == WatchRole::Node {
+            // Passes that need nodes wait for this list.
+            keys.extend(self.groups_with_nodes());
+        }
+        if matches!(role, WatchRole::Node | WatchRole::ServiceRange) {
+            keys.extend(self.users_of_networks());
+        }
+        keys
     }
 
     /// Stores a new or changed object. Ignored if the stored version is the same or newer.
@@ -150,13 +154,14 @@ impl ClusterCache {
         {
             object = CachedObject::backend(service);
         }
+        if let Some(stored) = self.store(role).objects.get_mut(&id).filter(|stored| stored.object == object) {
+            (stored.version, stored.settled) = (version, None);
+            return annotated.into_iter().collect();
+        }
         let mut keys = self.keys(role, &id, &object);
         keys.extend(networks);
         let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone(), settled: None });
         let old = old.map(|stored| stored.object);
-        if old.as_ref() == Some(&object) {
-            return annotated.into_iter().collect();
-        }
         keys.extend(annotated);
         keys.extend(old.iter().flat_map(|old| self.keys(role, &id, old)));
         self.follow(role, &id, old.as_ref(), Some(&object));

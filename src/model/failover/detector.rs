@@ -281,8 +281,9 @@ impl Detector {
 
     /// Whether this process reaches a replica on a node that is not its own.
     fn is_connected(&self, now: Instant) -> bool {
+        let [of_group, of_standalone] = [false, true].map(|standalone| self.max_answer_age(standalone));
         let is_fresh = |other: &ProbedReplica| {
-            let age = self.max_answer_age(&other.pod);
+            let age = if other.pod.is_standalone() { of_standalone } else { of_group };
             other.answer.is_some_and(|answer| now.saturating_duration_since(answer.at) <= age)
         };
         self.node.is_none() || self.replicas.values().any(|other| !self.is_local(&other.pod) && is_fresh(other))
@@ -294,12 +295,12 @@ impl Detector {
 
     /// Whether a replica has just answered a probe that was sent after this time.
     fn answers_since(&self, replica: &ProbedReplica, time: Instant, now: Instant) -> bool {
-        let age = self.max_answer_age(&replica.pod);
+        let age = self.max_answer_age(replica.pod.is_standalone());
         replica.answer.is_some_and(|answer| answer.sent >= time && now.saturating_duration_since(answer.at) <= age)
     }
 
-    fn max_answer_age(&self, pod: &ReplicaPod) -> Duration {
-        SURVIVOR_AGE.max(2 * self.interval(pod.is_standalone()))
+    fn max_answer_age(&self, standalone: bool) -> Duration {
+        SURVIVOR_AGE.max(2 * self.interval(standalone))
     }
 
     fn interval(&self, standalone: bool) -> Duration {

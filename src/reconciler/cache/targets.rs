@@ -25,20 +25,24 @@ impl ClusterCache {
 
     /// Whether a group needs nodes that are not listed yet.
     pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
-        self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
+        self.class_with_nodes(group) && !self.is_listed(WatchRole::Node)
+    }
+
+    /// Whether the first list of a kind is complete, or the API server has no such kind.
+    pub(super) fn is_listed(&self, role: WatchRole) -> bool {
+        self.stores.get(&role).is_none_or(|store| store.lacking || store.synced())
     }
 
     /// What the cluster and the classes of administrators say about targets. Without its annotations an object would have the default
     /// class, or that of its default group.
     pub(super) fn target_inputs(&self, parent: Option<Parent<'_>>, class: Option<&str>) -> TargetInputs {
-        let listed = |role| self.stores.get(&role).is_none_or(|store| store.lacking || store.synced());
         let group = parent.and_then(|parent| self.assignment.without_annotation(parent)).and_then(|name| self.group(name));
         let group_class = group.as_deref().and_then(|group| self.class_of(group));
         let defaults: BTreeSet<&str> = self.default_class.as_deref().into_iter().chain(group_class).collect();
         let others = defaults.iter().filter(|name| parent.is_some() && Some(**name) != class).filter_map(|name| self.class(name));
         TargetInputs {
             cluster: self.indices.networks.nets(),
-            is_complete: [WatchRole::Node, WatchRole::ServiceRange].into_iter().all(listed),
+            is_complete: [WatchRole::Node, WatchRole::ServiceRange].into_iter().all(|role| self.is_listed(role)),
             inherited: others.flat_map(|class| denied_by(&class.spec)).collect(),
             is_default_class: parent.is_none() || class.is_none_or(|name| defaults.contains(name)),
         }
@@ -49,7 +53,8 @@ impl ClusterCache {
         self.groups().find(|(_, group)| has_tenants(group)).map(|(name, _)| name.clone())
     }
 
-    /// Workloads with targets that the networks of the cluster restrict: groups, Services with a DNS name, and headless ones.
+    /// Workloads with targets that the networks of the cluster restrict: groups, Services with a DNS name, and headless ones. Scans all, so
+    /// objects of a first list do not call it: the end of the list does.
     pub(super) fn users_of_networks(&self) -> impl Iterator<Item = WorkKey> + '_ {
         let groups = self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress).into_iter();
         let by_name = |service: &Service| {

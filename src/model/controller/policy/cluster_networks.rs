@@ -2,9 +2,9 @@
 //!
 //! Where the API server has no `ServiceCIDR`s, the smallest prefixes of the ClusterIPs that are known stand for the Service ranges.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ipnet::IpNet;
 
@@ -25,7 +25,8 @@ pub struct ClusterNetworks {
     by_source: BTreeMap<NetworkSource, Vec<IpNet>>,
     /// Smallest prefix of the known ClusterIPs in each block. It only grows.
     cluster_ips: BTreeMap<IpNet, IpNet>,
-    nets: Arc<Vec<IpNet>>,
+    /// All of them, joined at the next read after a change.
+    nets: OnceLock<Arc<Vec<IpNet>>>,
 }
 
 impl ClusterNetworks {
@@ -37,7 +38,7 @@ impl ClusterNetworks {
             self.by_source.insert(source, nets.clone()) != Some(nets)
         };
         if is_changed {
-            self.update();
+            self.nets = OnceLock::new();
         }
     }
 
@@ -45,30 +46,25 @@ impl ClusterNetworks {
     pub fn add_cluster_ip(&mut self, ip: IpAddr) -> bool {
         let length = if ip.is_ipv4() { BLOCKS.0 } else { BLOCKS.1 };
         let Ok(block) = IpNet::new(ip, length).map(|net| net.trunc()) else { return false };
-        let own = IpNet::from(ip);
-        let prefix = self.cluster_ips.entry(block).or_insert(own);
-        let mut widest = *prefix;
+        let former = self.cluster_ips.get(&block).copied();
+        let mut widest = former.unwrap_or(ip.into());
         while !widest.contains(&ip) {
             let Some(next) = widest.supernet() else { return false };
             widest = next;
         }
-        if *prefix == widest && widest != own {
+        if former == Some(widest) {
             return false;
         }
-        *prefix = widest;
-        let before = Arc::clone(&self.nets);
-        self.update();
-        before != self.nets
+        let before = self.nets();
+        self.cluster_ips.insert(block, widest);
+        self.nets = OnceLock::new();
+        before != self.nets()
     }
 
     /// All networks, sorted, without those that others contain.
     pub fn nets(&self) -> Arc<Vec<IpNet>> {
-        Arc::clone(&self.nets)
-    }
-
-    fn update(&mut self) {
-        let all: BTreeSet<IpNet> = self.by_source.values().flatten().chain(self.cluster_ips.values()).copied().collect();
-        self.nets = Arc::new(joined(all));
+        let all = || self.by_source.values().flatten().chain(self.cluster_ips.values()).copied();
+        Arc::clone(self.nets.get_or_init(|| Arc::new(joined(all()))))
     }
 }
 

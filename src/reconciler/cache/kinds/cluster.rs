@@ -17,7 +17,7 @@ use crate::model::controller::policy::tenancy::Labels;
 use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::reconciler::cache::indices::Indices;
 use crate::reconciler::cache::keys::has_tenants;
-use crate::reconciler::cache::{ClusterCache, Id, WorkKey};
+use crate::reconciler::cache::{ClusterCache, Id, WatchRole, WorkKey};
 
 impl WatchedKind for Pod {
     type Object = Self;
@@ -59,7 +59,11 @@ impl WatchedKind for Node {
     }
 
     fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
-        cache.groups_with_nodes().into_iter().chain(cache.users_of_networks()).collect()
+        let mut keys = cache.groups_with_nodes();
+        if cache.is_listed(WatchRole::Node) {
+            keys.extend(cache.users_of_networks());
+        }
+        keys
     }
 
     fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {
@@ -78,7 +82,7 @@ impl WatchedKind for ServiceCIDR {
     }
 
     fn keys(&self, cache: &ClusterCache, _: &Id) -> BTreeSet<WorkKey> {
-        cache.users_of_networks().collect()
+        if cache.is_listed(WatchRole::ServiceRange) { cache.users_of_networks().collect() } else { BTreeSet::new() }
     }
 
     fn index(self: &Arc<Self>, indices: &mut Indices, (_, name): &Id, came: bool) {

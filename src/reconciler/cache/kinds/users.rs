@@ -98,8 +98,11 @@ impl WatchedKind for BackendSlice {
 
     fn keys(&self, cache: &ClusterCache, (namespace, _): &Id) -> BTreeSet<WorkKey> {
         let service = (namespace.clone(), self.service.to_string());
-        let networks = cache.users_of_networks().filter(|_| !self.api_server.is_empty());
-        cache.publisher(PublishSource::Service, &service).map(WorkKey::Workload).into_iter().chain(networks).collect()
+        let mut keys: BTreeSet<_> = cache.publisher(PublishSource::Service, &service).map(WorkKey::Workload).into_iter().collect();
+        if !self.api_server.is_empty() {
+            keys.extend(cache.users_of_networks());
+        }
+        keys
     }
 
     fn index(self: &Arc<Self>, indices: &mut Indices, (namespace, name): &Id, came: bool) {
