@@ -237,11 +237,6 @@ pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
     Ok(changed)
 }
 
-/// Content of a file; `None` if it does not exist or cannot be read.
-pub fn read_optional(path: &Path) -> Option<Vec<u8>> {
-    fs::read(path).ok()
-}
-
 /// Writes a copy of a config atomically, with mode 0600.
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };

@@ -128,17 +128,6 @@ impl LeaderClient {
         }
     }
 
-    /// Deletes a Lease of the client's namespace. A missing one is no error.
-    pub async fn delete_lease(&self, name: &str) -> Result<(), KubeError> {
-        let namespace = self.cluster.namespace.clone();
-        let api = self.api(Resource::LEASE, &namespace);
-        let call = ApiCall { verb: Verb::Delete, kind: Resource::LEASE.kind, namespace, name: name.to_owned() };
-        match self.write(call, api.delete(name, &DeleteParams::background())).await {
-            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
-            done => done.map(drop),
-        }
-    }
-
     /// Changes an object or its status by a JSON merge patch. Returns the resulting object.
     pub async fn merge(
         &self,

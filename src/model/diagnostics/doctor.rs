@@ -134,6 +134,11 @@ fn listed(mut all: Vec<String>, separator: &str) -> String {
     if more == 0 { text } else { format!("{text}, and {more} more") }
 }
 
+/// Condition of this type.
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+}
+
 /// Namespace and name.
 fn named(object: &Value) -> String {
     let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();

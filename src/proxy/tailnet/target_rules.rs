@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::api::targets;
 use crate::api::targets::TargetRules;
-use crate::edge::daemon;
+use crate::edge::files;
 use crate::runtime::watch_ext::put;
 
 pub type RulesSender = watch::Sender<Arc<TargetRules>>;
@@ -17,7 +17,7 @@ pub type RulesSender = watch::Sender<Arc<TargetRules>>;
 /// The rules in a config directory; none without a file.
 pub fn channel(dir: Option<&Path>) -> (RulesSender, watch::Receiver<Arc<TargetRules>>) {
     let (rules, receiver) = watch::channel(Arc::default());
-    if let Some(text) = dir.and_then(|dir| daemon::read_optional(&dir.join(targets::KEY))) {
+    if let Some(text) = dir.and_then(|dir| files::read_one(&dir.join(targets::KEY)).ok().flatten()) {
         follow(&rules, &text);
     }
     (rules, receiver)

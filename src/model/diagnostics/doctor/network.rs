@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, ReadResult};
+use super::{Check, ReadResult, condition};
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
 
@@ -147,9 +147,7 @@ fn nodes(nodes: &ReadResult<Vec<Value>>) -> Check {
             remarks.push(format!("{} (kernel {kernel}): {remark}", name(node)));
             fixes.insert(fix);
         }
-        let conditions = node["status"]["conditions"].as_array();
-        let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
-        if ready.is_some_and(|ready| ready["status"] != "True") {
+        if condition(node, "Ready").is_some_and(|ready| ready["status"] != "True") {
             remarks.push(format!("{} is not ready", name(node)));
             fixes.insert("kubectl describe node says why a node is not ready");
         }

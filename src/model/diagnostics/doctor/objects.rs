@@ -8,7 +8,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, MAX_LISTED, ReadResult, is_operator, is_reconciler, named, page, variable};
+use super::{Check, MAX_LISTED, ReadResult, condition, is_operator, is_reconciler, named, page, variable};
 use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
@@ -53,8 +53,7 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
     let mut ready = 0;
     let mut unready = Vec::new();
     for service in services {
-        let condition = service["status"]["conditions"].as_array().and_then(|all| all.iter().find(|one| one["type"] == PROXY_READY));
-        let Some(condition) = condition else { continue };
+        let Some(condition) = condition(service, PROXY_READY) else { continue };
         if condition["status"] == "True" {
             ready += 1;
         } else {
@@ -161,8 +160,7 @@ fn routes(facts: &ClusterFacts) -> Vec<Check> {
     let mut found = Vec::new();
     for (kind, objects) in [("ProxyGroup", &facts.groups), ("Service", &facts.services)] {
         for object in objects.as_deref().unwrap_or_default() {
-            let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-            let overlap = conditions.iter().find(|one| one["type"] == ROUTES_OVERLAP && one["status"] == "True");
+            let overlap = condition(object, ROUTES_OVERLAP).filter(|overlap| overlap["status"] == "True");
             found.extend(overlap.map(|overlap| format!("{kind} {}: {}", named(object), overlap["message"].as_str().unwrap_or_default())));
         }
     }

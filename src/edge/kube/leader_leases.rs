@@ -1,14 +1,14 @@
-//! The claim of a Lease's holder, passed to another candidate by the leader.
+//! Leases that the leader reads, passes to another candidate and deletes.
 
 use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::lease::record;
-use super::{ApiCall, KubeError, LeaderClient, Verb};
+use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Verb};
 use crate::api::names::FIELD_MANAGER;
 use crate::model::base::leader::{LeaseRecord, LeaseTerms};
 
@@ -34,6 +34,15 @@ impl LeaderClient {
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let (call, api) = self.lease_call(Verb::Patch, name);
         self.write(call, api.patch(name, &parameters, &Patch::Merge(patch))).await.map(drop)
+    }
+
+    /// Deletes a Lease in the client's namespace. A missing one is no error.
+    pub async fn delete_lease(&self, name: &str) -> Result<(), KubeError> {
+        let (call, api) = self.lease_call(Verb::Delete, name);
+        match self.write(call, api.delete(name, &DeleteParams::background())).await {
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
+            done => done.map(drop),
+        }
     }
 
     fn lease_call(&self, verb: Verb, name: &str) -> (ApiCall, Api<Object>) {
