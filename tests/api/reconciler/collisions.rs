@@ -9,7 +9,7 @@ use kit::apiserver::{DEADLINE, NAMESPACE};
 use kit::reconciler::{USERS, stage};
 use kit::wait::eventually_async;
 
-use super::services;
+use crate::reconciler::services::ready;
 
 /// Most writes of the child after the second Service.
 const MAX_WRITES: usize = 3;
@@ -26,13 +26,13 @@ fn two_services_with_one_child_name(group: &'static str) {
         stage.apply(stage.here::<Service>(), &child, object).await;
         stage.service("db", "g").await;
         let _running = stage.reconciler("one", 9100);
-        services::ready(&stage, "g").await;
+        ready(&stage, "g").await;
         if group != "g" {
-            services::ready(&stage, group).await;
+            ready(&stage, group).await;
         }
         stage.served("db", "g", 2).await;
         let host = format!("{child}.{NAMESPACE}.svc.cluster.local");
-        assert_eq!(services::external_name(&stage, "db").await, host, "an existing child keeps its name");
+        assert_eq!(stage.external_name("db").await, host, "an existing child keeps its name");
         let writes = || stage.cluster.writes().iter().filter(|write| write.contains(&child)).count();
         let before = writes();
         stage.service("evil", group).await;
@@ -55,8 +55,8 @@ fn two_services_with_one_child_name(group: &'static str) {
         }
         assert!(writes() - before <= MAX_WRITES, "{} writes of the child", writes() - before);
         assert_eq!(stage.child("evil").await, []);
-        assert_eq!(services::external_name(&stage, "evil").await, "placeholder.invalid");
-        assert_eq!(services::external_name(&stage, "db").await, host);
+        assert_eq!(stage.external_name("evil").await, "placeholder.invalid");
+        assert_eq!(stage.external_name("db").await, host);
         assert!(stage.condition("db", "TailscaleEgressSvcReady").await.starts_with("True"));
         // The younger one leaves: the child of the older one stays.
         let uid = stage.here::<Service>().get(&child).await.expect("the child").uid();

@@ -9,7 +9,7 @@ use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, USERS, stage};
 use kit::wait::eventually_async;
 
-use crate::reconciler::services::{external_name, ready};
+use crate::reconciler::services::ready;
 
 const DEFAULTS: [&str; 6] = ["--default-egress-group", "g", "--default-ingress-group", "in", "--standalone", "off"];
 /// `externalName` of new Services.
@@ -55,7 +55,7 @@ async fn released(stage: &Stage, service: &str) {
     let look = async || {
         let found = stage.users().get(service).await.expect("a Service");
         let record = found.metadata.annotations.unwrap_or_default().remove("tailyard.io/former-external-name");
-        (stage.child(service).await.len(), found.metadata.finalizers.unwrap_or_default().len(), record, external_name(stage, service).await)
+        (stage.child(service).await.len(), found.metadata.finalizers.unwrap_or_default().len(), record, stage.external_name(service).await)
     };
     let clean = |state: &(usize, usize, Option<String>, String)| *state == (0, 0, None, PLACEHOLDER.to_owned());
     eventually_async("the Service is released", DEADLINE, look, clean).await;
@@ -69,7 +69,7 @@ fn default_egress_group_serves_until_an_object_opts_out() {
         unnamed(&stage, "s").await;
         stage.served("s", "g", 2).await;
         let child = stage.child("s").await.remove(0).0;
-        assert_eq!(external_name(&stage, "s").await, format!("{child}.ts.svc.cluster.local"));
+        assert_eq!(stage.external_name("s").await, format!("{child}.ts.svc.cluster.local"));
         let found = stage.users().get("s").await.expect("a Service");
         assert_eq!(found.metadata.annotations.expect("annotations")["tailyard.io/former-external-name"], PLACEHOLDER);
         label(&stage, json!("disabled")).await;

@@ -24,11 +24,6 @@ async fn start(stage: &Stage) -> Running {
     running
 }
 
-pub(super) async fn external_name(stage: &Stage, service: &str) -> String {
-    let spec = stage.users().get(service).await.expect("a Service").spec;
-    spec.and_then(|spec| spec.external_name).unwrap_or_default()
-}
-
 /// Plays the kubelet: removes the terminating Pods.
 async fn pods_go(stage: &Stage, group: &str) {
     for ordinal in 0..2 {
@@ -43,10 +38,10 @@ fn external_name_is_set_when_every_replica_serves() {
         let _running = start(&stage).await;
         stage.service("s", "g").await;
         eventually_async("a child", DEADLINE, async || stage.child("s").await, |child| child.len() == 1).await;
-        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid", "no replica holds it yet");
+        assert_eq!(stage.external_name("s").await, "placeholder.invalid", "no replica holds it yet");
         stage.served("s", "g", 2).await;
         let child = stage.child("s").await.remove(0).0;
-        assert_eq!(external_name(&stage, "s").await, format!("{child}.ts.svc.cluster.local"));
+        assert_eq!(stage.external_name("s").await, format!("{child}.ts.svc.cluster.local"));
         stage.delete(&stage.here::<Service>(), &child).await;
         eventually_async(
             "a child that was deleted is back",
@@ -65,13 +60,12 @@ fn moved_service_is_served_by_the_old_group_until_the_new_one_is_ready() {
         ready(&stage, "gg").await;
         stage.service("s", "g").await;
         stage.served("s", "g", 2).await;
-        let old = external_name(&stage, "s").await;
+        let old = stage.external_name("s").await;
         stage.service("s", "gg").await;
         eventually_async("both serve it", DEADLINE, async || stage.child("s").await, |child| child.len() == 2).await;
-        assert_eq!(external_name(&stage, "s").await, old, "the new group does not hold it yet");
+        assert_eq!(stage.external_name("s").await, old, "the new group does not hold it yet");
         stage.served("s", "gg", 2).await;
-        // The condition may still be that of the old group.
-        until_async("the Service points to the new group", DEADLINE, async || external_name(&stage, "s").await != old).await;
+        assert_ne!(stage.external_name("s").await, old, "it points to the new group");
     });
 }
 
@@ -104,7 +98,7 @@ fn group_deleted_before_its_services_blocks_nothing() {
             reported.starts_with("Unknown ProxyGroupNotReady") && reported.contains("does not exist")
         })
         .await;
-        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid", "restored with the report");
+        assert_eq!(stage.external_name("s").await, "placeholder.invalid", "restored with the report");
         stage.delete(&stage.users(), "s").await;
         stage.gone(&stage.users(), "s").await;
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
@@ -122,7 +116,7 @@ fn service_without_annotations_is_released() {
         eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
         let finalizers = async || stage.users().get("s").await.ok().and_then(|service| service.metadata.finalizers).unwrap_or_default();
         eventually_async("nothing keeps it", DEADLINE, finalizers, Vec::is_empty).await;
-        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid");
+        assert_eq!(stage.external_name("s").await, "placeholder.invalid");
     });
 }
 

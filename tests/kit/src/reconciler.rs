@@ -334,15 +334,24 @@ impl Stage {
         text.map_or(Map::new(), |text| serde_json::from_slice(&text).expect("a config"))
     }
 
-    /// Acknowledges the config until the Service is ready.
+    /// Acknowledges the config until the Service is ready and points to its child in that group.
     pub async fn served(&self, service: &str, group: &str, replicas: u8) {
         let look = async || {
             self.acknowledge(group, replicas).await;
-            self.condition(service, "TailscaleEgressSvcReady").await
+            let child = self.child(service).await.into_iter().find(|(_, of)| of == group);
+            (self.condition(service, "TailscaleEgressSvcReady").await, self.external_name(service).await, child)
         };
-        eventually_async("the Service is served", DEADLINE, look, |condition| condition.starts_with("True ReadyToRouteTraffic")).await;
-        eventually_async("by that group", DEADLINE, async || self.child(service).await, |child| child.iter().any(|(_, of)| of == group))
-            .await;
+        eventually_async("the Service is served by that group", DEADLINE, look, |(condition, name, child)| {
+            let points = child.as_ref().is_some_and(|(child, _)| name.split('.').next() == Some(child));
+            points && condition.starts_with("True ReadyToRouteTraffic")
+        })
+        .await;
+    }
+
+    /// The name that a user's Service points to; empty if it has none.
+    pub async fn external_name(&self, service: &str) -> String {
+        let spec = self.users().get(service).await.expect("a Service").spec;
+        spec.and_then(|spec| spec.external_name).unwrap_or_default()
     }
 
     /// A condition of a user's Service: status, reason and message; empty if absent.
