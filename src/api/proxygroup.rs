@@ -132,8 +132,8 @@ pub struct Tailyard {
     /// Match ports: ports of the replicas' Pods that are assigned to the ports of egress Services, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_port_range: Option<PortSpan>,
-    /// Extended resource of a device plugin that provides the TUN device, such as `example.com/tun`. With it the container is not
-    /// privileged.
+    /// Extended resource of a device plugin that provides the TUN device, such as `example.com/tun`. With it the container has no
+    /// capability `MKNOD`; that of the Tailscale operator's image is not privileged then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub tun_device_resource: Option<String>,

@@ -10,7 +10,7 @@ use kit::cluster::images::{self, TAILYARD, TOOLS};
 use kit::cluster::node::ProxyMode;
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE};
-use kit::guide::{CROSSING, Guide, QUICKSTART, README};
+use kit::guide::{CROSSING, Guide, README};
 use kit::hosted::CLIENT;
 use kit::tailnet::Control;
 use kit::wait::eventually;
@@ -50,13 +50,10 @@ impl Sides {
         sides
     }
 
-    /// Installs the chart on the user's cluster as README.md describes, with the credentials of the quickstart.
+    /// Installs the chart on the user's cluster as README.md describes.
     fn install(&self, image: &Path) {
         self.user.load(image);
-        self.guide.run(QUICKSTART, "$ kubectl create namespace", &[]);
         let (id, secret) = (format!("client_id={}", CLIENT.0), format!("client_secret={}", CLIENT.1));
-        let credentials = [("client_id=ID", &id[..]), ("client_secret=SECRET", &secret)];
-        self.guide.run(QUICKSTART, "$ kubectl create secret generic oauth", &credentials);
         let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
         self.guide.run(
             README,
@@ -64,6 +61,9 @@ impl Sides {
             &[
                 // Built for both clusters, and on their nodes.
                 ("make image", ":"),
+                ("skopeo", ": skopeo"),
+                ("client_id=ID", &id),
+                ("client_secret=SECRET", &secret),
                 ("registry.example.com/tailyard", &format!("{repository} --set image.tag={tag} --set controlPlane.url={CONTROL}")),
             ],
         );

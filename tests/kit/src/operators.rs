@@ -59,14 +59,14 @@ impl Stage {
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
         self.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/operator", &[]);
-        let (install, (repository, tag)) = ("helm install tailyard charts/tailyard", TAILYARD.rsplit_once(':').expect("a tag"));
-        let local = format!("{install} --set image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");
+        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL}");
         self.guide.run(
             MIGRATE,
             "$ helm install",
             &[
                 // Nothing is pulled, and the hosted control plane is a stand-in.
-                (install, &local),
+                ("registry.example.com/tailyard", &local),
                 ("tailscale/tailscale:v1.104.7", STOCK),
                 ("NODE_ID", id),
             ],
