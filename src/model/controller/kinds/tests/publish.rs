@@ -97,6 +97,24 @@ fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
 }
 
 #[test]
+fn addresses_of_a_control_plane_are_written_in_canonical_form() {
+    let mut world = publishing(ingress());
+    let ips = ["10.96.0.21", "fd00:96::21"];
+    let spec =
+        json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": ips[0], "clusterIPs": ips, "ports": [{"port": 80}]});
+    expose(&mut world, "db", json!({}), spec);
+    world.settle();
+    let addrs = ["FD7A:115C:A1E0:0:0::0B", "::ffff:100.101.0.1", "100.101.0.01"].map(str::to_owned).to_vec();
+    world.hosted.vips.get_mut("svc:db").expect("a Tailscale Service").addrs = addrs;
+    world.now += 3600;
+    world.settle();
+    let service = &world.services[&("default".to_owned(), "db".to_owned())];
+    let shown = json!(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()));
+    let shown: Vec<_> = shown["ingress"].as_array().expect("entries").iter().map(|entry| entry["ip"].clone()).collect();
+    assert_eq!(shown, ["100.101.0.1", "fd7a:115c:a1e0::b"]);
+}
+
+#[test]
 fn replica_without_approval_counts_as_no_backend() {
     let mut world = publishing(ingress());
     world.hosted.unapproved.insert("svc:db".to_owned());
