@@ -116,7 +116,7 @@ fn unapproved_route_names_the_command() {
     let what = "the routes of device nin0".to_owned();
     world.denied.insert(
         what,
-        ControlPlaneError { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() },
+        ControlPlaneError { since: world.time(), why: "approve routes of a device: the control plane answers 404: Not Found.".into() },
     );
     expose(&mut world, "db", json!({}), address(30));
     world.settle_denied("in");
