@@ -21,7 +21,7 @@ fn pod(number: usize) -> ReplicaPod {
     ReplicaPod {
         uid: format!("u{number}"),
         name: format!("g-{number}"),
-        group: "g".into(),
+        workload: "g".into(),
         node: format!("n{number}"),
         target: SocketAddr::from(([10, 1, 0, u8::try_from(number).expect("few replicas")], 9002)),
         readiness: ReplicaReadiness::Ready,
@@ -41,7 +41,7 @@ fn object(pod: &ReplicaPod) -> Value {
         ReplicaReadiness::NotReady => ("False", Value::Null),
         ReplicaReadiness::Lost => ("False", json!(reason::UNREACHABLE)),
     };
-    let labels = labels_of(&WorkloadKey::of_label(&pod.group));
+    let labels = labels_of(&pod.workload);
     let probe = json!({"httpGet": {"port": pod.target.port()}});
     let annotations = json!({names::UNREACHABLE: pod.note.as_ref().map(|note| json!(note).to_string())});
     let annotations = pod.note.as_ref().map_or(Value::Null, |_| annotations);
@@ -114,7 +114,7 @@ impl Scene {
     }
 
     fn confirmed_change(&self, begun: u64, now: u64) -> Option<PodChange> {
-        self.detector.confirm(&self.pods[0].group, self.pods.iter().map(object).collect(), self.at(begun), self.at(now))
+        self.detector.confirm(&self.pods[0].workload, self.pods.iter().map(object).collect(), self.at(begun), self.at(now))
     }
 
     /// Name of the replica that a read at this time confirms as lost.
@@ -152,7 +152,7 @@ fn lost_replica_needs_a_survivor_on_another_node() {
     scene.observe(1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), None, "not ready");
     let mut scene = Scene::answering(2, 1000);
-    scene.pods[1].group = "h".into();
+    scene.pods[1].workload = "h".into();
     scene.observe(1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), None, "another group");
 }
@@ -383,7 +383,7 @@ fn lost_replica_returns_once_when_it_is_ready_and_answers() {
 fn waiting_pod_of_a_standalone_proxy_is_a_survivor_and_is_not_marked() {
     let waiting = |lost: usize| {
         let mut scene = Scene::answering(2, 1000);
-        scene.pods.iter_mut().for_each(|pod| pod.group = "service/default/web".into());
+        scene.pods.iter_mut().for_each(|pod| pod.workload = "default/web".into());
         scene.pods[1].readiness = ReplicaReadiness::NotReady;
         scene.observe(1000);
         let suspected = scene.run(1050..=3000, if lost == 0 { &["u1"] } else { &["u0"] });
@@ -397,7 +397,7 @@ fn waiting_pod_of_a_standalone_proxy_is_a_survivor_and_is_not_marked() {
 fn probes_of_standalone_proxies_delay_none_of_a_group() {
     let mut detector = Detector::default();
     let begin = Instant::now();
-    let standalone = (2..250).map(|number| ReplicaPod { group: format!("service/default/s{}", number / 2), ..pod(number) });
+    let standalone = (2..250).map(|number| ReplicaPod { workload: format!("default/s{}", number / 2).as_str().into(), ..pod(number) });
     detector.observe((0..2).map(pod).chain(standalone).collect(), begin);
     let turns = (0..100).map(|turn| detector.turn(begin + Duration::from_millis(50) * turn).probes);
     let probes: Vec<_> = turns.flatten().map(|probe| probe.uid).collect();
