@@ -5,7 +5,6 @@ use serde_json::json;
 use super::*;
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::labels_of;
 
 mod partitions;
@@ -217,7 +216,7 @@ fn only_pods_as_read_from_the_api_server_are_marked() {
     assert_eq!(scene.confirmed(3000, 3000), None, "the other survivors have been made unready meanwhile");
     scene.pods[2] = ReplicaPod { uid: "u9".into(), ..pod(2) };
     assert_eq!(scene.confirmed(3000, 3000), None, "a new Pod has not answered");
-    assert!(scene.detector.confirm("g", vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_none());
+    assert!(scene.detector.confirm(&"g".into(), vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_none());
 }
 
 #[test]
@@ -304,11 +303,11 @@ fn note_is_removed_by_a_process_that_reaches_the_replica_or_shares_its_node_and_
             let is_refuted = !scene.detector.turn(scene.at(3650)).refuted.is_empty();
             assert_eq!(is_refuted, expected, "{node:?} {reaches_others} {connected} {stage:?}");
             let pods: Vec<_> = scene.pods.iter().map(object).collect();
-            let withdrawn = scene.detector.withdrawal("g", pods.clone(), scene.at(3650)).map(|change| change.step);
+            let withdrawn = scene.detector.withdrawal(&"g".into(), pods.clone(), scene.at(3650)).map(|change| change.step);
             assert_eq!(withdrawn, expected.then_some(NoteStep::Withdraw { is_reached: true }));
             scene.pods[0].note = note(stage, "newer", connected);
             let newer: Vec<_> = scene.pods.iter().map(object).collect();
-            assert_eq!(scene.detector.withdrawal("g", newer, scene.at(3650)), None, "a note that was not answered");
+            assert_eq!(scene.detector.withdrawal(&"g".into(), newer, scene.at(3650)), None, "a note that was not answered");
         }
     }
 }
@@ -320,14 +319,14 @@ fn note_of_the_last_hope_is_removed() {
     assert!(scene.turn(2850, |uid| uid == "u1").refuted.is_empty());
     scene.pods[1].readiness = ReplicaReadiness::NotReady;
     scene.observe(2900);
-    assert_eq!(scene.turn(2900, |_| false).refuted, ["g".to_owned()].into());
+    assert_eq!(scene.turn(2900, |_| false).refuted, ["g".into()].into());
     scene.pods[0].note = None;
     assert!(scene.observe(2950).disputed.is_empty(), "that was no objection");
     // The other one was deleted: the group is not probed any more.
     scene.pods[0].note = note(UnreachableStage::Lost, "other", true);
     scene.pods.truncate(1);
     scene.observe(3000);
-    assert_eq!(scene.turn(3000, |_| false).refuted, ["g".to_owned()].into());
+    assert_eq!(scene.turn(3000, |_| false).refuted, ["g".into()].into());
 }
 
 #[test]
