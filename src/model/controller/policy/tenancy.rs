@@ -175,6 +175,12 @@ impl Tenancy {
     }
 }
 
+/// Requested tags that need the permission of a tenant: none that are the object's own, nor, where there are no tenants, permitted ones.
+pub fn restricted_tags(mut requested: Vec<String>, own: &[&[String]], tenants: &[Tenant], permitted: &Patterns) -> Vec<String> {
+    requested.retain(|tag| !own.iter().any(|own| own.contains(tag)) && !(tenants.is_empty() && permitted.matches(tag)));
+    requested
+}
+
 fn denied(namespace: &str, scope: TenancyScope<'_>, what: &str) -> String {
     let (place, field) = match scope {
         TenancyScope::Group(group) => (format!("in ProxyGroup {group}"), "spec.tailyard.tenants"),
