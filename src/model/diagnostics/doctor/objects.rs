@@ -84,8 +84,8 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
         allowed: setting("TAILYARD_ALLOWED_TARGETS").split(',').filter_map(|net| net.trim().parse().ok()).collect(),
         has_tenants: !setting("TAILYARD_STANDALONE_TENANTS").is_empty(),
         serves_standalone: setting("TAILYARD_STANDALONE") != "off",
-        has_default_ingress_group: !setting("TAILYARD_DEFAULT_INGRESS_GROUP").is_empty(),
-        has_default_egress_group: !setting("TAILYARD_DEFAULT_EGRESS_GROUP").is_empty(),
+        default_ingress_group: setting("TAILYARD_DEFAULT_INGRESS_GROUP"),
+        default_egress_group: setting("TAILYARD_DEFAULT_EGRESS_GROUP"),
     };
     let mut found = Vec::new();
     for (source, _, objects) in kinds(facts) {
@@ -107,8 +107,8 @@ struct PolicySettings<'a> {
     allowed: Vec<IpNet>,
     has_tenants: bool,
     serves_standalone: bool,
-    has_default_ingress_group: bool,
-    has_default_egress_group: bool,
+    default_ingress_group: &'a str,
+    default_egress_group: &'a str,
 }
 
 impl PolicySettings<'_> {
@@ -141,9 +141,9 @@ impl PolicySettings<'_> {
             refusals.push(format!("{host} is a Service of the cluster, and not in targets.allowed"));
         }
         let is_egress = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(key).is_some());
-        let has_default = if is_egress { self.has_default_egress_group } else { self.has_default_ingress_group };
+        let default = if is_egress { self.default_egress_group } else { self.default_ingress_group };
         let is_empty = object["metadata"]["annotations"][names::PROXY_GROUP].is_string();
-        let is_standalone = annotation(names::PROXY_GROUP).is_none() && (is_empty || !has_default);
+        let is_standalone = annotation(names::PROXY_GROUP).is_none() && (is_empty || default.is_empty());
         if is_standalone && self.serves_standalone && !self.has_tenants && groups.iter().any(has_tenants) {
             refusals.push("it names no ProxyGroup, a ProxyGroup has tenants, and standalone.tenants is empty".to_owned());
         }
