@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use kit::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
 use kit::cluster::images::{self, TAILYARD, TOOLS};
+use kit::cluster::node::ProxyMode;
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE};
 use kit::guide::{CROSSING, Guide, README};
@@ -35,8 +36,8 @@ impl Sides {
     pub(crate) fn start() -> Self {
         let tailnet = Cluster::tailnet(Control::Hosted);
         let (publisher, user) = thread::scope(|scope| {
-            let publisher = scope.spawn(|| Cluster::start_on(&tailnet, 1..=1));
-            let user = Cluster::start_on(&tailnet, 2..=2);
+            let publisher = scope.spawn(|| Cluster::start_on(&tailnet, 1..=1, ProxyMode::Nftables));
+            let user = Cluster::start_on(&tailnet, 2..=2, ProxyMode::Iptables);
             (publisher.join().expect("a cluster"), user)
         });
         let image = images::tailyard(&user.bin, images::TAILYARD, Path::new(kit::tailyard()));

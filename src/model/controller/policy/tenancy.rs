@@ -196,6 +196,12 @@ impl TenancyScope<'_> {
     }
 }
 
+/// Requested tags that need the permission of a tenant: none that are the object's own, nor, where there are no tenants, permitted ones.
+pub fn restricted_tags(mut requested: Vec<String>, own: &[&[String]], tenants: &[Tenant], permitted: &Patterns) -> Vec<String> {
+    requested.retain(|tag| !own.iter().any(|own| own.contains(tag)) && !(tenants.is_empty() && permitted.matches(tag)));
+    requested
+}
+
 fn denied(namespace: &str, scope: TenancyScope<'_>, what: &str, field: &str) -> String {
     let place = match scope {
         TenancyScope::Group(group) => format!("in ProxyGroup {group}"),
