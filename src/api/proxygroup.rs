@@ -197,6 +197,27 @@ pub struct Tenant {
     pub max_certificates_per_week: Option<i64>,
 }
 
+/// Preference of the clients of a child Service. Kubernetes' controller of `EndpointSlice`s writes it as hints of ready endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrafficDistribution {
+    PreferSameZone,
+    PreferSameNode,
+}
+
+impl TrafficDistribution {
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::PreferSameZone, Self::PreferSameNode].into_iter().find(|value| value.name() == name)
+    }
+
+    /// Value of `spec.trafficDistribution`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreferSameZone => "PreferSameZone",
+            Self::PreferSameNode => "PreferSameNode",
+        }
+    }
+}
+
 /// Default of `spec.replicas`.
 pub const DEFAULT_REPLICAS: u32 = 2;
 

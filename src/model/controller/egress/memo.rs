@@ -11,11 +11,12 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use crate::api::egress;
+use crate::api::proxygroup::TrafficDistribution;
 use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::objects::Owner;
-use crate::model::controller::workload::objects::child::{ChildService, TrafficDistribution};
+use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::EgressConfigMap;
 use crate::model::controller::workload::objects::shape::RenderContext;
 

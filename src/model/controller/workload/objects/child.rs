@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
 use crate::api::names;
+use crate::api::proxygroup::TrafficDistribution;
 use crate::model::controller::workload::naming::{SUFFIX, suffix};
 use crate::model::controller::workload::objects::shape::HEALTH;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, applied, digest};
@@ -22,27 +23,6 @@ pub const HEALTH_PORT: &str = "tailscale-health-check";
 const UNNAMED: &str = "tailscale-unnamed";
 /// Candidates for the health port.
 const HEALTH_PORTS: std::ops::RangeInclusive<u16> = HEALTH..=10_002;
-
-/// Preference of the clients of a child Service. Kubernetes' controller of `EndpointSlice`s writes it as hints of ready endpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrafficDistribution {
-    PreferSameZone,
-    PreferSameNode,
-}
-
-impl TrafficDistribution {
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::PreferSameZone, Self::PreferSameNode].into_iter().find(|value| value.name() == name)
-    }
-
-    /// Value of `spec.trafficDistribution`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PreferSameZone => "PreferSameZone",
-            Self::PreferSameNode => "PreferSameNode",
-        }
-    }
-}
 
 /// `TCP` or `UDP`.
 pub type PortProtocol = &'static str;

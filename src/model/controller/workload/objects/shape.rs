@@ -10,11 +10,10 @@ use ipnet::IpNet;
 
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::Tailyard;
+use crate::api::proxygroup::{Tailyard, TrafficDistribution};
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
-use crate::model::controller::workload::objects::child::TrafficDistribution;
 use crate::model::controller::workload::role::RoleRow;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::spec::WorkloadSpec;

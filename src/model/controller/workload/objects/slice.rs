@@ -15,8 +15,9 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::TRUE;
 use crate::api::names;
+use crate::api::proxygroup::TrafficDistribution;
 use crate::model::base::net::Family;
-use crate::model::controller::workload::objects::child::{TrafficDistribution, selector_labels};
+use crate::model::controller::workload::objects::child::selector_labels;
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef};
 
 /// Label with the name of a slice's Service.
