@@ -83,7 +83,7 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 impl TargetPolicy {
     /// Why an address must not be an egress target, if so. `target` is the target as requested.
     pub fn refuses(&self, ip: IpAddr, is_own: bool, target: &str) -> Option<ReservedRange> {
-        let ip = behind(ip);
+        let ip = ip.to_canonical();
         if is_own {
             return Some(ReservedRange::Own);
         }
@@ -103,27 +103,30 @@ impl TargetPolicy {
         if within(&rules.inherited, ip) && !rules.exempt.contains(target) {
             return Some(ReservedRange::Denied);
         }
-        let reserved = || RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range);
-        (self.api_server == Some(ip)).then_some(ReservedRange::ApiServer).or_else(reserved)
+        let behind = behind(ip);
+        let reserved = || RANGES.iter().find(|(net, _)| net.contains(&behind)).map(|(_, range)| *range);
+        (self.api_server == Some(behind)).then_some(ReservedRange::ApiServer).or_else(reserved)
     }
 
     /// The same for an address of a DNS answer for an ingress backend: it leaves the proxy into the cluster, not into the tailnet.
     pub fn refuses_answer(&self, ip: IpAddr, is_own: bool, name: &str) -> Option<ReservedRange> {
         let refused = self.refuses(ip, is_own, name);
-        let ip = behind(ip);
+        let ip = ip.to_canonical();
         if refused.is_some() || within(&self.allowed, ip) || within(&self.rules.allowed, ip) {
             return refused;
         }
-        if in_tailscale_range(ip) {
+        if in_tailscale_range(behind(ip)) {
             return Some(ReservedRange::Tailnet);
         }
-        let is_cluster = self.node == Some(ip) || within(&self.rules.cluster, ip);
+        let is_cluster = self.node == Some(behind(ip)) || within(&self.rules.cluster, ip);
         (is_cluster && !self.rules.exempt.contains(name)).then_some(ReservedRange::Cluster)
     }
 }
 
+/// Whether a range contains an address, or the IPv4 address behind it.
 fn within(nets: &[IpNet], ip: IpAddr) -> bool {
-    nets.iter().any(|net| net.contains(&ip))
+    let behind = behind(ip);
+    nets.iter().any(|net| net.contains(&ip) || net.contains(&behind))
 }
 
 fn is_empty(rules: &Arc<TargetRules>) -> bool {
@@ -131,7 +134,7 @@ fn is_empty(rules: &Arc<TargetRules>) -> bool {
 }
 
 /// IPv4 address in the last 32 bits of a mapped or translated (`64:ff9b::/96`, `64:ff9b:1::/48`) one; any other address unchanged.
-fn behind(ip: IpAddr) -> IpAddr {
+pub(super) fn behind(ip: IpAddr) -> IpAddr {
     let canonical = ip.to_canonical();
     let IpAddr::V6(six) = canonical else { return canonical };
     let [.., a, b, c, d] = six.octets();
@@ -223,6 +226,21 @@ mod tests {
         }
         assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false, "db"), Some(ReservedRange::LinkLocal));
         assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false, "db"), Some(ReservedRange::Tailnet));
+    }
+
+    #[test]
+    fn translated_address_is_denied_by_its_own_range_and_by_that_of_the_address_behind_it() {
+        let policy = |allowed: &[&str], denied: &[&str]| {
+            let rules = TargetRules { allowed: nets(allowed), denied: nets(denied), ..TargetRules::default() };
+            TargetPolicy { rules: rules.into(), ..TargetPolicy::default() }
+        };
+        let refused = |policy: &TargetPolicy, text: &str| policy.refuses_answer(ip(text), false, "db");
+        for denied in ["64:ff9b::/96", "::/0", "192.0.2.0/24"] {
+            assert_eq!(refused(&policy(&[], &[denied]), "64:ff9b::c000:201"), Some(ReservedRange::Denied), "{denied}");
+        }
+        assert_eq!(refused(&policy(&[], &["64:ff9b::/96"]), "192.0.2.1"), None);
+        assert_eq!(refused(&policy(&["64:ff9b::/96"], &["::/0"]), "64:ff9b::c000:201"), None);
+        assert_eq!(refused(&policy(&[], &[]), "64:ff9b::6440:3"), Some(ReservedRange::Tailnet));
     }
 
     #[test]

@@ -257,10 +257,10 @@ fn forbidden_answers_of_dns_are_dropped_at_each_answer() {
     let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},"externalName":"db.example.com"}}"#;
     let mut world = World { ingress: Arc::new(IngressConfig::parse(text).expect("a config")), ..world("") };
     let answer = |text: &[&str]| Arc::new(BTreeMap::from([("db.example.com".to_owned(), text.iter().map(|text| ip(text)).collect())]));
-    world.names = answer(&["192.0.2.1", "169.254.169.254", "127.0.0.1", "::ffff:10.0.0.5", "100.64.0.3"]);
+    world.names = answer(&["192.0.2.1", "169.254.169.254", "127.0.0.1", "::ffff:10.0.0.5", "64:ff9b::a00:5", "100.64.0.3"]);
     let part = Planned::new(&world);
     assert_eq!(part.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.1")].into()));
-    assert_eq!(reasons(&part, "svc:db"), ["ForbiddenTarget"; 4]);
+    assert_eq!(reasons(&part, "svc:db"), ["ForbiddenTarget"; 5]);
     world.names = answer(&["169.254.169.254"]);
     let nothing = part.next(&world);
     assert_eq!((nothing.ruleset.from_tailnet.len(), reasons(&nothing, "svc:db")), (0, vec!["ForbiddenTarget"]));

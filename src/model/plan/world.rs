@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::model::base::net::{InterfaceName, PortKey};
 use crate::model::base::netmap::{Fqdn, NetMap};
 use crate::model::config::{EgressConfig, IngressConfig};
-use crate::model::plan::targets::TargetPolicy;
+use crate::model::plan::targets::{TargetPolicy, behind};
 
 /// Modes of a proxy that serves one target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -117,9 +117,9 @@ impl World {
         Some(&self.netmap.as_ref()?.node.as_ref()?.services)
     }
 
-    /// Whether an address, also IPv4-mapped, is the Pod's or its node's.
+    /// Whether an address is the Pod's or its node's, also IPv4-mapped, and the Pod's also translated.
     pub fn is_own(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
-        self.pod_ips.contains(&ip) || self.node_addresses().any(|own| own == ip)
+        self.pod_ips.contains(&behind(ip)) || self.node_addresses().any(|own| own == ip)
     }
 }
