@@ -6,7 +6,9 @@
 /// Reporting controller of the Events of a reconciler.
 pub const EVENT_CONTROLLER: &str = "tailyard-reconciler";
 /// Field manager of replicas, the same as that of the Tailscale operator's proxies.
-pub const FIELD_MANAGER: &str = "tailscale-container";
+pub const POD_FIELD_MANAGER: &str = "tailscale-container";
+/// Field manager of the reconcilers and of `tailyard uninstall`.
+pub const RECONCILER_FIELD_MANAGER: &str = "tailyard";
 /// Suffix after `<pod>`: the Secret with the replica's tailscaled config.
 pub const CONFIG_SECRET_SUFFIX: &str = "-config";
 
