@@ -14,12 +14,7 @@ use super::tailnet::Tailnet;
 
 /// All definitions, sorted by name.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let mut tailnet = Tailnet::crd();
-    for root in schemas(&mut tailnet) {
-        // Required in theirs; every object has it.
-        root.required.get_or_insert_default().insert(0, "metadata".to_owned());
-    }
-    [ProxyClass::crd(), ProxyGroup::crd(), tailnet].map(finished).into()
+    [ProxyClass::crd(), ProxyGroup::crd(), Tailnet::crd()].map(finished).into()
 }
 
 fn finished(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {

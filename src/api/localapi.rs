@@ -1,6 +1,6 @@
 //! LocalAPI of tailscaled, the parts that the data plane uses: JSON over HTTP on a unix socket.
 //!
-//! Source of the format: `ipn.Notify`, `ipnstate.Status`, `tailcfg.Node`, `ipn.Prefs` and `ipn.Options` of tailscaled 1.96 to 1.102.
+//! Source of the format: `ipn.Notify`, `ipnstate.Status`, `tailcfg.Node`, `ipn.Prefs` and `ipn.Options` of tailscaled 1.96 to 1.104.
 //! Unknown fields are ignored, absent and `null` mean the same: newer daemons add fields, older ones leave some out.
 
 use std::collections::BTreeMap;

@@ -28,10 +28,14 @@ use crate::api::localapi::{DaemonStatus, DnsConfig, MaskedPrefs, Notify, Pong, P
 
 pub use serve::ServeState;
 
-/// Watch mask of the IPN bus: initial status, preferences and health, then incremental peer changes, no full netmaps.
-pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
-/// Watch mask for daemons before 1.100: initial state, preferences, netmap and health, then full netmaps.
+/// Watch mask of the IPN bus without peers: initial status, preferences and health, no full netmaps.
+pub const MASK_WITHOUT_PEERS: u32 = 16384 | 8192 | 128 | 4;
+/// Watch mask with incremental peer changes.
+pub const MASK: u32 = MASK_WITHOUT_PEERS | 4096 | 32768;
+/// Watch mask for daemons before 1.100: initial state, preferences, netmap and health, then full netmaps. Since 1.104 daemons refuse it.
 pub const MASK_OLD: u32 = 128 | 8 | 4 | 2;
+/// Capability version of 1.100, whose first message has the initial status.
+pub const INITIAL_STATUS_CAPVER: u32 = 141;
 
 /// Timeout of a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,7 +110,16 @@ impl LocalApi {
 
     /// Full status, and the daemon's capability version.
     pub async fn status(&self) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
-        let answer = self.call("status", Method::GET, "status", Vec::new(), READ_TIMEOUT).await?;
+        self.status_at("status").await
+    }
+
+    /// Status of this node.
+    pub async fn status_without_peers(&self) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
+        self.status_at("status?peers=false").await
+    }
+
+    async fn status_at(&self, path: &str) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
+        let answer = self.call("status", Method::GET, path, Vec::new(), READ_TIMEOUT).await?;
         Ok((json("status", answer.body())?, capver(&answer)))
     }
 
@@ -183,7 +196,7 @@ impl LocalApi {
         Ok(answer.err.is_empty() || answer.is_local_ip)
     }
 
-    /// Subscribes to the IPN bus. `mask` is [`MASK`] or [`MASK_OLD`].
+    /// Subscribes to the IPN bus. `mask` is [`MASK`], [`MASK_WITHOUT_PEERS`] or [`MASK_OLD`].
     pub async fn watch(&self, mask: u32) -> Result<Bus, LocalApiError> {
         const CALL: &str = "watch-ipn-bus";
         let request = request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;

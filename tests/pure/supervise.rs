@@ -95,8 +95,17 @@ impl Lab {
         Self::start_from(dir, settings, StateBackup::default(), false)
     }
 
+    /// Starts a replica that resolves no names of peers.
+    fn start_without_peers(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
+        Self::start_with(dir, settings, StateBackup::default(), false, false)
+    }
+
     /// Starts with the backup of an earlier container, and with or without the Secret.
     fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, backup: StateBackup, away: bool) -> Self {
+        Self::start_with(dir, settings, backup, away, true)
+    }
+
+    fn start_with(dir: tempfile::TempDir, settings: DaemonSettings, backup: StateBackup, away: bool, peers: bool) -> Self {
         let ((keys, keys_receiver), (deleted, gone)) = (watch::channel(None), watch::channel(None));
         let (write, writes) = mpsc::channel(4);
         let (backups, copied) = watch::channel(backup);
@@ -112,6 +121,7 @@ impl Lab {
             reach: Some(reach),
             advertise: None,
             outlives: false,
+            peers,
         };
         let (daemon, task) = daemon(settings, inputs, stop);
         Self { dir, daemon, keys, deleted, backups, away, writes, stopper, task: tokio::spawn(task) }
@@ -288,6 +298,41 @@ async fn bus_consumer_that_fell_behind_resubscribes() {
     lab.bus(r#"{"ErrMessage":"IPN bus consumer fell behind; closing watch"}"#);
     lab.resolves("db.lab", &["100.64.0.5"]).await;
     assert!(lab.lines("calls").iter().filter(|call| call.starts_with("GET watch-ipn-bus")).count() >= 2);
+}
+
+/// Masks of the subscriptions so far.
+fn masks(lab: &Lab) -> BTreeSet<String> {
+    let calls = lab.lines("calls");
+    calls.iter().filter_map(|call| call.strip_prefix("GET watch-ipn-bus?mask=")).map(|mask| mask.trim().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn first_message_without_status_selects_the_former_mask_only_before_1_100() {
+    for (capver, is_old) in [("138", true), ("141", false), ("148", false)] {
+        let (dir, settings) = prepare();
+        fs::write(dir.path().join("capver"), capver).expect("written");
+        fs::write(dir.path().join("initial"), r#"{"Version":"1","State":2}"#).expect("written");
+        let lab = Lab::start(dir, settings);
+        let subscriptions = || lab.lines("calls").iter().filter(|call| call.starts_with("GET watch-ipn-bus")).count();
+        eventually_async("it subscribes again", DEADLINE, async || subscriptions(), |count| *count >= 2).await;
+        lab.write("initial", &initial("Running", 6, &[("db", 2)]));
+        lab.bus("CUT");
+        lab.phase(DaemonPhase::Running).await;
+        assert_eq!(masks(&lab).contains("142"), is_old, "capability version {capver}: {:?}", masks(&lab));
+        lab.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn replica_that_resolves_no_names_requests_no_peers() {
+    let (dir, settings) = prepare();
+    let lab = Lab::start_without_peers(dir, settings);
+    lab.phase(DaemonPhase::Running).await;
+    lab.bus(r#"{"SelfChange":{"ID":1,"StableID":"nMe","Name":"me.lab.","Addresses":["100.64.0.1/32"]}}"#);
+    assert_eq!(lab.call("GET status").await.trim(), "GET status?peers=false");
+    let peers = 4096 | 32768;
+    let all = masks(&lab);
+    assert!(!all.is_empty() && all.iter().all(|mask| mask.parse::<u32>().expect("a mask") & peers == 0), "{all:?}");
 }
 
 #[tokio::test]

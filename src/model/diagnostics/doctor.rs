@@ -168,10 +168,13 @@ fn settings(deployment: Option<&Value>) -> Settings {
     Settings::of_environment(&env.into_iter().flatten().filter_map(set).collect())
 }
 
+/// Whether a Deployment is the Tailscale operator, by its image or its variable: the chart sets the Deployment's name, a registry mirror may
+/// change that of the image.
 fn is_operator(deployment: &Value) -> bool {
     let containers = deployment["spec"]["template"]["spec"]["containers"].as_array();
     let mut images = containers.into_iter().flatten().filter_map(|container| container["image"].as_str());
-    images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"))
+    let has_image = images.any(|image| image_path(image).rsplit('/').next() == Some("k8s-operator"));
+    has_image || (variable(deployment, "OPERATOR_SECRET").is_some() && !is_reconciler(deployment))
 }
 
 #[cfg(test)]

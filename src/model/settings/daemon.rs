@@ -19,6 +19,8 @@ pub(super) struct DaemonContext<'a> {
     pub(super) pod: &'a Pod,
     /// Whether all traffic to the Pod goes to the tailnet, except to the Pod's own ports.
     pub(super) whole_pod: bool,
+    /// Whether traffic to the Pod's addresses is forwarded to the serve listeners.
+    pub(super) cluster_via_ingress: bool,
 }
 
 /// Range of ports for tailscaled: above Linux' ephemeral ports.
@@ -31,6 +33,8 @@ const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
 /// Whether tailscaled reports listening ports to a tailnet that collects endpoints.
 const PORTLIST: &str = "TS_PORTLIST";
+/// Whether tailscaled's serve listeners take connections from all interfaces: since 1.104 they are bound to the tunnel device.
+const ALL_INTERFACES: &str = "TS_SERVE_ALLOW_ALL_INTERFACES";
 
 pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'_>) -> DaemonSettings {
     let userspace = userspace(source, context.in_kernel);
@@ -57,6 +61,9 @@ pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'
     // To report the ports of the Pod it would walk the kernel's table of all sockets every second.
     if source.text(PORTLIST).is_none() {
         env.insert(PORTLIST.to_owned(), "false".to_owned());
+    }
+    if context.cluster_via_ingress && source.text(ALL_INTERFACES).is_none() {
+        env.insert(ALL_INTERFACES.to_owned(), "true".to_owned());
     }
     if reaches_api_by_address(source) {
         env.insert(BY_ADDRESS.to_owned(), "true".to_owned());

@@ -43,7 +43,8 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let (kube, state) = (kube(source), state(source));
     let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress;
     let whole_pod = matches!(single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
-    let tailnet = tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
+    let tailnet =
+        tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod, cluster_via_ingress });
     homes(source, kube.is_some(), &state, &tailnet);
     via_ingress(source, cluster_via_ingress);
     let pod_sites = pod_sites(source, &pod);

@@ -292,6 +292,18 @@ fn second_cluster_address_is_of_the_other_family() {
 }
 
 #[test]
+fn serve_listeners_take_cluster_traffic_only_where_it_is_forwarded() {
+    let via = ("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "true");
+    let of_ingress = [via, ("POD_IP", "10.0.0.1"), ("TS_SERVE_CONFIG", "/s")];
+    let passed = |environment: &[(&str, &str)]| daemon(&read(environment)).env.get("TS_SERVE_ALLOW_ALL_INTERFACES").cloned();
+    assert_eq!(passed(&of_ingress).as_deref(), Some("true"));
+    assert_eq!(passed(&of_ingress[1..]), None, "bound to the tunnel device");
+    assert_eq!(passed(&[("TS_DEST_IP", "10.0.0.1")]), None);
+    let own = [&of_ingress[..], &[("TS_SERVE_ALLOW_ALL_INTERFACES", "false")]].concat();
+    assert_eq!(passed(&own), None, "tailscaled inherits the Pod's own value");
+}
+
+#[test]
 fn forwarding_modes_default_to_the_kernel_device() {
     assert!(!daemon(&read(&[("TS_DEST_IP", "10.0.0.1")])).userspace);
     assert!(daemon(&read(&[("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "false")])).userspace);

@@ -58,6 +58,8 @@ pub struct DaemonInputs {
     pub advertise: Option<watch::Receiver<Advertised>>,
     /// tailscaled outlives this process: the next supervisor process takes it over.
     pub outlives: bool,
+    /// The netmap has peers; without, tailscaled reports none of them, which saves memory in large tailnets.
+    pub peers: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -144,7 +146,7 @@ pub fn daemon(
     let (netmap, netmap_seen) = watch::channel(None);
     let (state, state_seen) = watch::channel(DaemonState { since: Some(Instant::now()), ..DaemonState::default() });
     let (commands, requests) = mpsc::channel(8);
-    let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
+    let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap, peers: inputs.peers };
     let mut supervisor = Supervisor {
         machine: Machine::new(&settings),
         conf: Conf::new(&settings, inputs.advertise.as_ref().map(|advertise| advertise.borrow().clone())),

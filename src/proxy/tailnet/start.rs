@@ -119,7 +119,9 @@ fn supervise(
     let reach = copies.as_ref().map(|copies| state_backup::reach(&copies.secret));
     // A process that is not there cannot end tailscaled when the Lease is lost.
     let outlives = settings.init.is_some() && settings.active_lease.is_none();
-    let inputs = DaemonInputs { keys, deleted, writes, backup, reach, advertise, outlives };
+    // Names of peers and routes to them have consumers only where traffic is forwarded.
+    let peers = settings.forwards();
+    let inputs = DaemonInputs { keys, deleted, writes, backup, reach, advertise, outlives, peers };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {
         tasks.run_until_stop("state copies", copies.run(daemon.state()));

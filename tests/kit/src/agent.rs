@@ -123,6 +123,7 @@ pub async fn run() {
             reach: None,
             advertise: None,
             outlives: false,
+            peers: true,
         },
         stop,
     );

@@ -60,6 +60,7 @@ pub const BLOCKS: [(&str, &str, Fate); 34] = [
     (QUICKSTART, "$ tailyard proxy", NotRun("it needs a tailnet's device wg0; the tier proxy runs replicas with static tailnets")),
     (UPGRADE, "$ kubectl apply --server-side", RunBy(&[SERVICES])),
     (UPGRADE, "$ kubectl set image", RunBy(&[SERVICES])),
+    (MIGRATE, "$ kubectl get deployments", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl get secret", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ kubectl scale -n tailscale deployment/operator", RunBy(&[GROUP, SITES])),
     (MIGRATE, "$ helm install", RunBy(&[GROUP, SITES])),

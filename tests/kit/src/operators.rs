@@ -55,6 +55,7 @@ impl Stage {
 
     /// Takes over from the Tailscale operator with the commands of docs/migrate.md.
     pub fn take_over(&self) {
+        self.guide.run(MIGRATE, "$ kubectl get deployments", &[]);
         let printed = self.guide.run(MIGRATE, "$ kubectl get secret", &[]);
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");

@@ -4,11 +4,12 @@
 //! | file | meaning |
 //! |---|---|
 //! | `starts` | one line of arguments is added for each start |
-//! | `calls` | one line is added for each request: method, path, body |
+//! | `calls` | one line is added for each request: method, path with query, body |
 //! | `initial` | the first message of each subscription |
 //! | `bus` | every line added is sent to all subscribers; `CUT` ends their streams, `EXIT n` the process |
 //! | `mode` | words: `crash` exits at once, `away` does if its state is in a Secret, `mute` never listens, `deaf` ignores SIGTERM, `slow` listens after 300 ms, `noreload` refuses a config |
 //! | `goodkey` | a `start` with this key logs in |
+//! | `capver` | its capability version; from 148 on it refuses obsolete bits of a watch mask, as 1.104 does |
 
 use std::convert::Infallible;
 use std::fs;
@@ -117,30 +118,40 @@ impl Script {
         let body = String::from_utf8(body.collect().await.expect("a body").to_bytes().to_vec()).expect("text");
         let path = head.uri.path().trim_start_matches("/localapi/v0/").to_owned();
         assert_eq!(head.headers["host"], "local-tailscaled.sock");
-        append(&self.dir.join("calls"), &format!("{} {path} {body}", head.method));
+        let query = head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        append(&self.dir.join("calls"), &format!("{} {path}{query} {body}", head.method));
         match (head.method.as_str(), path.as_str()) {
-            ("GET", "watch-ipn-bus") => self.watch(),
-            ("GET", "status") => text(&status(&self.read("initial"))),
-            ("GET", "prefs") => text(r#"{"AdvertiseServices":["svc:a"]}"#),
-            ("PATCH", "prefs") | ("POST", "ping") => text("{}"),
-            ("POST", "reload-config") if self.is("noreload") => text(""),
-            ("POST", "reload-config") => text(r#"{"Reloaded":true,"Err":""}"#),
-            ("GET", "dns-config") => text(r#"{"ExtraRecords":[{"Name":"web.lab.","Value":"100.64.0.2"}]}"#),
-            ("GET", "usermetrics") => text("tailscaled_health_messages 0\n"),
+            ("GET", "watch-ipn-bus") => self.watch(&query),
+            ("GET", "status") => self.text(&status(&self.read("initial"))),
+            ("GET", "prefs") => self.text(r#"{"AdvertiseServices":["svc:a"]}"#),
+            ("PATCH", "prefs") | ("POST", "ping") => self.text("{}"),
+            ("POST", "reload-config") if self.is("noreload") => self.text(""),
+            ("POST", "reload-config") => self.text(r#"{"Reloaded":true,"Err":""}"#),
+            ("GET", "dns-config") => self.text(r#"{"ExtraRecords":[{"Name":"web.lab.","Value":"100.64.0.2"}]}"#),
+            ("GET", "usermetrics") => self.text("tailscaled_health_messages 0\n"),
             ("POST", "start") => {
                 if body.contains(&format!("\"AuthKey\":\"{}\"", self.read("goodkey"))) {
                     fs::write(self.dir.join("initial"), self.read("running")).expect("written");
                     append(&self.dir.join("bus"), r#"{"State":5}"#);
                     append(&self.dir.join("bus"), r#"{"State":6}"#);
                 }
-                text("")
+                self.text("")
             }
-            ("POST", "login-interactive" | "disconnect-control") => text(""),
+            ("POST", "login-interactive" | "disconnect-control") => self.text(""),
             _ => Response::builder().status(StatusCode::NOT_FOUND).body(full("404 page not found\n")).expect("an answer"),
         }
     }
 
-    fn watch(&self) -> Response<Body> {
+    fn capver(&self) -> u32 {
+        self.read("capver").trim().parse().unwrap_or(142)
+    }
+
+    fn watch(&self, query: &str) -> Response<Body> {
+        let mask: u32 = query.strip_prefix("?mask=").and_then(|mask| mask.parse().ok()).expect("a mask");
+        if self.capver() >= 148 && mask & (8 | 256) != 0 {
+            let refusal = Response::builder().status(StatusCode::BAD_REQUEST);
+            return refusal.body(full("this bit is no longer supported\n")).expect("an answer");
+        }
         let initial = self.read("initial");
         let bus = self.bus.subscribe();
         let lines = stream::unfold((Some(initial), bus), |(first, mut bus)| async move {
@@ -150,7 +161,11 @@ impl Script {
             };
             Some((Ok(Frame::data(Bytes::from(line + "\n"))), (None, bus)))
         });
-        Response::builder().header("Tailscale-Cap", "142").body(StreamBody::new(lines).boxed()).expect("an answer")
+        Response::builder().header("Tailscale-Cap", self.capver()).body(StreamBody::new(lines).boxed()).expect("an answer")
+    }
+
+    fn text(&self, text: &str) -> Response<Body> {
+        Response::builder().header("Tailscale-Cap", self.capver()).body(full(text)).expect("an answer")
     }
 }
 
@@ -158,10 +173,6 @@ impl Script {
 fn status(initial: &str) -> String {
     let message: serde_json::Value = serde_json::from_str(initial).expect("a message");
     message["InitialStatus"].to_string()
-}
-
-fn text(text: &str) -> Response<Body> {
-    Response::builder().header("Tailscale-Cap", "142").body(full(text)).expect("an answer")
 }
 
 fn full(text: &str) -> Body {

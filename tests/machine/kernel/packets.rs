@@ -526,6 +526,22 @@ fn address_without_mapping_is_refused_at_once(backend: Backend) {
     }
 }
 
+/// A neighbour on the node network may have a route to the address of a Tailscale Service: only the tailnet is forwarded to its backends.
+fn neighbour_reaches_no_tailscale_service(backend: Backend) {
+    let scene = Scene::build();
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let neighbour = &scene.lab.clients[1];
+    for family in Family::ALL {
+        let service = vip(family, 2);
+        neighbour.ip(&format!("route replace {service} via {}\n", scene.proxy().cluster[&family]));
+        let to = SocketAddr::new(service, BACKEND);
+        for answer in [neighbour.ask_tcp(to, AT_ONCE), neighbour.ask_udp(to, AT_ONCE)] {
+            assert!(answer.is_err(), "{to}: {answer:?}");
+        }
+        scene.check_both(&firewall.ruleset, Side::Tailnet, service, BACKEND, Expect::Relayed(&["client0"]));
+    }
+}
+
 /// tailscaled's table, ahead of the main one, with the cluster's own ranges: another node of the tailnet advertises them.
 fn accepted_route_over_the_cluster_takes_no_traffic(backend: Backend) {
     use Expect::{Own, Refused, Relayed};
@@ -610,6 +626,7 @@ on_every_backend!(
     oversized_datagram_gets_its_icmp_error_through_nat,
     pod_network_in_the_tailnet_range_is_forwarded,
     address_without_mapping_is_refused_at_once,
+    neighbour_reaches_no_tailscale_service,
     accepted_route_over_the_cluster_takes_no_traffic,
     match_port_traffic_leaves_only_by_the_tailnet,
     whole_address_traffic_leaves_only_by_the_tailnet,

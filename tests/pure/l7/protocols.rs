@@ -10,12 +10,14 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use tailyard::model::ingress::vhosts::identity::{ClientIdentity, User};
+use tailyard::model::ingress::vhosts::read;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use kit::l7::backend::{Backend, header};
 use kit::l7::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
+use kit::wait::eventually_async;
 
 const NAME: &str = "web.tail.ts.net";
 
@@ -158,6 +160,34 @@ async fn identity_headers_reach_the_backend() {
     assert_eq!(header(&received, "tailscale-user-login"), Some("alice@example.com"));
     assert_eq!(header(&received, "tailscale-user-name"), Some("=?utf-8?q?=C3=84lice?="));
     assert_eq!(header(&received, "tailscale-user-profile-pic"), Some("https://example.com/a.png"));
+}
+
+/// Capabilities belong to the mount of each request, not to the connection.
+#[tokio::test]
+async fn requests_of_one_http2_connection_get_the_capabilities_of_their_mounts() {
+    let backend = Backend::new("a").await;
+    let caps = ["example.com/cap/a", "example.com/cap/b"].map(|name| (name.to_owned(), vec![json!(1)]));
+    let identity = ClientIdentity { caps: caps.into(), ..ClientIdentity::default() };
+    let ask: tailyard::proxy::ingress::l7::identify::WhoIsLookup = Arc::new(move |_| {
+        let identity = identity.clone();
+        Box::pin(async move { Ok(Some(identity)) })
+    });
+    let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
+    let front = Front::with(routes, Options { ask: Some(ask), ..Options::default() }).await;
+    let mount = |caps: &[&str]| json!({"Proxy": format!("http://{}/", backend.address), "AcceptAppCaps": caps});
+    let handlers = json!({"/": mount(&[]), "/a": mount(&["example.com/cap/a"]), "/b": mount(&["example.com/cap/b"])});
+    let web = json!({format!("{NAME}:443"): {"Handlers": handlers}});
+    let serve = json!({"Services": {"svc:web": {"TCP": {"443": {"HTTPS": true}}, "Web": web}}}).to_string();
+    front.sites.send_replace(Arc::new(read(None, Some(serve.as_bytes())).expect("readable").sites));
+    let client = front.http2("svc:web", NAME).await;
+    let received = async |path: &str| {
+        let answer = got(client.clone().send_request(get2(&format!("https://{NAME}{path}")))).await.echoed();
+        header(&answer, "tailscale-app-capabilities").map(str::to_owned)
+    };
+    eventually_async("the serve config is in force", DEADLINE, async || received("/a").await, Option::is_some).await;
+    let expected = [("/a", Some(r#"{"example.com/cap/a":[1]}"#)), ("/b/x", Some(r#"{"example.com/cap/b":[1]}"#)), ("/", None)];
+    let requests = expected.iter().cycle().take(30).map(async |(path, caps)| assert_eq!(received(path).await.as_deref(), *caps, "{path}"));
+    futures_util::future::join_all(requests).await;
 }
 
 #[tokio::test]

@@ -268,6 +268,22 @@ fn two_operators_are_bad_if_both_write_a_group() {
 }
 
 #[test]
+fn operator_is_found_by_image_or_variable_whatever_its_name() {
+    let mut mirrored = deployment("net", "acme-ts", "registry.example/mirror/ts:1", 1);
+    set_variables(&mut mirrored, &[("OPERATOR_SECRET", "acme-ts")]);
+    let renamed = deployment("net", "acme-ts", "registry.example/mirror/k8s-operator@sha256:00", 1);
+    for operator in [mirrored, renamed] {
+        let mut facts = with_both(&[]);
+        facts.deployments.as_mut().expect("readable")[1] = operator;
+        facts.groups = Ok(vec![group("eg", "egress")]);
+        finds(&facts, "operators", Finding::Bad, "the Tailscale operator net/acme-ts both write ProxyGroup eg");
+    }
+    let own = with_both(&[("OPERATOR_SECRET", "operator")]);
+    let ours_alone = ClusterFacts { deployments: own.deployments.map(|all| all[..1].to_vec()), ..with_both(&[]) };
+    finds(&ours_alone, "operators", Finding::Ok, "does not run");
+}
+
+#[test]
 fn overlapping_routes_of_groups_and_services_are_named() {
     let with = |object: Value| {
         let mut object = object;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, warn};
 
 use crate::api::localapi::{DaemonStatus, DnsConfig, Notify};
-use crate::edge::localapi::{Bus, LocalApi, LocalApiError, MASK, MASK_OLD};
+use crate::edge::localapi::{Bus, INITIAL_STATUS_CAPVER, LocalApi, LocalApiError, MASK, MASK_OLD, MASK_WITHOUT_PEERS};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
 use crate::model::tailnet::ipn_bus::{Fold, Snapshot};
@@ -49,6 +49,8 @@ pub(super) struct Reader {
     pub(super) epoch: watch::Receiver<u64>,
     pub(super) view: watch::Sender<BusView>,
     pub(super) netmap: watch::Sender<Option<Arc<NetMap>>>,
+    /// Peers are part of the netmap.
+    pub(super) peers: bool,
 }
 
 /// Response to a request made beside the stream.
@@ -91,7 +93,7 @@ impl Reader {
     /// Reads from one daemon process until dropped.
     async fn of_daemon(&self, fold: &mut Fold, epoch: u64) {
         let mut retry = Backoff::new(Duration::from_millis(20), Duration::from_secs(1), 0.2).unwrap_or(Backoff::DAEMON);
-        let mut mask = MASK;
+        let mut mask = if self.peers { MASK } else { MASK_WITHOUT_PEERS };
         loop {
             let fault = match self.api.watch(mask).await {
                 Ok(bus) => {
@@ -139,8 +141,9 @@ impl Stream<'_> {
     async fn read(&mut self, mut bus: Bus, mask: u32) -> StreamEnd {
         match timeout(FIRST, bus.next()).await {
             Ok(Ok(Some(message))) => {
-                if mask == MASK && message.initial_status.is_none() {
-                    return StreamEnd::Old;
+                if mask != MASK_OLD && message.initial_status.is_none() {
+                    let is_old = bus.capver.is_none_or(|capver| capver < INITIAL_STATUS_CAPVER);
+                    return if is_old { StreamEnd::Old } else { StreamEnd::Lost(None) };
                 }
                 if let Err(end) = self.take(message) {
                     return end;
@@ -219,11 +222,15 @@ impl Stream<'_> {
 
     /// Requests the complete status beside the stream; one request at a time, and one more if something changed meanwhile.
     fn request_status(&mut self) {
-        let api = self.reader.api.clone();
+        let (api, peers) = (self.reader.api.clone(), self.reader.peers);
         if self.pending.is_some() {
             self.stale = true;
         } else {
-            self.pending = Some(async move { BusReply::Status(api.status().await.map(|(status, _)| Box::new(status))) }.boxed());
+            let status = async move {
+                let reported = if peers { api.status().await } else { api.status_without_peers().await };
+                BusReply::Status(reported.map(|(status, _)| Box::new(status)))
+            };
+            self.pending = Some(status.boxed());
         }
     }
 

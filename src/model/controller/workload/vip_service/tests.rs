@@ -58,6 +58,24 @@ fn clusters_create_join_and_leave_a_tailscale_service() {
 }
 
 #[test]
+fn display_name_and_unknown_fields_survive_every_write() {
+    let fields = [("displayName", json!("Shop")), ("later", json!({"a": [1]}))];
+    let shown = |owners: &str| {
+        let mut text = serde_json::to_value(existing(owners)).expect("JSON");
+        for (name, value) in &fields {
+            text[name] = value.clone();
+        }
+        serde_json::from_value::<VipService>(text).expect("a Tailscale Service")
+    };
+    let joined = written(verify_owner(Some(&shown(&refs(&["them"]))), &desired(), &me(), false));
+    let Release::Write(remaining) = release(Some(&shown(&refs(&["them", "me"]))), &me()) else { panic!("they have it still") };
+    for service in [joined, *remaining] {
+        let body = serde_json::to_value(service).expect("JSON");
+        assert!(fields.iter().all(|(name, value)| body[name] == *value), "{body}");
+    }
+}
+
+#[test]
 fn foreign_tailscale_service_is_refused_unless_adopted() {
     let foreign = VipService { annotations: BTreeMap::new(), ..existing("") };
     let adopting = DesiredVipService { adopt: true, ..desired() };
