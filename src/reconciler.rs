@@ -29,7 +29,6 @@ use crate::api::names;
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
-use crate::model::controller::policy::assignment::StandaloneScope;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
@@ -77,8 +76,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
-    let standalone = StandaloneScope::new(settings.standalone, &settings.service_namespaces);
-    let cache = cache.serving(&settings.types, &settings.ingress.class, settings.default_groups.clone(), standalone);
+    let cache = cache.serving(&settings.types, settings.assignment());
     let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));

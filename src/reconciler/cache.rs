@@ -18,7 +18,7 @@ use uninstall::Uninstall;
 use crate::api::condition::Condition;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::model::controller::key::{Publisher, WorkloadKey};
-use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters, DefaultGroups, StandaloneScope};
+use crate::model::controller::policy::assignment::{AssignmentRules, ClassParameters};
 use crate::model::controller::workload::objects::ObjectRef;
 use crate::model::controller::workload::objects::slice::ChildSlice;
 use crate::model::controller::workload::observed::UserCertificate;
@@ -98,11 +98,10 @@ impl ClusterCache {
         }
     }
 
-    /// Sets the group types and the `IngressClass` that we serve, the groups of objects without annotation, and the objects without a
-    /// group that have proxies of their own.
+    /// Sets the group types that we serve, and the rules for objects without annotation.
     #[must_use]
-    pub fn serving(self, types: &[ProxyGroupType], class: &str, defaults: DefaultGroups, standalone: StandaloneScope) -> Self {
-        let assignment = AssignmentRules { ingress_class: class.to_owned(), defaults, standalone, ..(*self.assignment).clone() };
+    pub fn serving(self, types: &[ProxyGroupType], rules: AssignmentRules) -> Self {
+        let assignment = AssignmentRules { parameters: self.assignment.parameters.clone(), ..rules };
         Self { types: types.to_vec(), assignment: Arc::new(assignment), ..self }
     }
 

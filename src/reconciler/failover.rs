@@ -64,10 +64,10 @@ pub struct Failover {
     wants_lease: watch::Sender<bool>,
     /// Leases of lost active Pods of standalone proxies.
     claims: Mutex<ClaimObserver>,
-    /// Groups with a replica to suspect or mark.
-    suspected: watch::Sender<BTreeSet<String>>,
-    /// Groups with a note to remove.
-    refuted: watch::Sender<BTreeSet<String>>,
+    /// Workloads with a replica to suspect or mark.
+    suspected: watch::Sender<BTreeSet<WorkloadKey>>,
+    /// Workloads with a note to remove.
+    refuted: watch::Sender<BTreeSet<WorkloadKey>>,
     /// Reason of the last failure, logged once.
     logged: Mutex<Option<&'static str>>,
 }
@@ -148,10 +148,10 @@ impl Failover {
     fn observe(&self) -> Vec<ReplicaPod> {
         let pods = self.stores.cache().replica_pods();
         let Observation { returned, disputed } = self.detector().observe(pods, now());
-        for ReplicaPod { group, name, node, .. } in disputed {
-            self.metrics.disputed(&group);
+        for ReplicaPod { workload, name, node, .. } in disputed {
+            self.metrics.disputed(&workload.label());
             let what = "replica does not answer this process, but another reconciler reaches it: its Pod stays ready; check the network";
-            tracing::warn!(proxygroup = group, pod = name, node, "{what}");
+            tracing::warn!(proxygroup = workload.label(), pod = name, node, "{what}");
         }
         returned
     }
@@ -162,10 +162,10 @@ impl Failover {
             tracing::info!(?paused, "this process did not run; missed health probes of replicas are discarded");
         }
         self.wants_lease.send_if_modified(|wants| std::mem::replace(wants, wants_lease) != wants_lease);
-        for (sender, groups) in [(&self.suspected, suspected), (&self.refuted, refuted)] {
+        for (sender, workloads) in [(&self.suspected, suspected), (&self.refuted, refuted)] {
             sender.send_if_modified(|before| {
-                let is_changed = *before != groups;
-                *before = groups;
+                let is_changed = *before != workloads;
+                *before = workloads;
                 is_changed
             });
         }
@@ -207,10 +207,10 @@ impl Failover {
     /// Makes Pods of lost replicas unready while this process holds the Lease.
     async fn mark_lost(&self) {
         let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
-        while suspected.wait_for(|groups| !groups.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
+        while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
             let again = tokio::time::Instant::now() + RETRY;
-            let groups = self.suspected.borrow().clone();
-            let pauses = join_all(groups.iter().map(|group| self.attempt(group))).await;
+            let workloads = self.suspected.borrow().clone();
+            let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload))).await;
             sleep_until(again).await;
             sleep(pauses.into_iter().max().unwrap_or_default()).await;
         }
@@ -219,78 +219,86 @@ impl Failover {
     /// Removes notes of replicas that this process reaches.
     async fn withdraw_notes(&self) {
         let mut refuted = self.refuted.subscribe();
-        while refuted.wait_for(|groups| !groups.is_empty()).await.is_ok() {
-            let groups = self.refuted.borrow().clone();
-            join_all(groups.iter().map(|group| self.withdraw(group))).await;
+        while refuted.wait_for(|workloads| !workloads.is_empty()).await.is_ok() {
+            let workloads = self.refuted.borrow().clone();
+            join_all(workloads.iter().map(|workload| self.withdraw(workload))).await;
             sleep(RETRY).await;
         }
     }
 
-    async fn withdraw(&self, group: &str) {
+    async fn withdraw(&self, workload: &WorkloadKey) {
         loop {
-            match self.withdraw_next(group).await {
+            match self.withdraw_next(workload).await {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    return tracing::warn!(proxygroup = group, reason = error.reason(), "cannot remove the note of a replica: {error}");
+                    return tracing::warn!(
+                        proxygroup = workload.label(),
+                        reason = error.reason(),
+                        "cannot remove the note of a replica: {error}"
+                    );
                 }
             }
         }
     }
 
     /// Removes the note of one replica, if there is one to remove.
-    async fn withdraw_next(&self, group: &str) -> Result<bool, KubeError> {
-        let pods = self.pods(&self.withdrawals, group).await?;
-        let change = self.detector().withdrawal(group, pods, now());
+    async fn withdraw_next(&self, workload: &WorkloadKey) -> Result<bool, KubeError> {
+        let pods = self.pods(&self.withdrawals, workload).await?;
+        let change = self.detector().withdrawal(workload, pods, now());
         let Some(change) = change else { return Ok(false) };
         match self.write(&self.withdrawals, &change).await {
             Err(error) if error.refused() => return Ok(false),
             done => done?,
         }
         let ReplicaPod { name, node, .. } = &change.pod;
-        tracing::info!(proxygroup = group, pod = name, node, "removed the note that the replica is unreachable");
+        tracing::info!(proxygroup = workload.label(), pod = name, node, "removed the note that the replica is unreachable");
         Ok(true)
     }
 
-    /// Changes Pods of a group; returns the minimum pause before the next attempt.
-    async fn attempt(&self, group: &str) -> Duration {
-        let done = self.mark(group).await;
+    /// Changes Pods of a workload; returns the minimum pause before the next attempt.
+    async fn attempt(&self, workload: &WorkloadKey) -> Duration {
+        let done = self.mark(workload).await;
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = done else {
             *logged = None;
             return Duration::ZERO;
         };
         if logged.replace(error.reason()) != Some(error.reason()) {
-            tracing::warn!(proxygroup = group, reason = error.reason(), "cannot make the Pod of a lost replica unready: {error}");
+            tracing::warn!(
+                proxygroup = workload.label(),
+                reason = error.reason(),
+                "cannot make the Pod of a lost replica unready: {error}"
+            );
         }
         let is_known = error.refused() || matches!(error, KubeError::NotLeading { .. });
         if is_known { Duration::ZERO } else { UNKNOWN_OUTCOME_WAIT }
     }
 
-    /// Suspects or marks replicas of a group, then writes Events about new marks: a slow write delays no mark.
-    async fn mark(&self, group: &str) -> Result<(), KubeError> {
+    /// Suspects or marks replicas of a workload, then writes Events about new marks: a slow write delays no mark.
+    async fn mark(&self, workload: &WorkloadKey) -> Result<(), KubeError> {
         let mut marked = Vec::new();
         let done = loop {
-            match self.mark_next(group).await {
+            match self.mark_next(workload).await {
                 Ok(Some(change)) => marked.extend(change.is_first_mark().then_some(change.pod)),
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
-        let effect = if WorkloadKey::of_label(group).is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
+        let effect = if workload.is_standalone() { "the waiting Pod takes over" } else { "made its Pod unready" };
         for ReplicaPod { name, node, .. } in marked {
             let message = format!("replica {name} on node {node} does not answer health probes: {effect}");
-            self.report(&self.events, group, true, reason::REPLICA_LOST, &message).await;
+            self.report(&self.events, workload, true, reason::REPLICA_LOST, &message).await;
         }
         done
     }
 
-    /// Reads the Pods of a group, and changes one. Each change is confirmed by Pods read after the change before.
-    async fn mark_next(&self, group: &str) -> Result<Option<PodChange>, KubeError> {
-        let (begun, is_standalone) = (now(), WorkloadKey::of_label(group).is_standalone());
-        let pods = self.pods(&self.writes, group).await?;
+    /// Reads the Pods of a workload, and changes one. Each change is confirmed by Pods read after the change before.
+    async fn mark_next(&self, workload: &WorkloadKey) -> Result<Option<PodChange>, KubeError> {
+        let (begun, is_standalone) = (now(), workload.is_standalone());
+        let pods = self.pods(&self.writes, workload).await?;
         let others = if is_standalone { pods.clone() } else { Vec::new() };
-        let change = self.detector().confirm(group, pods, begun, now());
+        let change = self.detector().confirm(workload, pods, begun, now());
         let Some(change) = change else { return Ok(None) };
         if is_standalone && !self.pass_claim(&change.pod, &others).await? {
             return Ok(None);
@@ -300,15 +308,15 @@ impl Failover {
         match change.step {
             NoteStep::Suspect => {
                 self.detector().suspected(uid, now());
-                tracing::info!(proxygroup = group, pod = name, node, ?silence, "replica does not answer health probes");
+                tracing::info!(proxygroup = workload.label(), pod = name, node, ?silence, "replica does not answer health probes");
             }
             NoteStep::MakeUnready => {
                 if is_standalone {
                     self.detector().suspected(uid, now());
                 }
-                self.metrics.made_unready(group);
+                self.metrics.made_unready(&workload.label());
                 tracing::warn!(
-                    proxygroup = group,
+                    proxygroup = workload.label(),
                     pod = name,
                     node,
                     ?silence,
@@ -320,9 +328,9 @@ impl Failover {
         Ok(Some(change))
     }
 
-    /// Pods of a group, as the API server has them now.
-    async fn pods(&self, client: &LeaderClient, group: &str) -> Result<Vec<Value>, KubeError> {
-        let labels: Vec<_> = labels_of(&WorkloadKey::of_label(group)).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    /// Pods of a workload, as the API server has them now.
+    async fn pods(&self, client: &LeaderClient, workload: &WorkloadKey) -> Result<Vec<Value>, KubeError> {
+        let labels: Vec<_> = labels_of(workload).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         client.list(Resource::POD, self.cluster.namespace(), &labels.join(",")).await
     }
 
@@ -334,21 +342,20 @@ impl Failover {
     }
 
     async fn report_return(&self, pod: ReplicaPod) {
-        let ReplicaPod { name, node, group, .. } = &pod;
-        tracing::info!(proxygroup = group, pod = name, node, "lost replica answers health probes again");
+        let ReplicaPod { name, node, workload, .. } = &pod;
+        tracing::info!(proxygroup = workload.label(), pod = name, node, "lost replica answers health probes again");
         let message = format!("replica {name} on node {node} answers health probes again");
-        self.report(&self.leader_events, group, false, reason::REPLICA_REACHABLE, &message).await;
+        self.report(&self.leader_events, workload, false, reason::REPLICA_REACHABLE, &message).await;
     }
 
     /// Writes an Event about the object of a workload.
-    async fn report(&self, events: &EventWriter, group: &str, warning: bool, reason: &'static str, message: &str) {
-        let key = WorkloadKey::of_label(group);
-        let kind = match key {
+    async fn report(&self, events: &EventWriter, workload: &WorkloadKey, warning: bool, reason: &'static str, message: &str) {
+        let kind = match workload {
             WorkloadKey::ProxyGroup(_) => Resource::PROXY_GROUP,
             WorkloadKey::Service(..) => Resource::SERVICE,
             WorkloadKey::Ingress(..) => Resource::INGRESS,
         };
-        let about = kind.reference(key.namespace(), key.name(), self.stores.cache().uid(&key));
+        let about = kind.reference(workload.namespace(), workload.name(), self.stores.cache().uid(workload));
         match events.write_event(&about, warning, reason, message).await {
             Ok(()) | Err(KubeError::NotLeading { .. }) => {}
             Err(error) => tracing::warn!(reason = error.reason(), "cannot write an Event: {error}"),

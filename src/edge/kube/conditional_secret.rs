@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::{Cluster, KubeError, Values, Verb, secret_values, within};
-use crate::api::names::FIELD_MANAGER;
+use crate::api::names::POD_FIELD_MANAGER;
 
 pub use crate::model::ingress::cert_store::VersionedSecret;
 
@@ -45,7 +45,7 @@ impl Cluster {
         if !data.is_empty() {
             patch["data"] = data.into();
         }
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(POD_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let call = || self.call(Verb::Patch, "Secret", name);
         within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(versioned)
     }

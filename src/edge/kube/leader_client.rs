@@ -17,9 +17,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::item::plain;
 use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
+use crate::api::names::RECONCILER_FIELD_MANAGER;
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::adopt::adopted;
-use crate::model::controller::workload::objects::{FIELD_MANAGER, Kind, Manifest, ObjectRef};
+use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef};
 use crate::model::controller::workload::secret_name::SecretName;
 
 /// A version that no stored object has: an apply with it creates the object or is a conflict. (A POST would make us the manager of an
@@ -84,7 +85,7 @@ impl LeaderClient {
         let object = &manifest.object;
         let call = ApiCall { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
-        let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(FIELD_MANAGER) };
+        let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(RECONCILER_FIELD_MANAGER) };
         let patch = Patch::Apply(value);
         self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
     }
@@ -140,7 +141,7 @@ impl LeaderClient {
         let kind = if part == ObjectPart::Status { status(resource) } else { resource.kind };
         let call = ApiCall { verb: Verb::Patch, kind, namespace: namespace.to_owned(), name: name.to_owned() };
         let api = self.api(resource, namespace);
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(RECONCILER_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(patch);
         let changed = match part {
             ObjectPart::Object => self.write(call, api.patch(name, &parameters, &patch)).await,

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::lease::record;
 use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Verb};
-use crate::api::names::FIELD_MANAGER;
+use crate::api::names::RECONCILER_FIELD_MANAGER;
 use crate::model::base::leader::{LeaseRecord, LeaseTerms};
 
 impl LeaderClient {
@@ -31,7 +31,7 @@ impl LeaderClient {
             ..LeaseSpec::default()
         };
         let patch = json!({"metadata": {"resourceVersion": read.version}, "spec": spec});
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(RECONCILER_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let (call, api) = self.lease_call(Verb::Patch, name);
         self.write(call, api.patch(name, &parameters, &Patch::Merge(patch))).await.map(drop)
     }

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::{ApiRefusal, CALL, Cluster, KubeError, ObjectEvent, Verb, limited, within};
-use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
+use crate::api::names::{ISSUER_ASKED, POD_FIELD_MANAGER, RECONCILER_FIELD_MANAGER};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
@@ -230,7 +230,7 @@ impl Lease {
         let api = self.api();
         let written = if step == LeaseStep::Create {
             let metadata = ObjectMeta { name: Some(self.name.clone()), owner_references: self.owners().await?, ..ObjectMeta::default() };
-            let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+            let parameters = PostParams { field_manager: Some(self.field_manager().to_owned()), ..PostParams::default() };
             let object = Object { metadata, spec: Some(spec) };
             self.call(Verb::Create, api.create(&parameters, &object)).await?
         } else {
@@ -240,7 +240,7 @@ impl Lease {
             if !requests {
                 patch["spec"] = json!(spec);
             }
-            let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+            let parameters = PatchParams { field_manager: Some(self.field_manager().to_owned()), ..PatchParams::default() };
             let written = self.call(Verb::Patch, api.patch(&self.name, &parameters, &Patch::Merge(patch))).await?;
             self.publish_annotation(&written);
             written
@@ -251,6 +251,11 @@ impl Lease {
             tracing::info!(lease = self.name, "released lease");
         }
         Ok(())
+    }
+
+    /// Only Leases of Pods have an owner.
+    fn field_manager(&self) -> &'static str {
+        if self.owned_like.is_some() { POD_FIELD_MANAGER } else { RECONCILER_FIELD_MANAGER }
     }
 
     fn publish_annotation(&self, object: &Object) {

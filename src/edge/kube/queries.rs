@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::item::plain;
 use super::{ApiCall, CallFault, Cluster, Follow, KubeError, Resource, Verb, within};
-use crate::api::names::{FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
+use crate::api::names::{RECONCILER_FIELD_MANAGER, UNINSTALL, UNINSTALL_REMAINING};
 use crate::api::replica;
 
 /// Maximum objects of a list; enough for a single read of a cluster of usual size.
@@ -60,7 +60,7 @@ impl Cluster {
     pub async fn request_uninstall(&self, lease: &str) -> Result<(), KubeError> {
         let annotations = json!({UNINSTALL: Timestamp::now(), UNINSTALL_REMAINING: null});
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(RECONCILER_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let api: Api<DynamicObject> = self.dynamic(Resource::LEASE, Some(&self.namespace));
         within(|| self.call(Verb::Patch, Resource::LEASE.kind, lease), api.patch(lease, &parameters, &patch)).await.map(drop)
     }

@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Map, Value, json};
 
 use super::{Cluster, KubeError, Values, Verb, secret_values, within};
-use crate::api::names::FIELD_MANAGER;
+use crate::api::names::POD_FIELD_MANAGER;
 use crate::model::tailnet::state::StateChanges;
 
 /// The state Secret. Each key has one writer: do not create two writers for a Secret.
@@ -31,7 +31,7 @@ impl StateSecret {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.to_vec())));
         let data: Map<String, Value> = changes.iter().map(|(key, wanted)| (key.clone(), value(wanted))).collect();
         let patch = Patch::Strategic(json!({"metadata": {"name": self.name, "namespace": self.cluster.namespace}, "data": data}));
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(POD_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let call = || self.cluster.call(Verb::Patch, "Secret", &self.name);
         within(call, self.cluster.secrets().patch(&self.name, &parameters, &patch)).await.map(drop)
     }

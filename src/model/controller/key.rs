@@ -106,21 +106,9 @@ impl WorkloadKey {
         Some(Publisher { source, namespace: namespace.clone(), name: name.clone() })
     }
 
-    /// Text that identifies it in metrics and failover: a group's name, or kind, namespace and name of another workload.
+    /// Text that identifies it in metrics and logs: a group's name, or kind, namespace and name of another workload.
     pub fn label(&self) -> String {
         self.group().map_or_else(|| format!("{}/{}/{}", self.kind().to_lowercase(), self.namespace(), self.name()), str::to_owned)
-    }
-
-    /// Workload of a [label](Self::label).
-    pub fn of_label(label: &str) -> Self {
-        let of = |source: PublishSource| {
-            let object = label.strip_prefix(&format!("{}/", source.kind().to_lowercase()))?;
-            Some((source, object.split_once('/')?))
-        };
-        match [PublishSource::Service, PublishSource::Ingress].into_iter().find_map(of) {
-            Some((source, (namespace, name))) => Self::of_object(source, namespace, name),
-            None => Self::of_group(label),
-        }
     }
 
     /// Whether it is the proxy of one Service or Ingress.
@@ -216,12 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn labels_identify_workloads() {
-        let objects = [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web"));
-        for key in [WorkloadKey::of_group("service")].into_iter().chain(objects) {
-            assert_eq!(WorkloadKey::of_label(&key.label()), key);
-        }
-        assert_eq!(WorkloadKey::of_object(PublishSource::Ingress, "default", "web").label(), "ingress/default/web");
+    fn labels_of_standalone_proxies_have_the_kind_and_those_of_groups_the_name() {
+        let objects =
+            [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web").label());
+        assert_eq!(objects, ["service/default/web", "ingress/default/web"]);
+        assert_eq!(WorkloadKey::of_group("service").label(), "service");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::model::base::text_table::table;
 use crate::model::controller::workload::objects::shape::image_path;
 use crate::model::diagnostics::overview::Gap;
+use crate::model::settings::reconciler::Reconciler as Settings;
 
 pub mod admission;
 pub mod cluster;
@@ -158,6 +159,13 @@ pub fn is_reconciler(deployment: &Value) -> bool {
 pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
     let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
+}
+
+/// Settings of a reconciler's Deployment; the defaults without one.
+fn settings(deployment: Option<&Value>) -> Settings {
+    let env = deployment.and_then(|deployment| deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array());
+    let set = |variable: &Value| Some((variable["name"].as_str()?.to_owned(), variable["value"].as_str()?.to_owned()));
+    Settings::of_environment(&env.into_iter().flatten().filter_map(set).collect())
 }
 
 fn is_operator(deployment: &Value) -> bool {

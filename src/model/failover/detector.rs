@@ -25,6 +25,7 @@ use serde_json::Value;
 use super::note::{NoteStep, PodChange};
 use super::replica::{ReplicaPod, ReplicaReadiness};
 use crate::api::failover::{UnreachableNote, UnreachableStage};
+use crate::model::controller::key::WorkloadKey;
 
 /// Interval of probes of a replica. It is longer with more than [`MAX_PROBES_PER_SECOND`] × this interval replicas, or Pods of standalone
 /// proxies: these have probes of their own, so that they delay no failover of a group.
@@ -103,10 +104,10 @@ pub struct Probe {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DetectorTurn {
     pub probes: Vec<Probe>,
-    /// Groups with a suspected replica.
-    pub suspected: BTreeSet<String>,
-    /// Groups with a replica whose note this process refutes.
-    pub refuted: BTreeSet<String>,
+    /// Workloads with a suspected replica.
+    pub suspected: BTreeSet<WorkloadKey>,
+    /// Workloads with a replica whose note this process refutes.
+    pub refuted: BTreeSet<WorkloadKey>,
     /// Whether this process needs the failover Lease.
     pub wants_lease: bool,
     /// Time without a turn before this one, if this process did not run.
@@ -130,20 +131,20 @@ impl Detector {
 
     /// Sets the replicas. Groups with one replica, and standalone proxies without standby, are not probed.
     pub fn observe(&mut self, pods: Vec<ReplicaPod>, now: Instant) -> Observation {
-        let (mut sizes, mut ready): (BTreeMap<String, usize>, BTreeMap<String, usize>) = Default::default();
+        let (mut sizes, mut ready): (BTreeMap<WorkloadKey, usize>, BTreeMap<WorkloadKey, usize>) = Default::default();
         for pod in &pods {
-            *sizes.entry(pod.group.clone()).or_default() += 1;
-            *ready.entry(pod.group.clone()).or_default() += usize::from(is_ready(pod));
+            *sizes.entry(pod.workload.clone()).or_default() += 1;
+            *ready.entry(pod.workload.clone()).or_default() += usize::from(is_ready(pod));
         }
         let mut before = std::mem::take(&mut self.replicas);
         let mut observation = Observation::default();
-        for pod in pods.into_iter().filter(|pod| pod.note.is_some() || sizes.get(&pod.group).is_some_and(|size| *size > 1)) {
+        for pod in pods.into_iter().filter(|pod| pod.note.is_some() || sizes.get(&pod.workload).is_some_and(|size| *size > 1)) {
             let uid = pod.uid.clone();
             let mut replica = before.remove(&uid).unwrap_or_else(|| ProbedReplica::new(pod.clone(), now));
             replica.read(pod, now);
             // Without another ready replica the note was not in dispute, but of no use.
-            let others = ready.get(&replica.pod.group).copied().unwrap_or_default() - usize::from(is_ready(&replica.pod));
-            if replica.pod.is_standalone() {
+            let others = ready.get(&replica.pod.workload).copied().unwrap_or_default() - usize::from(is_ready(&replica.pod));
+            if replica.pod.workload.is_standalone() {
                 // It has no notes.
             } else if others == 0 && replica.pod.note.is_none() {
                 replica.suspected = None;
@@ -168,10 +169,11 @@ impl Detector {
                 replica.restart_silence(now);
             }
         }
-        let groups = |has: &dyn Fn(&ProbedReplica) -> bool| -> BTreeSet<String> {
-            self.replicas.values().filter(|replica| has(replica)).map(|replica| replica.pod.group.clone()).collect()
+        let workloads = |has: &dyn Fn(&ProbedReplica) -> bool| -> BTreeSet<WorkloadKey> {
+            self.replicas.values().filter(|replica| has(replica)).map(|replica| replica.pod.workload.clone()).collect()
         };
-        let (suspected, refuted) = (groups(&|replica| self.is_suspect(replica, now)), groups(&|replica| self.refutes(&replica.pod, now)));
+        let suspected = workloads(&|replica| self.is_suspect(replica, now));
+        let refuted = workloads(&|replica| self.refutes(&replica.pod, now));
         if !suspected.is_empty() {
             self.last_suspicion = Some(now);
         }
@@ -184,7 +186,7 @@ impl Detector {
     /// Probes that are due, those that wait longest first, within the rate limit.
     fn due(&mut self, standalone: bool, gap: Duration, now: Instant) -> Vec<Probe> {
         let (interval, is_connected, node) = (self.interval(standalone), self.is_connected(now), self.node.clone());
-        let is_due = |replica: &&mut ProbedReplica| replica.next_probe <= now && replica.pod.is_standalone() == standalone;
+        let is_due = |replica: &&mut ProbedReplica| replica.next_probe <= now && replica.pod.workload.is_standalone() == standalone;
         let mut due: Vec<_> = self.replicas.values_mut().filter(is_due).collect();
         due.sort_by_key(|replica| replica.next_probe);
         let limit = (gap.min(MAX_TURN_GAP).as_millis() * u128::from(MAX_PROBES_PER_SECOND)).div_ceil(1000).max(1);
@@ -212,14 +214,14 @@ impl Detector {
         }
     }
 
-    /// The next change of a group's Pods, as read from the API server with a request sent at `begun`. After it the Pods must be read again:
+    /// The next change of a workload's Pods, as read from the API server with a request sent at `begun`. After it the Pods must be read again:
     /// a replica that was made unready may have been the survivor of another.
-    pub fn confirm(&self, group: &str, pods: Vec<Value>, begun: Instant, now: Instant) -> Option<PodChange> {
+    pub fn confirm(&self, workload: &WorkloadKey, pods: Vec<Value>, begun: Instant, now: Instant) -> Option<PodChange> {
         if self.last_turn.is_none_or(|last| now.saturating_duration_since(last) > MAX_TURN_GAP) {
             // This process did not run; the next turn discards the silence.
             return None;
         }
-        let live = read(group, pods);
+        let live = read(workload, pods);
         let change = |pod: &ReplicaPod| {
             let replica = self.replicas.get(&pod.uid).filter(|replica| begun > replica.silent_since)?;
             let first = replica.unreachable(now)?;
@@ -233,9 +235,9 @@ impl Detector {
         })
     }
 
-    /// The next note of a group to remove, by its Pods as read from the API server.
-    pub fn withdrawal(&self, group: &str, pods: Vec<Value>, now: Instant) -> Option<PodChange> {
-        let found = read(group, pods).into_iter().find(|(pod, _)| {
+    /// The next note of a workload to remove, by its Pods as read from the API server.
+    pub fn withdrawal(&self, workload: &WorkloadKey, pods: Vec<Value>, now: Instant) -> Option<PodChange> {
+        let found = read(workload, pods).into_iter().find(|(pod, _)| {
             // The note that was answered, not a newer one.
             self.replicas.get(&pod.uid).is_some_and(|replica| replica.pod.note == pod.note) && self.refutes(pod, now)
         });
@@ -261,13 +263,13 @@ impl Detector {
 
     /// Whether a replica takes the traffic of another one whose first missed probe was sent at this time.
     fn survives(&self, pod: &ReplicaPod, lost: &ReplicaPod, first: Instant, now: Instant) -> bool {
-        let may_serve = pod.group == lost.group && pod.node != lost.node && pod.is_survivor() && !pod.is_noted_lost();
+        let may_serve = pod.workload == lost.workload && pod.node != lost.node && pod.is_survivor() && !pod.is_noted_lost();
         may_serve && self.replicas.get(&pod.uid).is_some_and(|replica| self.answers_since(replica, first, now))
     }
 
     /// Whether the note of a replica is wrong or does harm: the replica is reached, or no other one is ready.
     fn refutes(&self, pod: &ReplicaPod, now: Instant) -> bool {
-        let serves = |other: &ProbedReplica| other.pod.group == pod.group && other.pod.uid != pod.uid && is_ready(&other.pod);
+        let serves = |other: &ProbedReplica| other.pod.workload == pod.workload && other.pod.uid != pod.uid && is_ready(&other.pod);
         self.reaches_noted(pod, now) || (pod.is_noted_lost() && !self.replicas.values().any(serves))
     }
 
@@ -283,7 +285,7 @@ impl Detector {
     fn is_connected(&self, now: Instant) -> bool {
         let [of_group, of_standalone] = [false, true].map(|standalone| self.max_answer_age(standalone));
         let is_fresh = |other: &ProbedReplica| {
-            let age = if other.pod.is_standalone() { of_standalone } else { of_group };
+            let age = if other.pod.workload.is_standalone() { of_standalone } else { of_group };
             other.answer.is_some_and(|answer| now.saturating_duration_since(answer.at) <= age)
         };
         self.node.is_none() || self.replicas.values().any(|other| !self.is_local(&other.pod) && is_fresh(other))
@@ -295,7 +297,7 @@ impl Detector {
 
     /// Whether a replica has just answered a probe that was sent after this time.
     fn answers_since(&self, replica: &ProbedReplica, time: Instant, now: Instant) -> bool {
-        let age = self.max_answer_age(replica.pod.is_standalone());
+        let age = self.max_answer_age(replica.pod.workload.is_standalone());
         replica.answer.is_some_and(|answer| answer.sent >= time && now.saturating_duration_since(answer.at) <= age)
     }
 
@@ -304,7 +306,7 @@ impl Detector {
     }
 
     fn interval(&self, standalone: bool) -> Duration {
-        let count = self.replicas.values().filter(|replica| replica.pod.is_standalone() == standalone).count();
+        let count = self.replicas.values().filter(|replica| replica.pod.workload.is_standalone() == standalone).count();
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         PROBE_INTERVAL.max(Duration::from_secs(1) * count / MAX_PROBES_PER_SECOND)
     }
@@ -360,7 +362,7 @@ impl ProbedReplica {
                 if is_ready(pod) { Some(NoteStep::MakeUnready) } else { is_old.then_some(NoteStep::Renew) }
             }
             _ if !is_ready(pod) => None,
-            (_, since) if pod.is_standalone() => {
+            (_, since) if pod.workload.is_standalone() => {
                 since.is_none_or(|since| elapsed(since) >= DISPUTE_INTERVAL).then_some(NoteStep::MakeUnready)
             }
             (Some(note), Some(since)) if note.process == process => (elapsed(since) >= OBJECTION_TIME).then_some(NoteStep::MakeUnready),
@@ -379,10 +381,10 @@ impl ProbedReplica {
     }
 }
 
-/// Running replicas of a group, with their Pods.
-fn read(group: &str, pods: Vec<Value>) -> Vec<(ReplicaPod, Value)> {
+/// Running replicas of a workload, with their Pods.
+fn read(workload: &WorkloadKey, pods: Vec<Value>) -> Vec<(ReplicaPod, Value)> {
     let read = |object: Value| Some((ReplicaPod::read(&Pod::deserialize(&object).ok()?)?, object));
-    pods.into_iter().filter_map(read).filter(|(pod, _)| pod.group == group).collect()
+    pods.into_iter().filter_map(read).filter(|(pod, _)| pod.workload == *workload).collect()
 }
 
 fn is_ready(pod: &ReplicaPod) -> bool {

@@ -62,7 +62,7 @@ impl PodChange {
             }
             NoteStep::Withdraw { is_reached } => (None, (is_reached && self.may_be_restored()).then(|| json!({"status": TRUE}))),
         };
-        let note = note.filter(|_| !self.pod.is_standalone()).map(|note| json!(note).to_string());
+        let note = note.filter(|_| !self.pod.workload.is_standalone()).map(|note| json!(note).to_string());
         let mut patch = json!({"metadata": {
             "uid": self.pod.uid,
             "resourceVersion": self.object["metadata"]["resourceVersion"],

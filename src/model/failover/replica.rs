@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::api::failover::{UnreachableNote, UnreachableStage};
 use crate::api::names;
+use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::naming::standby_name;
 use crate::model::controller::workload::objects::statefulset::pod_health_port;
 use crate::model::controller::workload::objects::workload_of;
@@ -30,8 +31,7 @@ pub enum ReplicaReadiness {
 pub struct ReplicaPod {
     pub uid: String,
     pub name: String,
-    /// [Label](crate::model::controller::key::WorkloadKey::label) of its workload.
-    pub group: String,
+    pub workload: WorkloadKey,
     pub node: String,
     /// Address of its health server.
     pub target: SocketAddr,
@@ -67,7 +67,7 @@ impl ReplicaPod {
         Some(Self {
             uid: metadata.uid.clone()?,
             name: metadata.name.clone()?,
-            group: workload_of(metadata.labels.as_ref()?)?.label(),
+            workload: workload_of(metadata.labels.as_ref()?)?,
             node: spec.node_name.clone().filter(|node| !node.is_empty())?,
             target: SocketAddr::new(ip, pod_health_port(spec)?),
             readiness,
@@ -75,16 +75,11 @@ impl ReplicaPod {
         })
     }
 
-    /// Whether it is of a standalone proxy, of which one Pod is active and another may wait.
-    pub(super) fn is_standalone(&self) -> bool {
-        self.group.contains('/')
-    }
-
     /// Whether it serves, or may take over from the active Pod.
     pub(super) fn is_survivor(&self) -> bool {
         match self.readiness {
             ReplicaReadiness::Ready => true,
-            ReplicaReadiness::NotReady => self.is_standalone(),
+            ReplicaReadiness::NotReady => self.workload.is_standalone(),
             ReplicaReadiness::Lost => false,
         }
     }
@@ -104,7 +99,8 @@ impl Succession {
     /// cannot change them, and no other workload has them.
     pub fn of(lost: &ReplicaPod, pods: &[Value]) -> Option<Self> {
         let pods = pods.iter().filter_map(|pod| ReplicaPod::read(&Pod::deserialize(pod).ok()?));
-        let mut others = pods.filter(|pod| lost.is_standalone() && pod.group == lost.group && pod.uid != lost.uid && pod.is_survivor());
+        let mut others =
+            pods.filter(|pod| lost.workload.is_standalone() && pod.workload == lost.workload && pod.uid != lost.uid && pod.is_survivor());
         others.find_map(|other| {
             let pair = [(&lost.name, &other.name), (&other.name, &lost.name)];
             let (lease, _) = pair.into_iter().find(|(first, second)| {
@@ -140,7 +136,7 @@ mod tests {
         let expected = ReplicaPod {
             uid: "u".into(),
             name: "g-0".into(),
-            group: "g".into(),
+            workload: "g".into(),
             node: "n1".into(),
             target: "10.1.0.7:9002".parse().expect("an address"),
             readiness: ReplicaReadiness::Ready,
@@ -189,7 +185,7 @@ mod tests {
         let second_pod = standalone("u2", &second, |_| ());
         let both = [first_pod.clone(), second_pod.clone()];
         let succession = |successor: &str| Some(Succession { lease: "ts-web-abcde-0".into(), successor: successor.into() });
-        assert_eq!(replica(&first_pod).group, "service/default/web");
+        assert_eq!(replica(&first_pod).workload, "default/web".into());
         assert_eq!(Succession::of(&replica(&first_pod), &both), succession("u2"));
         assert_eq!(Succession::of(&replica(&second_pod), &both), succession("u1"), "the Lease has the name of the first Pod");
         assert_eq!(Succession::of(&replica(&first_pod), &both[..1]), None, "without standby");
@@ -204,7 +200,7 @@ mod tests {
             assert_eq!(Succession::of(&replica(&first_pod), &[first_pod.clone(), other.clone()]), None, "{other}");
         }
         let mut group = replica(&first_pod);
-        group.group = "g".into();
+        group.workload = "g".into();
         assert_eq!(Succession::of(&group, &both), None, "a group");
     }
 

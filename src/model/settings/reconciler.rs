@@ -16,7 +16,7 @@ use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::{ProxyGroupType, Tenant};
 use crate::model::controller::kinds::tailnet::TAILSCALE;
 use crate::model::controller::policy::annotations::{dns_label, is_tag};
-use crate::model::controller::policy::assignment::DefaultGroups;
+use crate::model::controller::policy::assignment::{AssignmentRules, DefaultGroups, StandaloneScope};
 use crate::model::controller::policy::tenancy::parse::{is_tag_pattern, parse};
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::match_ports::MatchPortRange;
@@ -135,7 +135,26 @@ impl Reconciler {
     /// Reads environment and flags. The error contains all faults.
     pub fn read(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Self, Faults> {
         let mut source = SettingSource::new(env, flags);
-        let source = &mut source;
+        let settings = Self::read_from(&mut source);
+        if source.faults.is_empty() { Ok(settings) } else { Err(Faults(source.faults)) }
+    }
+
+    /// Settings of a reconciler with this environment, as far as they are valid.
+    pub fn of_environment(env: &BTreeMap<String, String>) -> Self {
+        Self::read_from(&mut SettingSource::new(env, &Flags::reconciler()))
+    }
+
+    /// Rules for objects without an annotation, before anything of the cluster is known.
+    pub fn assignment(&self) -> AssignmentRules {
+        AssignmentRules {
+            ingress_class: self.ingress.class.clone(),
+            defaults: self.default_groups.clone(),
+            standalone: StandaloneScope::new(self.standalone, &self.service_namespaces),
+            ..AssignmentRules::default()
+        }
+    }
+
+    fn read_from(source: &mut SettingSource<'_>) -> Self {
         let kube = read::kube(source);
         let kubeconfig = source.path("KUBECONFIG");
         if kube.is_none() && kubeconfig.is_none() {
@@ -148,7 +167,7 @@ impl Reconciler {
                 source.notes.push(format!("{variable} has no effect"));
             }
         }
-        let settings = Self {
+        Self {
             namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", label),
             service_namespaces: source.list("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", label),
             kube,
@@ -187,8 +206,7 @@ impl Reconciler {
             admin_addr: read::admin_addr(source),
             log: read::log(source),
             notes: std::mem::take(&mut source.notes),
-        };
-        if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::foreign::FOREIGN_TTL;
 use super::*;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
+use crate::model::controller::policy::assignment::{DefaultGroups, StandaloneScope};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::simulation::Simulation;
 
@@ -43,6 +44,11 @@ impl ClusterCache {
     pub(super) fn gone_json(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
         self.gone(&role.decode(value.clone()))
     }
+}
+
+/// Rules for our class.
+fn rules(defaults: DefaultGroups, standalone: StandaloneScope) -> AssignmentRules {
+    AssignmentRules { ingress_class: "tailscale".into(), defaults, standalone, ..AssignmentRules::default() }
 }
 
 fn world() -> ClusterCache {
@@ -129,7 +135,7 @@ fn list_of_one_namespace_does_not_affect_another() {
 fn standalone_service_is_observed_while_it_has_objects() {
     let class = Some("usual".to_owned());
     let defaults = DefaultGroups::default();
-    let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Everywhere);
+    let mut world = ClusterCache::new(class, DEFAULTS).serving(&ProxyGroupType::SERVED, rules(defaults, StandaloneScope::Everywhere));
     let keys = world.put_json(WatchRole::Service, service("s", 1, None));
     assert_eq!(groups_of(&keys), ["u/s"]);
     assert!(keys.contains(&WorkKey::Class("usual".into())) && world.users_of_class("usual") == ["u/s".into()]);

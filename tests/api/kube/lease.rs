@@ -104,6 +104,9 @@ fn renewal_keeps_acquire_time_and_foreign_labels() {
         let lease = eventually_async("a renewal", DEADLINE, lease, renewed).await;
         assert_eq!(lease.spec.expect("a spec").acquire_time, before.acquire_time);
         assert_eq!(lease.metadata.labels.expect("labels")["team"], "net");
+        let managers = lease.metadata.managed_fields.expect("managers").into_iter().filter_map(|entry| entry.manager);
+        let is_ours = |manager: &String| ["tailyard", "tailscale-container"].contains(&manager.as_str());
+        assert_eq!(managers.filter(is_ours).collect::<Vec<_>>(), ["tailyard"], "no replica's manager");
         assert!(first.leads());
     });
 }

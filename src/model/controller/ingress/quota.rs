@@ -10,7 +10,7 @@ use crate::api::condition::reason;
 use crate::model::controller::ingress::claims::IngressClaim;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, teardown};
-use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope};
+use crate::model::controller::policy::tenancy::{Tenancy, TenancyScope, restricted_tags};
 use crate::model::controller::workload::objects::Kind;
 use crate::model::controller::workload::objects::certificate::{certificate_ref, domain_of};
 use crate::model::controller::workload::objects::ingress::{IngressConfigMap, Ordered};
@@ -34,10 +34,9 @@ pub(crate) fn admit(
     wish: &PublishSpec,
 ) -> Result<bool, Rejection> {
     let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(&shape.owner.name));
-    let is_permitted = |tag: &String| shape.spec.tenants.is_empty() && shape.settings.permitted_tags.matches(tag);
-    let is_own = |tag: &String| shape.spec.tags.contains(tag) || shape.settings.tags.contains(tag);
-    let is_foreign = |tag: &&String| !is_own(tag) && !is_permitted(tag) && !plan.has_tag(claim, tag);
-    let tags: Vec<String> = wish.tags.iter().filter(is_foreign).cloned().collect();
+    let own: [&[String]; 2] = [&shape.spec.tags, &shape.settings.tags];
+    let mut tags = restricted_tags(wish.tags.clone(), &own, shape.spec.tenants, &shape.settings.permitted_tags);
+    tags.retain(|tag| !plan.has_tag(claim, tag));
     let funnel = matches!(&wish.target, PublishTarget::Site(site) if site.funnel);
     let allowed = plan.tenancy.allowance(namespace, scope).and_then(|allowance| {
         allowance.allows(namespace, scope, &wish.label, &tags)?;
@@ -88,8 +87,8 @@ impl Limits {
         } else {
             return Ok(());
         };
-        let message =
-            format!("Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants.");
+        let place = allowance.limit_field();
+        let message = format!("Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in {place}.");
         Err(Rejection::new(reason, message))
     }
 

@@ -41,8 +41,6 @@ const APP: &str = "app";
 /// The init container that enables IP forwarding.
 const SYSCTLER: &str = "sysctler";
 
-/// The field manager under which the reconciler applies.
-pub const FIELD_MANAGER: &str = "tailyard";
 /// Annotation with the hash of the last applied [`Manifest`]. It distinguishes a field that we no longer set from one that another
 /// writer set.
 pub const APPLIED: &str = "tailyard.io/last-applied-hash";
@@ -72,7 +70,7 @@ pub struct ObjectRef {
     pub name: String,
 }
 
-/// Desired content of one object, for a forced server-side apply as [`FIELD_MANAGER`].
+/// Desired content of one object, for a forced server-side apply as [`names::RECONCILER_FIELD_MANAGER`].
 ///
 /// A server may normalize an applied object. So an object that still has the `resourceVersion` of the apply is not applied again for the
 /// same manifest.

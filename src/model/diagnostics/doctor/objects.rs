@@ -2,19 +2,25 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, MAX_LISTED, ReadResult, condition, is_operator, is_reconciler, named, page, variable};
+use super::{Check, MAX_LISTED, ReadResult, condition, is_operator, is_reconciler, named, page, settings};
 use crate::api::condition::{PROXY_READY, ROUTES_OVERLAP};
-use crate::api::names;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::targets::TargetRules;
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::annotations;
-use crate::model::controller::policy::tenancy::Patterns;
+use crate::model::controller::policy::assignment::AssignmentRules;
+use crate::model::controller::policy::requests::{self, Parent};
+use crate::model::controller::policy::tenancy::{DefaultTenancy, restricted_tags};
 use crate::model::diagnostics::overview::{ClusterView, IngressFault, StatusPart, ingress_faults};
+use crate::model::plan::targets::TargetPolicy;
+use crate::model::settings::reconciler::Reconciler as Settings;
 
 pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = annotated(facts);
@@ -43,7 +49,7 @@ fn ingresses(facts: &ClusterFacts) -> Vec<Check> {
         return vec![Check::ok(NAME, "no Event of the last half hour reports a fault")];
     }
     let fix = format!("as the message says; kubectl describe ingress shows all Events ({})", page("ingress.md"));
-    listed(NAME, faults, "more Ingresses have a fault", &fix)
+    warnings(NAME, faults, "more Ingresses have a fault", &fix)
 }
 
 /// Services whose standalone proxy does not serve. A missing right is reported by [`annotated`].
@@ -65,7 +71,7 @@ fn proxies(facts: &ClusterFacts) -> Vec<Check> {
         return vec![Check::ok(NAME, format!("{ready} Services with a proxy of their own are served"))];
     }
     let fix = format!("as the message says; tailyard status shows Pod and device ({})", page("standalone.md"));
-    listed(NAME, unready, "more Services are not served by their proxies", &fix)
+    warnings(NAME, unready, "more Services are not served by their proxies", &fix)
 }
 
 /// Objects with something that the reconciler permits no new object. Without a reconciler it has its defaults. A missing right is reported by
@@ -77,80 +83,65 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
     }
     let deployments = facts.deployments.as_deref().unwrap_or_default();
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
-    let setting = |name: &str| reconciler.and_then(|deployment| variable(deployment, name)).unwrap_or_default();
-    let settings = PolicySettings {
-        tags: setting("PROXY_TAGS").split(',').collect(),
-        permitted_tags: (setting("TAILYARD_TENANCY") != "open").then(|| Patterns::parse(setting("TAILYARD_PERMITTED_TAGS"))),
-        allowed: setting("TAILYARD_ALLOWED_TARGETS").split(',').filter_map(|net| net.trim().parse().ok()).collect(),
-        has_tenants: !setting("TAILYARD_STANDALONE_TENANTS").is_empty(),
-        serves_standalone: setting("TAILYARD_STANDALONE") != "off",
-    };
-    let mut found = Vec::new();
-    for (source, _, objects) in kinds(facts) {
-        for object in objects.iter().flatten() {
-            found.extend(settings.refusals(facts, object).into_iter().map(|why| format!("{} {}: {why}", source.kind(), named(object))));
-        }
-    }
+    let policy = ObjectPolicy { rules: settings(reconciler).assignment(), settings: settings(reconciler), facts };
+    let services = facts.services.iter().flatten().filter_map(|service| Service::deserialize(service).ok());
+    let ingresses = facts.ingresses.iter().flatten().filter_map(|ingress| Ingress::deserialize(ingress).ok());
+    let mut found: Vec<_> = services.flat_map(|service| policy.refusals(Parent::Service(&service))).collect();
+    found.extend(ingresses.flat_map(|ingress| policy.refusals(Parent::Ingress(&ingress))));
     if found.is_empty() {
         return vec![Check::ok(NAME, "it permits what Services and Ingresses request")];
     }
     let fix = format!("set the value of the chart that it names; what is served already stays served ({})", page("tenancy.md"));
-    listed(NAME, found, "more objects request what new ones may not", &fix)
+    warnings(NAME, found, "more objects request what new ones may not", &fix)
 }
 
-struct PolicySettings<'a> {
-    tags: Vec<&'a str>,
-    /// `None` if all are permitted.
-    permitted_tags: Option<Patterns>,
-    allowed: Vec<IpNet>,
-    has_tenants: bool,
-    serves_standalone: bool,
+/// The reconciler's policy for new objects.
+struct ObjectPolicy<'a> {
+    settings: Settings,
+    rules: AssignmentRules,
+    facts: &'a ClusterFacts,
 }
 
-impl PolicySettings<'_> {
-    fn refusals(&self, facts: &ClusterFacts, object: &Value) -> Vec<String> {
-        let annotation = |key: &str| object["metadata"]["annotations"][key].as_str().map(str::trim).filter(|text| !text.is_empty());
-        let spec = &object["spec"];
-        let is_ingress = spec["ingressClassName"] == "tailscale";
-        let is_balanced = spec["loadBalancerClass"] == "tailscale";
-        let requested = [names::EXPOSE, names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(key).is_some());
-        if !is_ingress && !is_balanced && !requested {
-            return Vec::new();
-        }
-        let groups = facts.groups.as_deref().unwrap_or_default();
-        let has_tenants = |group: &Value| group["spec"]["tailyard"]["tenants"].as_array().is_some_and(|tenants| !tenants.is_empty());
-        let group = annotation(names::PROXY_GROUP).and_then(|name| groups.iter().find(|group| group["metadata"]["name"] == name));
+impl ObjectPolicy<'_> {
+    fn refusals(&self, object: Parent<'_>) -> Vec<String> {
+        let Self { settings, rules, facts } = self;
+        let groups: Vec<ProxyGroup> = facts.groups.iter().flatten().filter_map(|group| ProxyGroup::deserialize(group).ok()).collect();
+        let tenants = |group: &ProxyGroup| group.spec.tailyard.as_ref().map(|own| own.tenants.clone()).unwrap_or_default();
+        let named = rules.of(object).group();
+        let group = named.and_then(|name| groups.iter().find(|group| group.metadata.name.as_deref() == Some(name)));
+        let is_standalone = rules.has_own_proxy(object);
         let mut refusals = Vec::new();
-        if !group.map_or(self.has_tenants, has_tenants)
-            && let Some(permitted) = &self.permitted_tags
-        {
-            let of_group = |tag: &str| {
-                group.is_some_and(|group| group["spec"]["tags"].as_array().is_some_and(|tags| tags.iter().any(|one| one == tag)))
-            };
-            let tags = annotation(names::TAGS).unwrap_or_default().split(',').map(str::trim).filter(|tag| !tag.is_empty());
-            let others = tags.filter(|tag| !self.tags.contains(tag) && !permitted.matches(tag) && !of_group(tag));
-            refusals.extend(others.map(|tag| format!("tag {tag} is not in permittedTags")));
+        let tenants_of = group.map_or_else(|| settings.standalone_tenants.clone(), tenants);
+        if (named.is_some() || is_standalone) && tenants_of.is_empty() && settings.tenancy != DefaultTenancy::Open {
+            let own: [&[String]; 2] = [&settings.tags, group.map_or(&[], |group| &group.spec.tags)];
+            let others = restricted_tags(requests::tags(object.metadata()), &own, &[], &settings.permitted_tags);
+            refusals.extend(others.into_iter().map(|tag| format!("tag {tag} is not in permittedTags")));
         }
-        if let Some(host) = spec["externalName"].as_str().filter(|_| annotation(names::EXPOSE).is_some() || is_balanced)
-            && self.is_refused_service(facts, host)
+        if let Parent::Service(service) = object
+            && requests::directions(service).0
+            && let Some(host) = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref())
+            && self.is_refused_service(host)
         {
             refusals.push(format!("{host} is a Service of the cluster, and not in targets.allowed"));
         }
-        let opted_out = object["metadata"]["annotations"][names::PROXY_GROUP].as_str() == Some("");
-        if opted_out && self.serves_standalone && !self.has_tenants && groups.iter().any(has_tenants) {
+        if is_standalone && settings.standalone_tenants.is_empty() && groups.iter().any(|group| !tenants(group).is_empty()) {
             refusals.push("it names no ProxyGroup, a ProxyGroup has tenants, and standalone.tenants is empty".to_owned());
         }
-        refusals
+        refusals.into_iter().map(|why| format!("{}: {why}", object.publisher())).collect()
     }
 
     /// Whether a DNS name is that of a Service whose address new objects may not have as target.
-    fn is_refused_service(&self, facts: &ClusterFacts, host: &str) -> bool {
+    fn is_refused_service(&self, host: &str) -> bool {
         let mut labels = host.split('.');
         let (Some(name), Some(namespace), Some("svc")) = (labels.next(), labels.next(), labels.next()) else { return false };
         let is_it = |service: &&Value| service["metadata"]["name"] == name && service["metadata"]["namespace"] == namespace;
-        let service = facts.services.iter().flatten().find(is_it);
+        let service = self.facts.services.iter().flatten().find(is_it);
         let address = service.and_then(|service| service["spec"]["clusterIP"].as_str()?.parse::<IpAddr>().ok());
-        address.is_some_and(|address| !self.allowed.iter().any(|net| net.contains(&address)))
+        let (allowed, denied) = (self.settings.allowed_targets.clone(), self.settings.denied_targets.clone());
+        address.is_some_and(|address| {
+            let rules = TargetRules { allowed, denied, cluster: vec![address.into()], ..TargetRules::default() };
+            TargetPolicy { rules: rules.into(), ..TargetPolicy::default() }.refuses_answer(address, false, host).is_some()
+        })
     }
 }
 
@@ -171,11 +162,11 @@ fn routes(facts: &ClusterFacts) -> Vec<Check> {
         return vec![Check::ok(NAME, "no proxy accepts a route that covers addresses of the cluster".to_owned())];
     }
     let fix = format!("as the message says ({}#an-accepted-route-covers-addresses-of-the-cluster)", page("failures.md"));
-    listed(NAME, found, "more accept such routes", &fix)
+    warnings(NAME, found, "more accept such routes", &fix)
 }
 
 /// Warnings for at most [`MAX_LISTED`] objects, and the number of the others.
-fn listed(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -> Vec<Check> {
+fn warnings(name: &'static str, mut found: Vec<String>, others: &str, fix: &str) -> Vec<Check> {
     let more = found.len().saturating_sub(MAX_LISTED);
     found.truncate(MAX_LISTED);
     found.extend((more > 0).then(|| format!("{more} {others}")));
@@ -206,6 +197,6 @@ fn annotated(facts: &ClusterFacts) -> Vec<Check> {
         return vec![Check::ok(NAME, "all of Tailscale and Tailyard have an effect")];
     }
     let fix = format!("kubectl annotate KIND NAME ANNOTATION- removes one ({})", page("standalone.md"));
-    checks.extend(listed(NAME, found, "more objects have annotations without effect", &fix));
+    checks.extend(warnings(NAME, found, "more objects have annotations without effect", &fix));
     checks
 }

@@ -6,8 +6,8 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::facts::ClusterFacts;
-use super::{Check, is_operator, is_reconciler, listed, named, page, variable};
-use crate::model::controller::policy::assignment::{AssignmentRules, StandaloneScope};
+use super::{Check, is_operator, is_reconciler, listed, named, page, settings, variable};
+use crate::model::controller::policy::assignment::{AssignmentRules, DefaultGroups, StandaloneScope};
 use crate::model::controller::policy::requests::Parent;
 use crate::model::diagnostics::overview::Gap;
 
@@ -91,16 +91,10 @@ fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
 /// Services and Ingresses without ProxyGroup that the reconciler serves, by a proxy of their own or a default group: the Tailscale operator
 /// gives each a proxy.
 fn standalone<'a>(facts: &'a ClusterFacts, ours: &Value, theirs: &Value) -> Result<Vec<String>, (&'static str, &'a Gap)> {
-    let set = |name: &str| variable(ours, name).filter(|text| !text.is_empty());
-    let is_on = set("TAILYARD_STANDALONE") != Some("off");
-    let defaults = ["TAILYARD_DEFAULT_INGRESS_GROUP", "TAILYARD_DEFAULT_EGRESS_GROUP"].iter().any(|name| set(name).is_some());
-    let watched = set("TAILYARD_WATCH_NAMESPACES").into_iter().flat_map(|text| text.split(',')).map(|name| name.trim().to_owned());
-    let class = |deployment: &Value| variable(deployment, "OPERATOR_INGRESS_CLASS_NAME").unwrap_or("tailscale").to_owned();
-    let rules = AssignmentRules {
-        ingress_class: class(ours),
-        standalone: StandaloneScope::new(is_on || defaults, &watched.collect::<Vec<_>>()),
-        ..AssignmentRules::default()
-    };
+    let (ours, theirs) = (settings(Some(ours)), settings(Some(theirs)));
+    let is_on = ours.standalone || ours.default_groups != DefaultGroups::default();
+    let standalone = StandaloneScope::new(is_on, &ours.service_namespaces);
+    let rules = AssignmentRules { standalone, defaults: DefaultGroups::default(), ..ours.assignment() };
     if rules.standalone == StandaloneScope::Nowhere {
         return Ok(Vec::new());
     }
@@ -112,7 +106,8 @@ fn standalone<'a>(facts: &'a ClusterFacts, ours: &Value, theirs: &Value) -> Resu
     };
     let services = services.iter().filter_map(|service| Service::deserialize(service).ok());
     let services = services.filter(|service| rules.is_standalone(service)).map(|service| name(Parent::Service(&service)));
-    let ingresses = ingresses.iter().filter(|_| class(ours) == class(theirs)).filter_map(|ingress| Ingress::deserialize(ingress).ok());
+    let ingresses =
+        ingresses.iter().filter(|_| ours.ingress.class == theirs.ingress.class).filter_map(|ingress| Ingress::deserialize(ingress).ok());
     let ingresses = ingresses.filter(|ingress| rules.is_standalone_ingress(ingress)).map(|ingress| name(Parent::Ingress(&ingress)));
     Ok(services.chain(ingresses).collect())
 }

@@ -507,8 +507,15 @@ fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
     let strict = with(json!([variable("PROXY_TAGS", "tag:k8s")]), json!([{"namespaceSelector": {}}]));
     finds(&strict, "policy", Finding::Warn, "Service u/tagged: tag tag:hr is not in permittedTags");
     finds(&strict, "policy", Finding::Warn, "Service u/to-db: db.other.svc.cluster.local is a Service of the cluster");
-    finds(&strict, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
-    assert_eq!(cluster::checks(&strict).iter().filter(|check| check.name == "policy").count(), 4, "two tags of one Service");
+    let count = |facts: &ClusterFacts| cluster::checks(facts).iter().filter(|check| check.name == "policy").count();
+    for name in ["out", "tagged", "to-db"] {
+        finds(&strict, "policy", Finding::Warn, &format!("Service u/{name}: it names no ProxyGroup, a ProxyGroup has tenants"));
+    }
+    assert_eq!(count(&strict), 6, "two tags of one Service, one Service of the cluster, three without a ProxyGroup");
+    let default = [variable("PROXY_TAGS", "tag:k8s"), variable("TAILYARD_DEFAULT_INGRESS_GROUP", "web")];
+    let default = with(json!(default), json!([{"namespaceSelector": {}}]));
+    finds(&default, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
+    assert_eq!(count(&default), 4, "the default ProxyGroup serves the others");
     let permitted =
         [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
     let permitted = with(json!(permitted.map(|(name, value)| variable(name, value))), json!([]));

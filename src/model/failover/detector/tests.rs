@@ -5,7 +5,6 @@ use serde_json::json;
 use super::*;
 use crate::api::condition::reason;
 use crate::api::names;
-use crate::model::controller::key::WorkloadKey;
 use crate::model::controller::workload::objects::labels_of;
 
 mod partitions;
@@ -21,7 +20,7 @@ fn pod(number: usize) -> ReplicaPod {
     ReplicaPod {
         uid: format!("u{number}"),
         name: format!("g-{number}"),
-        group: "g".into(),
+        workload: "g".into(),
         node: format!("n{number}"),
         target: SocketAddr::from(([10, 1, 0, u8::try_from(number).expect("few replicas")], 9002)),
         readiness: ReplicaReadiness::Ready,
@@ -41,7 +40,7 @@ fn object(pod: &ReplicaPod) -> Value {
         ReplicaReadiness::NotReady => ("False", Value::Null),
         ReplicaReadiness::Lost => ("False", json!(reason::UNREACHABLE)),
     };
-    let labels = labels_of(&WorkloadKey::of_label(&pod.group));
+    let labels = labels_of(&pod.workload);
     let probe = json!({"httpGet": {"port": pod.target.port()}});
     let annotations = json!({names::UNREACHABLE: pod.note.as_ref().map(|note| json!(note).to_string())});
     let annotations = pod.note.as_ref().map_or(Value::Null, |_| annotations);
@@ -114,7 +113,7 @@ impl Scene {
     }
 
     fn confirmed_change(&self, begun: u64, now: u64) -> Option<PodChange> {
-        self.detector.confirm(&self.pods[0].group, self.pods.iter().map(object).collect(), self.at(begun), self.at(now))
+        self.detector.confirm(&self.pods[0].workload, self.pods.iter().map(object).collect(), self.at(begun), self.at(now))
     }
 
     /// Name of the replica that a read at this time confirms as lost.
@@ -152,7 +151,7 @@ fn lost_replica_needs_a_survivor_on_another_node() {
     scene.observe(1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), None, "not ready");
     let mut scene = Scene::answering(2, 1000);
-    scene.pods[1].group = "h".into();
+    scene.pods[1].workload = "h".into();
     scene.observe(1000);
     assert_eq!(scene.run(1050..=3000, &["u1"]), None, "another group");
 }
@@ -217,7 +216,7 @@ fn only_pods_as_read_from_the_api_server_are_marked() {
     assert_eq!(scene.confirmed(3000, 3000), None, "the other survivors have been made unready meanwhile");
     scene.pods[2] = ReplicaPod { uid: "u9".into(), ..pod(2) };
     assert_eq!(scene.confirmed(3000, 3000), None, "a new Pod has not answered");
-    assert!(scene.detector.confirm("g", vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_none());
+    assert!(scene.detector.confirm(&"g".into(), vec![Value::Null, json!({"status": 1})], scene.at(3000), scene.at(3000)).is_none());
 }
 
 #[test]
@@ -304,11 +303,11 @@ fn note_is_removed_by_a_process_that_reaches_the_replica_or_shares_its_node_and_
             let is_refuted = !scene.detector.turn(scene.at(3650)).refuted.is_empty();
             assert_eq!(is_refuted, expected, "{node:?} {reaches_others} {connected} {stage:?}");
             let pods: Vec<_> = scene.pods.iter().map(object).collect();
-            let withdrawn = scene.detector.withdrawal("g", pods.clone(), scene.at(3650)).map(|change| change.step);
+            let withdrawn = scene.detector.withdrawal(&"g".into(), pods.clone(), scene.at(3650)).map(|change| change.step);
             assert_eq!(withdrawn, expected.then_some(NoteStep::Withdraw { is_reached: true }));
             scene.pods[0].note = note(stage, "newer", connected);
             let newer: Vec<_> = scene.pods.iter().map(object).collect();
-            assert_eq!(scene.detector.withdrawal("g", newer, scene.at(3650)), None, "a note that was not answered");
+            assert_eq!(scene.detector.withdrawal(&"g".into(), newer, scene.at(3650)), None, "a note that was not answered");
         }
     }
 }
@@ -320,14 +319,14 @@ fn note_of_the_last_hope_is_removed() {
     assert!(scene.turn(2850, |uid| uid == "u1").refuted.is_empty());
     scene.pods[1].readiness = ReplicaReadiness::NotReady;
     scene.observe(2900);
-    assert_eq!(scene.turn(2900, |_| false).refuted, ["g".to_owned()].into());
+    assert_eq!(scene.turn(2900, |_| false).refuted, ["g".into()].into());
     scene.pods[0].note = None;
     assert!(scene.observe(2950).disputed.is_empty(), "that was no objection");
     // The other one was deleted: the group is not probed any more.
     scene.pods[0].note = note(UnreachableStage::Lost, "other", true);
     scene.pods.truncate(1);
     scene.observe(3000);
-    assert_eq!(scene.turn(3000, |_| false).refuted, ["g".to_owned()].into());
+    assert_eq!(scene.turn(3000, |_| false).refuted, ["g".into()].into());
 }
 
 #[test]
@@ -383,7 +382,7 @@ fn lost_replica_returns_once_when_it_is_ready_and_answers() {
 fn waiting_pod_of_a_standalone_proxy_is_a_survivor_and_is_not_marked() {
     let waiting = |lost: usize| {
         let mut scene = Scene::answering(2, 1000);
-        scene.pods.iter_mut().for_each(|pod| pod.group = "service/default/web".into());
+        scene.pods.iter_mut().for_each(|pod| pod.workload = "default/web".into());
         scene.pods[1].readiness = ReplicaReadiness::NotReady;
         scene.observe(1000);
         let suspected = scene.run(1050..=3000, if lost == 0 { &["u1"] } else { &["u0"] });
@@ -397,7 +396,7 @@ fn waiting_pod_of_a_standalone_proxy_is_a_survivor_and_is_not_marked() {
 fn probes_of_standalone_proxies_delay_none_of_a_group() {
     let mut detector = Detector::default();
     let begin = Instant::now();
-    let standalone = (2..250).map(|number| ReplicaPod { group: format!("service/default/s{}", number / 2), ..pod(number) });
+    let standalone = (2..250).map(|number| ReplicaPod { workload: format!("default/s{}", number / 2).as_str().into(), ..pod(number) });
     detector.observe((0..2).map(pod).chain(standalone).collect(), begin);
     let turns = (0..100).map(|turn| detector.turn(begin + Duration::from_millis(50) * turn).probes);
     let probes: Vec<_> = turns.flatten().map(|probe| probe.uid).collect();

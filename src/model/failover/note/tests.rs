@@ -8,7 +8,7 @@ fn change(step: NoteStep, conditions: &Value) -> Value {
     let pod = ReplicaPod {
         uid: "u0".into(),
         name: "g-0".into(),
-        group: "g".into(),
+        workload: "g".into(),
         node: "n0".into(),
         target: "10.1.0.1:9002".parse().expect("an address"),
         readiness: ReplicaReadiness::Ready,

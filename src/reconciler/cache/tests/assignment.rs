@@ -9,7 +9,7 @@ fn namespace(version: u64, labels: Value) -> Value {
 /// An empty cache with the defaults `e` and `i`.
 fn defaulting() -> ClusterCache {
     let defaults = DefaultGroups { ingress: Some("i".into()), egress: Some("e".into()) };
-    ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, "tailscale", defaults, StandaloneScope::Nowhere)
+    ClusterCache::new(None, DEFAULTS).serving(&ProxyGroupType::SERVED, rules(defaults, StandaloneScope::Nowhere))
 }
 
 /// A cache with an egress group `e`, ingress groups `i` and `j`, defaults `e` and `i`, and one Service and Ingress without annotation.

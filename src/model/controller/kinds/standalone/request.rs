@@ -16,7 +16,7 @@ use crate::model::controller::kinds::standalone::handover;
 use crate::model::controller::policy::annotations::{annotation, dns_label};
 use crate::model::controller::policy::requests;
 use crate::model::controller::policy::requests::{Parent, directions, service_label};
-use crate::model::controller::policy::tenancy::DefaultTenancy;
+use crate::model::controller::policy::tenancy::{DefaultTenancy, restricted_tags};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::role::Role;
@@ -99,10 +99,7 @@ pub(crate) fn had_tags(observed: &Observed, metadata: &ObjectMeta) -> Vec<String
 
 /// Requested tags besides the default ones, those that the device has, and the permitted ones. Tenants permit tags by namespace.
 pub(crate) fn extra_tags(metadata: &ObjectMeta, settings: &GroupSettings, had: &[String]) -> Vec<String> {
-    let is_permitted = |tag: &String| settings.standalone_tenants.is_empty() && settings.permitted_tags.matches(tag);
-    let mut tags = requests::tags(metadata);
-    tags.retain(|tag| !settings.tags.contains(tag) && !had.contains(tag) && !is_permitted(tag));
-    tags
+    restricted_tags(requests::tags(metadata), &[&settings.tags, had], &settings.standalone_tenants, &settings.permitted_tags)
 }
 
 /// Fault of tags that only administrators may permit.

@@ -6,8 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::api::names;
-use crate::model::controller::workload::objects::FIELD_MANAGER;
+use crate::api::names::{POD_FIELD_MANAGER, RECONCILER_FIELD_MANAGER};
 
 /// `managedFields` that make us the owner of fields that others updated; `None` if nothing changes.
 ///
@@ -16,8 +15,8 @@ pub fn adopted(managed_fields: &Value, api_version: &str) -> Option<Value> {
     let entries = managed_fields.as_array()?;
     let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let whole = |entry: &&Value| text(entry, "subresource").is_empty();
-    let ours = |entry: &&Value| whole(entry) && text(entry, "manager") == FIELD_MANAGER && text(entry, "operation") == "Apply";
-    let replicas = |entry: &&Value| text(entry, "manager") == names::FIELD_MANAGER;
+    let ours = |entry: &&Value| whole(entry) && text(entry, "manager") == RECONCILER_FIELD_MANAGER && text(entry, "operation") == "Apply";
+    let replicas = |entry: &&Value| text(entry, "manager") == POD_FIELD_MANAGER;
     let theirs = |entry: &&Value| whole(entry) && text(entry, "operation") == "Update" && !replicas(entry);
     if !entries.iter().any(|entry| theirs(&entry)) {
         return None;
@@ -29,7 +28,7 @@ pub fn adopted(managed_fields: &Value, api_version: &str) -> Option<Value> {
     let version = entries.iter().find(ours).or_else(|| entries.iter().find(theirs)).map(|entry| text(entry, "apiVersion"));
     let version = version.filter(|version| !version.is_empty()).unwrap_or_else(|| api_version.to_owned());
     let entry = json!({
-        "manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": version, "fieldsType": "FieldsV1", "fieldsV1": fields,
+        "manager": RECONCILER_FIELD_MANAGER, "operation": "Apply", "apiVersion": version, "fieldsType": "FieldsV1", "fieldsV1": fields,
     });
     let rest = entries.iter().filter(|entry| !ours(entry) && !theirs(entry)).cloned();
     Some(Value::Array(std::iter::once(entry).chain(rest).collect()))

@@ -294,7 +294,7 @@ impl World {
         let (time, lands) = (self.at(now), now + self.random.delay(self.slow, 2000));
         let (process, api) = (&mut self.processes[number], &self.api);
         if reachable && process.refuted && process.withdrawal.is_none() {
-            let change = process.detector.withdrawal("g", api.pods.iter().map(object).collect(), time);
+            let change = process.detector.withdrawal(&"g".into(), api.pods.iter().map(object).collect(), time);
             process.withdrawal = change.map(|change| {
                 let replica: usize = change.pod.uid[1..].parse().expect("a number");
                 (replica, api.versions[replica], change.step == NoteStep::Withdraw { is_reached: true }, lands)
@@ -327,7 +327,12 @@ impl World {
         match process.request.take() {
             Some(Request::List { begun, read: Some((pods, versions)), due, .. }) if due <= now => {
                 let objects = pods.iter().map(object).collect();
-                let mark = process.detector.confirm("g", objects, begin + Duration::from_millis(begun), begin + Duration::from_millis(now));
+                let mark = process.detector.confirm(
+                    &"g".into(),
+                    objects,
+                    begin + Duration::from_millis(begun),
+                    begin + Duration::from_millis(now),
+                );
                 if let (Some(mark), Some(trust), true) = (mark, trust, reachable) {
                     let replica: usize = mark.pod.uid[1..].parse().expect("a number");
                     let lands = now + self.random.delay(slow, trust - now + lead - STEP);
