@@ -295,9 +295,11 @@ fn headscale_mints_working_keys_and_deletes_devices() {
     assert_eq!(approved.expect("the namespace").expect("approved"), [both.clone(), both, others], "what others approved stays");
     let gone = machine.node.ns.block_on(async || {
         control.delete_device(&id, &expected).await?;
-        control.delete_device(&id, &expected).await
+        control.delete_device(&id, &expected).await?;
+        control.device(&id, &of_key).await
     });
-    gone.expect("the namespace").expect("deleted, and gone already");
+    let read = gone.expect("the namespace").expect("deleted, and gone already");
+    assert!(read.is_none(), "a deleted device is read as absent: {read:?}");
     assert!(!tailnet.knows("eg-0"));
     drop(tailscaled);
 }

@@ -4,6 +4,7 @@
 //! Needs root and the programs of `tests/servers/build`.
 
 mod listener;
+mod pod;
 mod port;
 mod preamble;
 mod site;

@@ -4,6 +4,7 @@
 //! Needs root, cgroup v1 and the programs of `tests/servers/build`.
 
 mod deletions;
+mod devices;
 mod group;
 mod published;
 mod standalone;
@@ -24,12 +25,14 @@ use kit::wait::eventually;
 const ANSWER: &str = "hello";
 
 /// All scenarios, in the order of execution.
-const ALL: [Scenario; 5] = [
+const ALL: [Scenario; 7] = [
+    ("a device deleted at headscale", devices::a_device_is_deleted),
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
     ("Services without a group", standalone::services_have_proxies_of_their_own),
     ("a proxy with standby", standby::a_waiting_pod_takes_over),
     ("a group deleted before its Service", deletions::a_group_goes_before_its_service),
     ("a Service deleted before its group", deletions::a_service_goes_before_its_group),
+    ("the proxy of a device deleted at headscale", devices::its_proxy_has_joined_again),
 ];
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{ANSWER, answer};
+use super::{ANSWER, answer, devices};
 use crate::stage::{PORT, Stage, whole};
 use kit::cluster::chart::{self, NAMESPACE};
 use kit::cluster::{DEADLINE, pods};
@@ -53,7 +53,8 @@ pub(crate) fn services_have_proxies_of_their_own(stage: &Stage) {
         chart::wait_gone(cluster, name);
         assert!(!cluster.tailnet.knows(&format!("default-{name}")), "its device is deleted before its finalizer");
     }
-    let configs = cluster.kubectl(&["get", "secrets", "-n", NAMESPACE, "-l", "tailyard.io/parent-service", "-o", "name"]);
+    let others = format!("tailyard.io/parent-service,tailyard.io/parent-service!={}", devices::NAME);
+    let configs = cluster.kubectl(&["get", "secrets", "-n", NAMESPACE, "-l", &others, "-o", "name"]);
     assert_eq!(configs, "");
 }
 

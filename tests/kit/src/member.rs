@@ -16,10 +16,14 @@ use tailyard::edge::localapi::LocalApi;
 
 use crate::machine::DEADLINE;
 use crate::machine::{Machine, Process};
-use crate::tailnet::Tailnet;
+use crate::tailnet::{Tailnet, conf_with};
 use crate::wait::eventually;
 
 const HTTP: u16 = 9002;
+/// A replica with this variable in its own environment forwards nothing and has no capability.
+const USERSPACE: &str = "TS_USERSPACE";
+/// Command prefix that drops every capability.
+const CONFINED: [&str; 5] = ["/usr/bin/setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"];
 
 pub struct Member {
     pub machine: Machine,
@@ -66,6 +70,20 @@ impl Member {
         serve: Option<&Value>,
         prepare: impl FnOnce(&Machine) -> Vec<(&'static str, String)>,
     ) -> Self {
+        let member = Self::launch(tailnet, name, conf, ingress, serve, prepare);
+        eventually("its tailscaled", DEADLINE, || member.prefs());
+        member
+    }
+
+    /// The same, without waiting for its tailscaled.
+    pub fn launch(
+        tailnet: &Tailnet,
+        name: &str,
+        conf: &Value,
+        ingress: &Value,
+        serve: Option<&Value>,
+        prepare: impl FnOnce(&Machine) -> Vec<(&'static str, String)>,
+    ) -> Self {
         let machine = tailnet.machine(name);
         let env = prepare(&machine);
         machine.node.sysctl("net.ipv4.ip_forward", "1");
@@ -74,10 +92,7 @@ impl Member {
         for dir in ["conf", "proxies"] {
             fs::create_dir_all(member.machine.own_dir().join(dir)).expect("made");
         }
-        let mut whole = json!({
-            "Version": "alpha0", "Locked": false, "ServerURL": "https://hs.lab:8443", "Hostname": name, "acceptDNS": false,
-            "acceptRoutes": false, "AuthKey": tailnet.key(),
-        });
+        let mut whole: Value = serde_json::from_str(&conf_with(name, tailnet.key(), false)).expect("JSON");
         whole.as_object_mut().expect("an object").extend(conf.as_object().expect("an object").clone());
         member.configure(&whole);
         member.ingress(ingress);
@@ -85,7 +100,6 @@ impl Member {
             member.serve(serve);
         }
         member.run();
-        eventually("its tailscaled", DEADLINE, || member.prefs());
         member
     }
 
@@ -97,11 +111,15 @@ impl Member {
         let (ip, socket) = (self.machine.address.to_string(), self.machine.socket().display().to_string());
         let (ingress, state) = (path("proxies/ingress-config.json"), path("state.json"));
         let (tailscaled, tailscale) = (program("tailscaled"), program("tailscale"));
-        let argv = [crate::tailyard(), "proxy", "--ingress-config", &ingress, "--state-file", &state, "--pod-ips", &ip];
+        let sets = |variable: &str| self.env.iter().any(|(name, _)| *name == variable);
+        let confined = if sets(USERSPACE) { &CONFINED[..] } else { &[] };
+        let forwards = if sets(USERSPACE) { &[][..] } else { &["--ingress-config", &ingress] };
+        let store = if sets("TS_KUBE_SECRET") { &[][..] } else { &["--state-file", &state] };
+        let argv = [confined, &[crate::tailyard(), "proxy", "--pod-ips", &ip], forwards, store].concat();
         let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--firewall-mode", "nftables"];
         let (conf, serve) = (path("conf"), if self.serves { path("proxies/serve-config.json") } else { String::new() });
         let env = [
-            ("TS_USERSPACE", "false"),
+            (USERSPACE, "false"),
             ("TS_SOCKET", &socket),
             ("TS_STATE_DIR", "/run/ts"),
             ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
@@ -190,7 +208,7 @@ impl Member {
         }
     }
 
-    /// The value of a key of its state.
+    /// The value of a key of its state file.
     pub fn state(&self, key: &str) -> Option<String> {
         let state = fs::read(self.machine.own_dir().join("state.json")).ok()?;
         Some(serde_json::from_slice::<Value>(&state).ok()?.get(key)?.as_str()?.to_owned())
