@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn finalizer_of_a_service_has_two_forms_and_no_others() {
-        for own in ["tailscale.com/service-pg-finalizer", "g.tailscale.com/service-pg-finalizer", "a.b.tailscale.com/service-pg-finalizer"] {
+        for own in ["tailscale.com/service-pg-finalizer", "g.tailscale.com/service-pg-finalizer", "a.b.tailscale.com/service-pg-finalizer"]
+        {
             assert!(has(&metadata(&["example.com/x", own]), SERVICE_FINALIZER) && is_own(own), "{own}");
         }
         for foreign in [

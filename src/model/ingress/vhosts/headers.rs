@@ -51,7 +51,7 @@ const CLIENT_WORDS: [&str; 18] = [
     "user",
     "viewer",
 ];
-/// Prefix of the headers from which WebSphere and Liberty read the client's address and user, and the requested host and scheme.
+/// Prefix of the headers from which `WebSphere` and Liberty read the client's address and user, and the requested host and scheme.
 const WEBSPHERE_PREFIX: &str = "$ws";
 /// Other headers from which servers read the requested host, scheme or path.
 const REQUEST_CLAIMS: [&str; 20] = [
