@@ -35,7 +35,7 @@ pub enum Fate {
 use Fate::{NotRun, RunBy};
 
 /// Every block of the documents, by its first words.
-pub const BLOCKS: [(&str, &str, Fate); 34] = [
+pub const BLOCKS: [(&str, &str, Fate); 35] = [
     (README, "$ make demo", NotRun("the tier demo runs the demo")),
     (README, "$ make image", RunBy(&[CROSSING])),
     (README, "$ kubectl annotate", RunBy(&[CROSSING])),
