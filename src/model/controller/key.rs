@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn labels_of_standalone_proxies_have_the_kind_and_those_of_groups_the_name() {
-        let objects = [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web").label());
+        let objects =
+            [PublishSource::Service, PublishSource::Ingress].map(|source| WorkloadKey::of_object(source, "default", "web").label());
         assert_eq!(objects, ["service/default/web", "ingress/default/web"]);
         assert_eq!(WorkloadKey::of_group("service").label(), "service");
     }

@@ -99,7 +99,8 @@ impl Succession {
     /// cannot change them, and no other workload has them.
     pub fn of(lost: &ReplicaPod, pods: &[Value]) -> Option<Self> {
         let pods = pods.iter().filter_map(|pod| ReplicaPod::read(&Pod::deserialize(pod).ok()?));
-        let mut others = pods.filter(|pod| lost.workload.is_standalone() && pod.workload == lost.workload && pod.uid != lost.uid && pod.is_survivor());
+        let mut others =
+            pods.filter(|pod| lost.workload.is_standalone() && pod.workload == lost.workload && pod.uid != lost.uid && pod.is_survivor());
         others.find_map(|other| {
             let pair = [(&lost.name, &other.name), (&other.name, &lost.name)];
             let (lease, _) = pair.into_iter().find(|(first, second)| {

@@ -177,7 +177,8 @@ impl Tenancy {
 
 /// Requested tags that need the permission of a tenant: none that are the object's own, nor, where there are no tenants, permitted ones.
 pub fn restricted_tags(mut requested: Vec<String>, own: &[&[String]], tenants: &[Tenant], permitted: &Patterns) -> Vec<String> {
-    requested.retain(|tag| !own.iter().any(|own| own.contains(tag)) && !(tenants.is_empty() && permitted.matches(tag)));
+    let is_permitted = |tag: &str| tenants.is_empty() && permitted.matches(tag);
+    requested.retain(|tag| !own.iter().any(|own| own.contains(tag)) && !is_permitted(tag));
     requested
 }
 

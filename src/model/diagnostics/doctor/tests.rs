@@ -508,7 +508,11 @@ fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
     finds(&strict, "policy", Finding::Warn, "Service u/tagged: tag tag:hr is not in permittedTags");
     finds(&strict, "policy", Finding::Warn, "Service u/to-db: db.other.svc.cluster.local is a Service of the cluster");
     finds(&strict, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
-    assert_eq!(cluster::checks(&strict).iter().filter(|check| check.name == "policy").count(), 6, "two tags of one Service, and three proxies of their own");
+    assert_eq!(
+        cluster::checks(&strict).iter().filter(|check| check.name == "policy").count(),
+        6,
+        "two tags of one Service, and three proxies of their own"
+    );
     let permitted =
         [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
     let permitted = with(json!(permitted.map(|(name, value)| variable(name, value))), json!([]));

@@ -327,7 +327,12 @@ impl World {
         match process.request.take() {
             Some(Request::List { begun, read: Some((pods, versions)), due, .. }) if due <= now => {
                 let objects = pods.iter().map(object).collect();
-                let mark = process.detector.confirm(&"g".into(), objects, begin + Duration::from_millis(begun), begin + Duration::from_millis(now));
+                let mark = process.detector.confirm(
+                    &"g".into(),
+                    objects,
+                    begin + Duration::from_millis(begun),
+                    begin + Duration::from_millis(now),
+                );
                 if let (Some(mark), Some(trust), true) = (mark, trust, reachable) {
                     let replica: usize = mark.pod.uid[1..].parse().expect("a number");
                     let lands = now + self.random.delay(slow, trust - now + lead - STEP);
