@@ -32,18 +32,20 @@ struct Cli {
 enum Command {
     // In a terminal backticks would only be noise.
     #[allow(clippy::doc_markdown)]
-    /// Run a replica of a ProxyGroup: forward its services between cluster and tailnet
+    /// Run a replica of a ProxyGroup, or a standalone proxy: forward its services between cluster and tailnet
     ///
     /// Reads the same environment as the Tailscale operator's proxy image. A flag wins over its variable. All invalid settings are
     /// reported at once, with exit status 64.
     Proxy(Box<flags::Given<proxy::ProxyCommand>>),
     #[allow(clippy::doc_markdown)]
-    /// Run the controller that creates and maintains all objects of ProxyGroups
+    /// Run the controller that creates and maintains all objects of ProxyGroups and standalone proxies
     ///
     /// Reads the same environment as the Tailscale operator. Several may run: the holder of the Lease writes, the others stand by. A
     /// flag wins over its variable. All invalid settings are reported at once, with exit status 64.
     Reconciler(Box<flags::Given<reconciler::ReconcilerCommand>>),
-    /// Show groups, replicas and Services of a cluster
+    // As above.
+    #[allow(clippy::doc_markdown)]
+    /// Show ProxyGroups, standalone proxies, replicas, Services and Ingresses of a cluster
     Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to repair it
     Doctor(doctor::DoctorArgs),
@@ -57,7 +59,7 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Enable IP forwarding in this network namespace and exit, for an init container
     EnableIpForwarding,
-    /// Print the definitions of our kinds, for `kubectl apply --server-side -f -`
+    /// Print the custom resource definitions, for `kubectl apply --server-side -f -`
     Crd,
     /// Print the version
     Version,

@@ -65,7 +65,8 @@ def modules(programs: list[str]) -> list[dict[str, Any]]:
     for program in programs:
         built = json.loads(_run(["go", "version", "-m", "-json", program], os.path.dirname(program)))
         for module in [built["Main"], *built.get("Deps", [])]:
-            module = module.get("Replace") or module
+            replacement = module.get("Replace", module)
+            module = module if replacement["Path"].startswith(".") else replacement # A local copy has neither name nor version.
             path, version = module["Path"], module["Version"]
             found[path, version] = _package("golang", path, version, None, f"pkg:golang/{path}@{quote(version)}")
         standard = built["GoVersion"].removeprefix("go").split()[0]

@@ -1,7 +1,7 @@
 //! The APIs of control planes, as far as we use them: JSON over HTTPS.
 //!
-//! Source of the formats: Tailscale's published API v2 (keys, devices, OAuth tokens) and headscale's v1 API of its 0.29 `OpenAPI`
-//! document. Unknown fields are ignored.
+//! Source of the formats: Tailscale's published API v2 (keys, devices, OAuth tokens), which headscale's API v2 has in part since 0.30, and
+//! headscale's v1 API of its 0.29 `OpenAPI` document. Unknown fields are ignored.
 
 use std::collections::BTreeSet;
 
@@ -54,11 +54,33 @@ pub struct CreatedKey {
     pub created: Option<String>,
 }
 
-/// Error response of Tailscale's API or headscale.
+/// Error response: of Tailscale's API and headscale up to 0.29 (`message`), of headscale's v1 API since 0.30 (`application/problem+json`,
+/// RFC 7807), or of an OAuth token endpoint (RFC 6749).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ControlRefusal {
     pub message: String,
+    pub title: String,
+    pub detail: String,
+    /// Causes, of problem+json.
+    pub errors: Vec<ProblemCause>,
+    pub error_description: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ProblemCause {
+    pub message: String,
+}
+
+impl ControlRefusal {
+    /// The most specific text, with its causes; `None` if it has none.
+    pub fn text(&self) -> Option<String> {
+        let texts = [&self.message, &self.detail, &self.error_description, &self.title];
+        let text = texts.into_iter().find(|text| !text.is_empty())?;
+        let causes = self.errors.iter().map(|cause| &cause.message).filter(|cause| !cause.is_empty());
+        Some(std::iter::once(text).chain(causes).map(String::as_str).collect::<Vec<_>>().join(": "))
+    }
 }
 
 /// A request to headscale for an auth key.
@@ -79,7 +101,7 @@ pub struct CreatedPreAuthKey {
     pub pre_auth_key: CreatedKey,
 }
 
-/// A request to headscale to approve exactly these routes of a node.
+/// A request to headscale to approve exactly these routes of a device (v1 and v2).
 #[derive(Debug, Serialize)]
 pub struct ApproveRoutes<'a> {
     pub routes: &'a BTreeSet<String>,
@@ -98,7 +120,7 @@ pub struct TailscaleDevice {
     pub node_id: String,
     /// Host name that its tailscaled reports.
     pub hostname: String,
-    /// Name in the tailnet, `host.domain`.
+    /// Name in the tailnet, `host.domain`; headscale's has no domain.
     pub name: String,
     /// Tags; absent for a device of a user.
     pub tags: Vec<String>,
@@ -106,6 +128,14 @@ pub struct TailscaleDevice {
     pub addresses: Vec<String>,
     /// Creation time, RFC 3339; empty for a device of another tailnet.
     pub created: String,
+}
+
+/// Routes of a device, as the API v2 answers.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceRoutes {
+    /// The approved ones.
+    pub enabled_routes: BTreeSet<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

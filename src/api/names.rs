@@ -83,7 +83,7 @@ pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
 pub const ISSUANCE: &str = "tailyard.io/acme-order-status";
 /// Finalizer of an Ingress that a group advertises.
 pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";
-/// Finalizer of a Service that a group advertises.
+/// Finalizer of a Service that a group advertises. The Tailscale operator since 1.104 writes it with the group's name and a dot before it.
 pub const SERVICE_FINALIZER: &str = "tailscale.com/service-pg-finalizer";
 /// Annotation of a user's Service: `true` advertises it, whatever its type.
 pub const EXPOSE: &str = "tailscale.com/expose";

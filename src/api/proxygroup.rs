@@ -132,8 +132,8 @@ pub struct Tailyard {
     /// Match ports: ports of the replicas' Pods that are assigned to the ports of egress Services, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_port_range: Option<PortSpan>,
-    /// Extended resource of a device plugin that provides the TUN device, such as `example.com/tun`. With it the container is not
-    /// privileged.
+    /// Extended resource of a device plugin that provides the TUN device, such as `example.com/tun`. With it the container has no
+    /// capability `MKNOD`; that of the Tailscale operator's image is not privileged then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub tun_device_resource: Option<String>,
@@ -145,6 +145,11 @@ pub struct Tailyard {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
     pub firewall_mode: Option<String>,
+    /// Value of `trafficDistribution` of child Services: clients of egress Services prefer replicas in their zone, or on their node.
+    /// Needs Kubernetes 1.34. Default: all replicas are used alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["PreferSameZone", "PreferSameNode"]))]
+    pub traffic_distribution: Option<String>,
     /// Prefixes of the tailnet addresses of advertised Services, for control planes without Tailscale Services: one address of each
     /// family, advertised as a route. No other group may use these prefixes. Default: a Service is advertised by its ClusterIP.
     #[serde(rename = "serviceCIDRs", default, skip_serializing_if = "Vec::is_empty")]

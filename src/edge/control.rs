@@ -27,6 +27,9 @@ use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
+/// Name of the approval of routes in errors.
+const APPROVE: &str = "approve routes of a device";
+
 /// Address and credentials of a control plane, and limits of calls.
 #[derive(Debug, Clone)]
 pub struct ControlSettings {
@@ -70,8 +73,9 @@ pub struct AuthKey {
 
 #[derive(Debug, Clone)]
 pub enum ControlClient {
-    /// Tailscale, or a server with a compatible API.
+    /// API v2: Tailscale, headscale since 0.30, or a server with a compatible API.
     Tailscale(Tailscale),
+    /// headscale's API v1.
     Headscale(Headscale),
 }
 
@@ -91,14 +95,15 @@ impl ControlClient {
         })
     }
 
+    /// What the control plane can do: of an API v2 known after [`Self::probe`].
     pub fn capabilities(&self) -> Capabilities {
         match self {
-            Self::Tailscale(_) => Capabilities::TAILSCALE,
+            Self::Tailscale(client) => client.capabilities(),
             Self::Headscale(_) => Capabilities::HEADSCALE,
         }
     }
 
-    /// Checks the permissions of the credentials with requests for keys and devices.
+    /// Checks the permissions of the credentials with requests for keys and devices, and finds out the capabilities.
     pub async fn probe(&self) -> Result<(), ControlError> {
         match self {
             Self::Tailscale(client) => client.probe().await,
@@ -154,7 +159,7 @@ impl ControlClient {
         self.tailscale()?.delete_service(name).await.or_else(ControlError::absent)
     }
 
-    /// Adds and removes approved routes of a device; returns the approved routes afterwards.
+    /// Adds and removes approved routes of a device; returns the approved routes afterwards. Sends no change without a difference.
     pub async fn approve_routes(
         &self,
         id: &DeviceId,
@@ -162,12 +167,29 @@ impl ControlClient {
         add: &BTreeSet<String>,
         remove: &BTreeSet<String>,
     ) -> Result<BTreeSet<String>, ControlError> {
-        match self {
-            Self::Headscale(client) => client.approve_routes(id, expected, add, remove).await,
-            Self::Tailscale(_) => Err(ControlError::Settings(
-                "this control plane has Tailscale Services and approves no routes for the reconciler".to_owned(),
-            )),
+        if self.capabilities().services {
+            let why = "this control plane has Tailscale Services and approves no routes for the reconciler";
+            return Err(ControlError::Settings(why.to_owned()));
         }
+        let (device, approved) = match self {
+            Self::Tailscale(client) => client.routes(id).await?,
+            Self::Headscale(client) => client.routes(id).await?,
+        };
+        expected.check(id, &device).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
+        let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
+        if wanted == approved {
+            return Ok(approved);
+        }
+        let approved = match self {
+            Self::Tailscale(client) => client.set_routes(id, &wanted).await?,
+            Self::Headscale(client) => client.set_routes(id, &wanted).await?,
+        };
+        let missing: Vec<_> = add.difference(&approved).cloned().collect();
+        if missing.is_empty() {
+            return Ok(approved);
+        }
+        let message = format!("it did not take {}", missing.join(", "));
+        Err(ControlError::Refused { call: APPROVE, status: 200, message })
     }
 
     fn tailscale(&self) -> Result<&Tailscale, ControlError> {

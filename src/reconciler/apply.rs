@@ -20,12 +20,13 @@ use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
 use super::metrics::Metrics;
 use crate::api::condition::{PROXY_GROUP_READY, reason};
-use crate::api::names::{ENDPOINTS, FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
+use crate::api::names::ENDPOINTS;
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::kinds::standalone::rejected;
 use crate::model::controller::workload::actions::{Delete, GroupPlan, GroupUpdate, Notice};
 use crate::model::controller::workload::event_schedule::EventSchedule;
+use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::objects::nodeport::held_ports;
 use crate::model::controller::workload::objects::{Kind, Manifest, applied};
 use crate::model::controller::workload::observed::Observed;
@@ -330,7 +331,7 @@ impl Applier {
 
 /// Whether the finalizers include ours.
 fn has_finalizer(finalizers: &[String]) -> bool {
-    finalizers.iter().any(|name| [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].contains(&name.as_str()))
+    finalizers.iter().any(|name| finalizers::is_own(name))
 }
 
 /// Runs all with limited concurrency; returns the first failure after all have ended.

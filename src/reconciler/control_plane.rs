@@ -156,8 +156,9 @@ impl ControlPlanes {
             Ok(client) => client,
             Err(error) => return self.refused(tailnet, error.lasting()),
         };
+        let result = client.probe().await;
         let works = ControlPlaneVerdict::Valid(client.capabilities());
-        match client.probe().await {
+        match result {
             Ok(()) => (works, self.ready(tailnet, mark, url, client)),
             // A client that worked and is not known to be invalid stays in use: an unavailable control plane comes back.
             Err(error) if self.works(tailnet) && error.passes() => {

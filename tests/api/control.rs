@@ -1,5 +1,7 @@
 //! Control plane clients: against the stand-in of Tailscale's hosted API with its faults, and against a real headscale.
 
+mod headscale_v2;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

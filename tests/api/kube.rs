@@ -5,6 +5,7 @@ mod endpoints;
 mod grace_period;
 mod kinds;
 mod lease;
+mod manifests;
 mod scripted;
 mod standby;
 mod state;

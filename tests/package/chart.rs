@@ -352,7 +352,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 /// Rejected values, each with a corrected one that is accepted.
-const REFUSED: [(&str, &str); 26] = [
+const REFUSED: [(&str, &str); 28] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
@@ -363,6 +363,8 @@ const REFUSED: [(&str, &str); 26] = [
     ("matchPortRange=10000", "matchPortRange=10000-10999"),
     ("drainTimeout=45x", "drainTimeout=45s"),
     ("workers=65", "workers=64"),
+    ("targets.allowed={10.0.0.0/99}", "targets.allowed={10.0.0.0/32}"),
+    ("targets.denied={fd00::/129}", "targets.denied={fd00::/128}"),
     ("watchNamespaces={Shop}", "watchNamespaces={shop}"),
     ("image.digest=abc", "image.digest="),
     ("image.pullPolicy=Sometimes", "image.pullPolicy=Never"),
@@ -401,8 +403,12 @@ fn invalid_values_are_rejected() {
 
 #[test]
 fn install_notes_show_the_next_step() {
-    let notes =
-        |case: &str| printed(&["install", "tailyard", CHART, "--namespace", "tailscale", "--dry-run=client", "--values", &values(case)]);
+    let install = |case: &str, flags: &[&str]| {
+        let values = values(case);
+        let install = ["install", "tailyard", CHART, "--namespace", "tailscale", "--dry-run=client", "--values", &values];
+        printed(&[&install[..], flags].concat())
+    };
+    let notes = |case: &str| install(case, &[]);
     let namespace = |case: &str| match case {
         "headscale" => "watched",
         "identity" => "shop",
@@ -410,11 +416,11 @@ fn install_notes_show_the_next_step() {
     };
     for case in CASES {
         let (notes, namespace) = (notes(case), namespace(case));
-        let (kind, type_) = if case == "everything" { ("ingress web", "ingress") } else { ("service db", "egress") };
+        let (look, type_) = if case == "everything" { ("describe ingress web", "ingress") } else { ("get service db", "egress") };
         let next = [
             format!("tailscale.com/proxy-group: {type_}\n"),
             format!("  spec:\n    type: {type_}\n"),
-            format!("kubectl describe {kind} -n {namespace}"),
+            format!("kubectl {look} -n {namespace}"),
             format!("namespace: {namespace}\n"),
             "kubectl -n tailscale rollout status deployment/tailyard-reconciler".to_owned(),
             "pod-security.kubernetes.io/enforce=privileged".to_owned(),
@@ -423,4 +429,6 @@ fn install_notes_show_the_next_step() {
         assert_eq!(notes.contains("No credentials are set"), !matches!(case, "headscale" | "identity" | "everything"), "{case}: {notes}");
         assert_eq!(notes.contains("make image"), case != "everything", "{case}: {notes}");
     }
+    let notes = install("headscale", &["--set", "proxyGroupTypes={ingress}"]);
+    assert!(notes.contains("kubectl annotate service web -n watched") && !notes.contains("defaultBackend"), "no certificates: {notes}");
 }

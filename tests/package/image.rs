@@ -167,8 +167,9 @@ fn product_image_runs_the_proxy_and_has_labels() {
 #[test]
 fn dockerfile_uses_the_pinned_versions() {
     let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a file");
-    let (pins, dockerfile, toolchain) = (read("tests/servers/build"), read("config/image/Dockerfile"), read("rust-toolchain.toml"));
-    let pin = pins.split_whitespace().find_map(|word| word.strip_prefix("tailscale=")).expect("a pin");
+    let (pins, dockerfile, toolchain) =
+        (read("tests/servers/tailscale/go.mod"), read("config/image/Dockerfile"), read("rust-toolchain.toml"));
+    let pin = pins.lines().find_map(|line| line.strip_prefix("require tailscale.com ")).expect("a pin");
     for program in ["tailscaled", "tailscale"] {
         assert!(dockerfile.contains(&format!("tailscale.com/cmd/{program}@{pin}")), "{program} is pinned at {pin}");
     }

@@ -76,6 +76,25 @@ fn version_is_printed() {
 }
 
 #[test]
+fn help_states_scope_precedence_and_defaults() {
+    let help = |args: &[&str]| {
+        let output = Command::new(kit::tailyard()).args(args).arg("--help").output().expect("the compiled binary");
+        String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for (args, expected) in [
+        (&[][..], "all objects of ProxyGroups and standalone proxies"),
+        (&[], "Show ProxyGroups, standalone proxies, replicas, Services and Ingresses"),
+        (&["proxy"], "besides the API server, such as those of the cluster's Services; --allowed-targets wins"),
+        (&["proxy"], "Tailyard's reconciler sets 45s"),
+        (&["reconciler"], "ProxyClass of ProxyGroups, and of Services and Ingresses with a standalone proxy"),
+        (&["reconciler"], "kube-system and the reconciler's namespace"),
+    ] {
+        let help = help(args);
+        assert!(help.contains(expected), "{args:?}: no {expected:?} in {help}");
+    }
+}
+
+#[test]
 fn plan_diff_prints_changes_and_operations() {
     let delta: Value =
         serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");

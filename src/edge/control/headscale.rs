@@ -6,13 +6,10 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
 use super::http::ControlHttp;
-use super::{AuthKey, ControlError, auth_key};
+use super::{APPROVE, AuthKey, ControlError, auth_key};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
-use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, ExpectedDevice, KEY_LIFETIME, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
-
-/// Name of the approval in errors.
-const APPROVE: &str = "approve routes of a node";
 
 #[derive(Debug, Clone)]
 pub struct Headscale {
@@ -48,30 +45,18 @@ impl Headscale {
         self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id.as_str())])).await
     }
 
-    /// Adds and removes approved routes of a node; returns the approved routes afterwards. Sends no request without a change.
-    pub(super) async fn approve_routes(
-        &self,
-        id: &DeviceId,
-        expected: &ExpectedDevice,
-        add: &BTreeSet<String>,
-        remove: &BTreeSet<String>,
-    ) -> Result<BTreeSet<String>, ControlError> {
-        let path = format!("/api/v1/node/{id}");
-        let node = self.node(id).await?;
-        let approved = node.approved_routes.clone();
-        expected.check(id, &device(node)).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
-        let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
-        if wanted == approved {
-            return Ok(approved);
-        }
-        let request = self.request(Method::POST, &format!("{path}/approve_routes")).json(&ApproveRoutes { routes: &wanted });
+    /// A node and its approved routes.
+    pub(super) async fn routes(&self, id: &DeviceId) -> Result<(Device, BTreeSet<String>), ControlError> {
+        let mut node = self.node(id).await?;
+        let approved = std::mem::take(&mut node.approved_routes);
+        Ok((device(node), approved))
+    }
+
+    /// Approves exactly these routes of a node; returns the approved ones.
+    pub(super) async fn set_routes(&self, id: &DeviceId, routes: &BTreeSet<String>) -> Result<BTreeSet<String>, ControlError> {
+        let request = self.request(Method::POST, &format!("/api/v1/node/{id}/approve_routes")).json(&ApproveRoutes { routes });
         let made: NodeAnswer = self.http.answer(APPROVE, request).await?;
-        let missing: Vec<_> = add.difference(&made.node.approved_routes).cloned().collect();
-        if missing.is_empty() {
-            return Ok(made.node.approved_routes);
-        }
-        let message = format!("it did not take {}", missing.join(", "));
-        Err(ControlError::Refused { call: APPROVE, status: 200, message })
+        Ok(made.node.approved_routes)
     }
 
     pub(super) async fn device(&self, id: &DeviceId) -> Result<Device, ControlError> {

@@ -139,8 +139,6 @@ fn pause(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 
 /// Message of an error response.
 fn words(body: &[u8]) -> String {
-    match serde_json::from_slice::<ControlRefusal>(body) {
-        Ok(refusal) if !refusal.message.is_empty() => refusal.message,
-        _ => String::from_utf8_lossy(body).trim().chars().take(TEXT).collect(),
-    }
+    let text = serde_json::from_slice::<ControlRefusal>(body).ok().and_then(|refusal| refusal.text());
+    text.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned()).chars().take(TEXT).collect()
 }

@@ -1,24 +1,30 @@
 //! Client of the Tailscale API (v2) and compatible servers: OAuth client or federated identity, auth keys, devices, Tailscale Services.
+//!
+//! headscale has this API since 0.30, without Tailscale Services (404) and certificates. There the reconciler approves routes.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 
 use reqwest::{Method, RequestBuilder};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::http::ControlHttp;
-use super::{AuthKey, ControlError, IdentityToken, auth_key};
-use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
+use super::{APPROVE, AuthKey, ControlError, IdentityToken, auth_key};
+use crate::api::control::{
+    ApproveRoutes, CreateKey, CreatedKey, DeviceRoutes, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer,
+};
 use crate::api::vip::{VipService, VipServices};
 use crate::model::controller::policy::annotations::dns_label;
-use crate::model::controller::workload::control_plane::token_end;
+use crate::model::controller::workload::control_plane::{Capabilities, token_end};
 use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
-/// Paths of keys, devices and Tailscale Services.
+/// Paths of keys, devices, Tailscale Services, and of routes below a device.
 const KEYS: &str = "/tailnet/-/keys";
 const DEVICE: &str = "/device/";
 const SERVICES: &str = "/tailnet/-/vip-services";
+const ROUTES: &str = "/routes";
 /// Name of an object that cannot exist: a request for it tests the permission without listing thousands.
 const PROBED: &str = "tailyard-probe";
 /// Maximum characters of a key's description.
@@ -30,6 +36,7 @@ pub struct Tailscale {
     login: Arc<OAuthLogin>,
     // The first worker with an expired token renews it while the others wait: one request for many workers.
     token: Arc<Mutex<Option<AccessToken>>>,
+    capabilities: Arc<OnceLock<Capabilities>>,
 }
 
 #[derive(Debug)]
@@ -54,12 +61,30 @@ impl Tailscale {
     }
 
     fn new(http: ControlHttp, login: OAuthLogin) -> Self {
-        Self { http, login: Arc::new(login), token: Arc::default() }
+        Self { http, login: Arc::new(login), token: Arc::default(), capabilities: Arc::default() }
     }
 
     pub(super) async fn probe(&self) -> Result<(), ControlError> {
         self.done("list keys", Method::GET, KEYS).await?;
-        self.done("get a device", Method::GET, &format!("{DEVICE}{PROBED}")).await.or_else(ControlError::absent)
+        self.done("get a device", Method::GET, &format!("{DEVICE}{PROBED}")).await.or_else(ControlError::absent)?;
+        self.find_capabilities().await
+    }
+
+    pub(super) fn capabilities(&self) -> Capabilities {
+        self.capabilities.get().copied().unwrap_or(Capabilities::TAILSCALE)
+    }
+
+    /// Finds out once, by a list of Tailscale Services: a server without them answers 404. A denial does not mean that there are none.
+    async fn find_capabilities(&self) -> Result<(), ControlError> {
+        if self.capabilities.get().is_some() {
+            return Ok(());
+        }
+        let found = match self.done("list Tailscale Services", Method::GET, SERVICES).await {
+            Ok(()) | Err(ControlError::Denied { .. } | ControlError::Refused { status: ..500, .. }) => Capabilities::TAILSCALE,
+            Err(error) => error.absent().map(|()| Capabilities::HEADSCALE)?,
+        };
+        self.capabilities.get_or_init(|| found);
+        Ok(())
     }
 
     pub(super) async fn probe_services(&self) -> Result<(), ControlError> {
@@ -88,13 +113,34 @@ impl Tailscale {
         let request = self.request(Method::GET, &path).await?;
         let found: TailscaleDevice = self.settled(&path, self.http.answer("get a device", request).await).await?;
         let addresses = DeviceAddresses::parse(found.addresses.iter().map(String::as_str));
-        let name = DeviceName::parse(&found.name).map_or(DeviceLabel::Unknown, DeviceLabel::Whole);
+        let name = match DeviceName::parse(&found.name) {
+            Some(name) => DeviceLabel::Whole(name),
+            None if dns_label(&found.name) => DeviceLabel::Host(found.name),
+            None => DeviceLabel::Unknown,
+        };
         let created = found.created.parse().ok();
         Ok(Device { id: found.node_id, hostname: found.hostname, tags: found.tags, name, addresses, created, key: None })
     }
 
     pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {
         self.done("delete a device", Method::DELETE, &format!("{DEVICE}{id}")).await
+    }
+
+    /// A device and its approved routes.
+    pub(super) async fn routes(&self, id: &DeviceId) -> Result<(Device, BTreeSet<String>), ControlError> {
+        let device = self.device(id).await?;
+        let path = routes_path(id);
+        let request = self.request(Method::GET, &path).await?;
+        let found: DeviceRoutes = self.settled(&path, self.http.answer("get routes of a device", request).await).await?;
+        Ok((device, found.enabled_routes))
+    }
+
+    /// Approves exactly these routes of a device; returns the approved ones.
+    pub(super) async fn set_routes(&self, id: &DeviceId, routes: &BTreeSet<String>) -> Result<BTreeSet<String>, ControlError> {
+        let path = routes_path(id);
+        let request = self.request(Method::POST, &path).await?.json(&ApproveRoutes { routes });
+        let made: DeviceRoutes = self.settled(&path, self.http.answer(APPROVE, request).await).await?;
+        Ok(made.enabled_routes)
     }
 
     pub(super) async fn services(&self) -> Result<Vec<VipService>, ControlError> {
@@ -193,8 +239,13 @@ fn scope_advice(path: &str) -> &'static str {
     match path {
         _ if path.starts_with(KEYS) => "give the client write access to Keys/Auth Keys, with the tags in use (docs/tailscale.md)",
         _ if path.starts_with(SERVICES) => "give the client write access to General/Services, with the tags in use (docs/tailscale.md)",
+        _ if path.ends_with(ROUTES) => "give the client the scope devices:routes, with the tags in use (docs/headscale.md)",
         _ => "give the client write access to Devices/Core, with the tags in use (docs/tailscale.md)",
     }
+}
+
+fn routes_path(id: &DeviceId) -> String {
+    format!("{DEVICE}{id}{ROUTES}")
 }
 
 /// API path of a Tailscale Service. Fails if the name is not `svc:` and a DNS label.

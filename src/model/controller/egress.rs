@@ -179,7 +179,7 @@ fn one(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<
         }
         return ServiceOutcome::Refused(conflict);
     }
-    let Some((child, service)) = claims::child(work.observed, claim, ports, shape.health_port()).zip(claim.service) else {
+    let Some((child, service)) = claims::child(work.observed, claim, ports, shape).zip(claim.service) else {
         let range = shape.ports();
         return ServiceOutcome::Refused(format!(
             "All ports of {range} are taken: widen spec.tailyard.matchPortRange of the ProxyGroup, or use another group."

@@ -12,7 +12,6 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 
-use crate::api::names;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::{claims, services};
 use crate::model::controller::key::{PublishSource, WorkloadKey};
@@ -63,11 +62,10 @@ pub fn is_released(observed: &Observed) -> bool {
     let group = observed.group.as_ref().map(|group| &group.metadata);
     let services = observed.services.values().map(|service| &service.metadata);
     let ingresses = observed.publish.ingresses.values().map(|ingress| &ingress.metadata);
-    let own = [names::FINALIZER, names::SERVICE_FINALIZER, names::INGRESS_FINALIZER];
     let mut users = group.into_iter().chain(services).chain(ingresses);
     let has_pod = observed.replicas.values().any(|replica| replica.pod.is_some()) || observed.waiting.is_some();
     let has_object = observed.owned.iter().any(|(object, existing)| pass.is_own(object, existing));
-    !has_pod && !has_object && !users.any(|metadata| own.iter().any(|name| finalizers::has(metadata, name)))
+    !has_pod && !has_object && !users.any(|metadata| metadata.finalizers.iter().flatten().any(|name| finalizers::is_own(name)))
 }
 
 /// The workload that the observed object requests; `None` without an object.

@@ -234,16 +234,24 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
 
 fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
-        ("", Some(name)) => {
-            let found = world.netmap.as_deref().map(|netmap| netmap.resolve(&name)).unwrap_or_default();
-            if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found.into()) }
-        }
+        ("", Some(name)) => named(&name, &target.fqdn, world).map(SortedSet::from),
         ("", None) | (_, Some(_)) => Err(Reason::Target),
         (text, None) => {
             let ip = parse_address(text).ok_or_else(|| Reason::Address(text.to_owned()))?;
             address(ip, world).map(|ip| [ip].into())
         }
     }
+}
+
+/// Permitted addresses of a target by name. `text` is the name as requested.
+pub(super) fn named(name: &Fqdn, text: &str, world: &World) -> Result<BTreeSet<IpAddr>, Reason> {
+    let found = world.netmap.as_deref().map(|netmap| netmap.resolve(name)).unwrap_or_default();
+    let refused = |ip: IpAddr| Some(Reason::Forbidden { address: ip, range: world.targets.refuses(ip, false, text)? });
+    let permitted: BTreeSet<IpAddr> = found.iter().copied().filter(|ip| refused(*ip).is_none()).collect();
+    if !permitted.is_empty() {
+        return Ok(permitted);
+    }
+    Err(found.iter().find_map(|ip| refused(*ip)).unwrap_or_else(|| Reason::Unresolved(text.to_owned())))
 }
 
 /// A target by address, unless forbidden or without peer: by the default route it would leave unencrypted.

@@ -133,7 +133,15 @@ fn serve_single(served: &mut ServedByAddress, world: &World) {
             (target.into_iter().collect(), ip.to_string())
         }
         Single::DestDns(host) => (served.answer(&name, world, host), host.clone()),
-        Single::TailnetFqdn(fqdn) => (world.netmap.as_ref().map(|netmap| netmap.resolve(fqdn)).unwrap_or_default(), fqdn.to_string()),
+        Single::TailnetFqdn(fqdn) => {
+            let text = world.single.value().unwrap_or_default();
+            let found = egress::named(fqdn, &text, world).map_err(|reason| {
+                if matches!(reason, Reason::Forbidden { .. }) {
+                    served.reject(&name, reason);
+                }
+            });
+            (found.unwrap_or_default(), fqdn.to_string())
+        }
     };
     if to.is_empty() && !served.rejected.contains_key(&name) {
         served.reject(&name, Reason::Unresolved(unresolved));

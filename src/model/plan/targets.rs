@@ -56,17 +56,18 @@ pub enum ReservedRange {
     Tailnet,
 }
 
-const RANGES: [(IpNet, ReservedRange); 12] = [
+const RANGES: [(IpNet, ReservedRange); 13] = [
     (v4([0, 0, 0, 0], 8), ReservedRange::Unspecified),
     (v4([127, 0, 0, 0], 8), ReservedRange::Loopback),
     (v4([169, 254, 0, 0], 16), ReservedRange::LinkLocal),
     (v4([168, 63, 129, 16], 32), ReservedRange::Metadata),
+    (v4([192, 0, 0, 192], 32), ReservedRange::Metadata),
     (v4([224, 0, 0, 0], 4), ReservedRange::Multicast),
     (v4([255, 255, 255, 255], 32), ReservedRange::Broadcast),
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), ReservedRange::Unspecified),
     (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), ReservedRange::Loopback),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), ReservedRange::LinkLocal),
-    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), ReservedRange::Metadata),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), ReservedRange::Metadata),
     (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), ReservedRange::Metadata),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), ReservedRange::Multicast),
 ];
@@ -129,14 +130,14 @@ fn is_empty(rules: &Arc<TargetRules>) -> bool {
     **rules == TargetRules::default()
 }
 
-/// IPv4 address of a mapped or translated (`64:ff9b::/96`) one; any other address unchanged.
+/// IPv4 address in the last 32 bits of a mapped or translated (`64:ff9b::/96`, `64:ff9b:1::/48`) one; any other address unchanged.
 fn behind(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(six) if six.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {
-            let [.., a, b, c, d] = six.octets();
-            Ipv4Addr::new(a, b, c, d).into()
-        }
-        other => other,
+    let canonical = ip.to_canonical();
+    let IpAddr::V6(six) = canonical else { return canonical };
+    let [.., a, b, c, d] = six.octets();
+    match six.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] => Ipv4Addr::new(a, b, c, d).into(),
+        _ => canonical,
     }
 }
 
@@ -184,9 +185,15 @@ mod tests {
             ("169.254.169.254", Some(ReservedRange::LinkLocal)),
             ("::ffff:169.254.169.254", Some(ReservedRange::LinkLocal)),
             ("64:ff9b::a9fe:a9fe", Some(ReservedRange::LinkLocal)),
+            ("64:ff9b:1::a9fe:a9fe", Some(ReservedRange::LinkLocal)),
+            ("64:ff9b:1:fffe::7f00:1", Some(ReservedRange::Loopback)),
+            ("64:ff9b:1::a60:1", Some(ReservedRange::Denied)),
             ("fe80::1", Some(ReservedRange::LinkLocal)),
             ("168.63.129.16", Some(ReservedRange::Metadata)),
+            ("192.0.0.192", Some(ReservedRange::Metadata)),
             ("fd00:ec2::254", Some(ReservedRange::Metadata)),
+            ("fd00:ec2::23", Some(ReservedRange::Metadata)),
+            ("fd20:ce::254", Some(ReservedRange::Metadata)),
             ("224.0.0.1", Some(ReservedRange::Multicast)),
             ("ff02::1", Some(ReservedRange::Multicast)),
             ("255.255.255.255", Some(ReservedRange::Broadcast)),
@@ -194,6 +201,9 @@ mod tests {
             ("192.0.2.1", None),
             ("2001:db8::1", None),
             ("64:ff9b::c000:201", None),
+            ("64:ff9b:1::c000:201", None),
+            ("64:ff9b:2::a9fe:a9fe", None),
+            ("192.0.0.170", None),
         ];
         for (text, range) in rows {
             assert_eq!(refused(text), (range, range), "{text}");

@@ -4,9 +4,11 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::api::targets::TargetRules;
 use crate::model::base::net::Proto;
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::plan::targets::TargetPolicy;
 use crate::model::plan::world::Single;
 
 fn key(proto: Proto, port: u16) -> PortKey {
@@ -144,6 +146,43 @@ fn forbidden_address_is_refused_even_where_a_peer_routes_it() {
     let mut allowing = all.clone();
     allowing.targets.allowed = vec!["169.254.169.254/32".parse().expect("a prefix")];
     assert_eq!(rejected(&refused.next(&allowing)), ["api ForbiddenTarget", "own ForbiddenTarget", "pod ForbiddenTarget"]);
+}
+
+#[test]
+fn name_of_a_denied_address_is_refused_like_the_address() {
+    let by_name = |name: &str, port: u16| {
+        format!(r#"{{"tailnetTarget":{{"fqdn":"{name}"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}"#)
+    };
+    let [db, via, svc] = [("DB.tail.lab.", 1), ("10-5-0-1-via-7", 2), ("svc.tail.lab", 3)].map(|(name, port)| by_name(name, port));
+    let mut all = world(&format!(r#"{{"db":{db},"svc":{svc},"via":{via}}}"#));
+    let mut netmap = netmap(&["100.64.0.1"], &[("db.tail.lab", &["100.64.7.2", "fd7a::2"])]);
+    netmap.records.insert(Fqdn::new("svc.tail.lab").expect("a name"), [ip("100.99.0.1")].into());
+    netmap.routes.extend(["100.99.0.1/32", "fd7a:115c:a1e0:b1a::/64"].map(|net| net.parse::<ipnet::IpNet>().expect("a prefix")));
+    all.netmap = Some(Arc::new(netmap));
+    let free = Planned::new(&all);
+    assert_eq!(rejected(&free), [""; 0]);
+    let nets = |list: &[&str]| list.iter().map(|net| net.parse().expect("a prefix")).collect::<Vec<_>>();
+    let denied = nets(&["100.64.7.0/24", "100.99.0.1/32", "fd7a:115c:a1e0:b1a:0:7::/96"]);
+    let rules = TargetRules { denied, ..TargetRules::default() };
+    let mut denying = all.clone();
+    denying.targets.rules = Arc::new(rules.clone());
+    let refused = free.next(&denying);
+    assert_eq!(rejected(&refused), ["svc ForbiddenTarget", "via ForbiddenTarget"]);
+    let targets = [1, 2, 3].map(|port| refused.ruleset.ports[&key(Proto::Tcp, port)].len());
+    assert_eq!(targets, [1, 0, 0], "the address of another family is permitted");
+    let single = |rules: TargetRules| {
+        let single = Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"));
+        let targets = TargetPolicy { rules: Arc::new(rules), ..TargetPolicy::default() };
+        let planned = Planned::new(&World { single, targets, egress: Arc::default(), ..all.clone() });
+        (planned.ruleset.from_cluster.values().map(|to| to.len()).sum::<usize>(), rejected(&planned))
+    };
+    let both = nets(&["100.64.0.0/10", "fd7a::/64"]);
+    let forbidden = vec!["TS_TAILNET_TARGET_FQDN ForbiddenTarget".to_owned()];
+    assert_eq!(single(TargetRules { denied: both.clone(), ..rules.clone() }), (0, forbidden.clone()));
+    let inherited = TargetRules { inherited: both, ..TargetRules::default() };
+    assert_eq!(single(inherited.clone()), (0, forbidden));
+    let exempt = ["db.tail.lab.".to_owned()].into();
+    assert_eq!(single(TargetRules { exempt, ..inherited }).0, 2, "as the StatefulSet has the name");
 }
 
 #[test]

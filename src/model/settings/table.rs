@@ -79,7 +79,7 @@ const PROXY: [Section; 6] = [
         flag("--allowed-targets", "TAILYARD_ALLOWED_TARGETS", "CIDR[,CIDR]", "")
             .help("Ranges allowed as targets although they are rejected by default, such as link-local ones"),
         flag("--denied-targets", "TAILYARD_DENIED_TARGETS", "CIDR[,CIDR]", "")
-            .help("Ranges rejected as targets, such as those of the cluster's Services; the API server is always rejected"),
+            .help("Ranges rejected as targets besides the API server, such as those of the cluster's Services; --allowed-targets wins"),
     ]),
     section("HTTP ingress").of(&[
         flag("--upgrades", "TAILYARD_UPGRADES", "NAME[,NAME]", "websocket").help("Protocols to which clients may upgrade a connection"),
@@ -92,7 +92,9 @@ const PROXY: [Section; 6] = [
     ]),
     section("Kernel").of(&[
         flag("--firewall-mode", "TS_DEBUG_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
-        flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s").help("Maximum time to drain connections on shutdown"),
+        flag("--drain-timeout", "TAILYARD_DRAIN_TIMEOUT", "TIME", "25s").help(
+            "Maximum time to drain connections on shutdown; Tailyard's reconciler sets 45s, 25s fits the 30 s of the Tailscale operator's Pods",
+        ),
     ]),
     section("State").of(&[
         flag("--kube-secret", "TS_KUBE_SECRET", "NAME", "")
@@ -122,11 +124,13 @@ const RECONCILER: [Section; 6] = [
     ]),
     section("Proxies").of(&[
         flag("--image", "PROXY_IMAGE", "IMAGE", concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")))
-            .help("Image of the proxies: Tailyard's, or the stock image of the Tailscale operator"),
+            .help("Image of the proxies: Tailyard's, or the Tailscale operator's"),
         flag("--image-pull-secrets", "PROXY_IMAGE_PULL_SECRETS", "NAME[,NAME]", "")
             .help("Pull Secrets of the proxies, unless the ProxyClass names some"),
-        flag("--tags", "PROXY_TAGS", "TAG[,TAG]", "tag:k8s").help("Tags of the devices, unless the ProxyGroup names some"),
-        flag("--default-class", "PROXY_DEFAULT_CLASS", "NAME", "").help("ProxyClass of ProxyGroups that name none"),
+        flag("--tags", "PROXY_TAGS", "TAG[,TAG]", "tag:k8s")
+            .help("Tags of the devices of ProxyGroups and standalone proxies, unless the ProxyGroup, Service or Ingress names some"),
+        flag("--default-class", "PROXY_DEFAULT_CLASS", "NAME", "")
+            .help("ProxyClass of ProxyGroups, and of Services and Ingresses with a standalone proxy, that name none"),
         flag("--firewall-mode", "PROXY_FIREWALL_MODE", "NAME", "auto").help(FIREWALL_MODES),
         flag("--match-port-range", "TAILYARD_MATCH_PORT_RANGE", "START-END", "10000-19999")
             .help("Ports of a Pod that egress Services are assigned, unless the ProxyGroup names a range"),
@@ -147,7 +151,7 @@ const RECONCILER: [Section; 6] = [
              tags and those of their ProxyGroup",
         ),
         flag("--allowed-targets", "TAILYARD_ALLOWED_TARGETS", "CIDR[,CIDR]", "")
-            .help("Ranges allowed as targets of all proxies although they are rejected by default, such as a Service of the cluster"),
+            .help("Ranges allowed as targets of all proxies, also within --denied-targets, such as a Service of the cluster"),
         flag("--denied-targets", "TAILYARD_DENIED_TARGETS", "CIDR[,CIDR]", "")
             .help("Ranges rejected as targets of all proxies, whatever their ProxyClass allows"),
         flag("--proxy-group-types", "TAILYARD_PROXY_GROUP_TYPES", "NAME[,NAME]", "egress,ingress")
@@ -162,7 +166,10 @@ const RECONCILER: [Section; 6] = [
     section("Ingress").of(&[
         flag("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME", "NAME", "tailscale").help("IngressClass of the Ingresses to advertise"),
         flag("--cluster-id", "TAILYARD_CLUSTER_ID", "ID", "")
-            .help("ID of this cluster in multi-cluster Services (default: from the UID of the namespace kube-system)"),
+            .help(
+            "ID of this cluster in multi-cluster Services (default: from the UID of the namespace kube-system and the reconciler's \
+             namespace; after a move to another one set --previous-cluster-ids)",
+        ),
         flag("--previous-cluster-ids", "TAILYARD_PREVIOUS_CLUSTER_IDS", "ID[,ID]", "")
             .help("Previous IDs of this cluster, such as the node ID of the Tailscale operator that it replaces"),
         flag("--shared-acme-account", "OPERATOR_SHARED_ACME_ACCOUNT_KEY", "BOOL", "").help(

@@ -18,7 +18,7 @@ use kit::definitions::{ours, theirs};
 use kit::wait::eventually_async;
 
 /// Applies CRDs, replacing existing ones, and waits until they are served.
-async fn install(cluster: &Cluster, definitions: [Value; 3]) {
+pub(super) async fn install(cluster: &Cluster, definitions: [Value; 3]) {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.admin());
     for definition in definitions {
         let name = definition["metadata"]["name"].as_str().expect("a name").to_owned();
@@ -96,6 +96,7 @@ fn rejected_groups() -> Vec<Rejected> {
             &["spec.tailyard.matchPortRange", "start must not be above matchPortRange.end"],
         ),
         ("ProxyGroup", ours(json!({"tunDeviceResource": "tun"})), &["spec.tailyard.tunDeviceResource", "should match"]),
+        ("ProxyGroup", ours(json!({"trafficDistribution": "PreferClose"})), &["spec.tailyard.trafficDistribution", "\"PreferSameZone\""]),
         ("ProxyGroup", ours(json!({"firewallMode": "pf"})), &["spec.tailyard.firewallMode", "\"iptables-legacy\""]),
     ]
 }

@@ -155,6 +155,38 @@ fn l4_service_is_published_while_it_has_endpoints() {
 }
 
 #[test]
+fn service_with_the_finalizer_of_the_tailscale_operator_is_released_and_deleted() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.exposed("db", "g", "database").await;
+        stage.endpoint("db", true).await;
+        let finalizers = async || stage.users().get("db").await.expect("there").metadata.finalizers.unwrap_or_default();
+        let taken_over = async || {
+            stage.wait_advertised("g", &["svc:database"]).await;
+            stage.advertise("g", 2).await;
+            let theirs = Patch::Merge(json!({"metadata": {"finalizers": ["g.tailscale.com/service-pg-finalizer"]}}));
+            stage.users().patch("db", &PatchParams::default(), &theirs).await.expect("changed");
+            stage.quiet(&running).await;
+            assert_eq!(finalizers().await, ["g.tailscale.com/service-pg-finalizer"]);
+        };
+        taken_over().await;
+        let exposed = |value: Value| Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/expose": value}}}));
+        stage.users().patch("db", &PatchParams::default(), &exposed(Value::Null)).await.expect("changed");
+        stage.wait_advertised("g", &[]).await;
+        stage.advertise("g", 2).await;
+        eventually_async("it is released", DEADLINE, finalizers, Vec::is_empty).await;
+        stage.users().patch("db", &PatchParams::default(), &exposed(json!("true"))).await.expect("changed");
+        taken_over().await;
+        stage.delete(&stage.users(), "db").await;
+        stage.wait_advertised("g", &[]).await;
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.users(), "db").await;
+        assert!(stage.hosted.vips().is_empty());
+    });
+}
+
+#[test]
 fn many_ingresses_need_few_calls_and_writes() {
     const MANY: usize = 30;
     stage(async |stage| {

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use kit::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
 use kit::cluster::images::{self, TAILYARD, TOOLS};
+use kit::cluster::node::ProxyMode;
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE};
-use kit::guide::{CROSSING, Guide, QUICKSTART, README};
+use kit::guide::{CROSSING, Guide, README};
 use kit::hosted::CLIENT;
 use kit::tailnet::Control;
 use kit::wait::eventually;
@@ -35,8 +36,8 @@ impl Sides {
     pub(crate) fn start() -> Self {
         let tailnet = Cluster::tailnet(Control::Hosted);
         let (publisher, user) = thread::scope(|scope| {
-            let publisher = scope.spawn(|| Cluster::start_on(&tailnet, 1..=1));
-            let user = Cluster::start_on(&tailnet, 2..=2);
+            let publisher = scope.spawn(|| Cluster::start_on(&tailnet, 1..=1, ProxyMode::Nftables));
+            let user = Cluster::start_on(&tailnet, 2..=2, ProxyMode::Iptables);
             (publisher.join().expect("a cluster"), user)
         });
         let image = images::tailyard(&user.bin, images::TAILYARD, Path::new(kit::tailyard()));
@@ -49,13 +50,10 @@ impl Sides {
         sides
     }
 
-    /// Installs the chart on the user's cluster as README.md describes, with the credentials of the quickstart.
+    /// Installs the chart on the user's cluster as README.md describes.
     fn install(&self, image: &Path) {
         self.user.load(image);
-        self.guide.run(QUICKSTART, "$ kubectl create namespace", &[]);
         let (id, secret) = (format!("client_id={}", CLIENT.0), format!("client_secret={}", CLIENT.1));
-        let credentials = [("client_id=ID", &id[..]), ("client_secret=SECRET", &secret)];
-        self.guide.run(QUICKSTART, "$ kubectl create secret generic oauth", &credentials);
         let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
         self.guide.run(
             README,
@@ -63,6 +61,9 @@ impl Sides {
             &[
                 // Built for both clusters, and on their nodes.
                 ("make image", ":"),
+                ("skopeo", ": skopeo"),
+                ("client_id=ID", &id),
+                ("client_secret=SECRET", &secret),
                 ("registry.example.com/tailyard", &format!("{repository} --set image.tag={tag} --set controlPlane.url={CONTROL}")),
             ],
         );

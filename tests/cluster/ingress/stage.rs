@@ -7,6 +7,7 @@ use serde_json::json;
 use kit::acme_front::Front;
 use kit::cluster::Cluster;
 use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::node::ProxyMode;
 use kit::cluster::site::{self, GREETS};
 use kit::pebble::{Manner, Pebble};
 use kit::tailnet::Control;
@@ -29,7 +30,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts the cluster; nothing is published yet.
     pub(crate) fn set() -> Self {
-        let cluster = Cluster::start_with(NODES, Control::Hosted);
+        let cluster = Cluster::start_with(NODES, Control::Hosted, ProxyMode::Iptables);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
         let front = Front::start(&cluster.tailnet);
         let user = TailnetClient::join(&cluster.tailnet);

@@ -10,7 +10,7 @@ use kit::cluster::{Cluster, DEADLINE};
 use kit::guide::{Guide, HEADSCALE, QUICKSTART, SERVICES, UPGRADE};
 use kit::wait::eventually;
 
-const CHART: &str = "helm install tailyard charts/tailyard";
+const REPOSITORY: &str = "registry.example.com/tailyard";
 const URL: &str = "https://headscale.example.com";
 const KEY: &str = "headscale apikeys create --expiration 90d";
 
@@ -35,7 +35,7 @@ pub(crate) fn start(guide: &Guide, cluster: &Cluster) {
     let (create, key) = credentials(dir);
     guide.run(QUICKSTART, "$ headscale apikeys", &[(KEY, &create), ("THE_KEY", &key)]);
     // The scenarios wait for drains: a group of the sample has the same timeout as theirs.
-    guide.run(QUICKSTART, "$ helm install", &[(CHART, &format!("{CHART} {} --set drainTimeout={GRACE}s", tag())), (URL, CONTROL)]);
+    guide.run(QUICKSTART, "$ helm install", &[(REPOSITORY, &format!("{} --set drainTimeout={GRACE}s", image())), (URL, CONTROL)]);
     guide.run(QUICKSTART, "$ kubectl apply", &[]);
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn follow_the_others(guide: &Guide, cluster: &Cluster) {
     // The namespace has what the first installation left.
     let exists = ("kubectl create namespace", "kubectl get namespace");
     guide.run(HEADSCALE, "$ kubectl create namespace", &[exists, (KEY, &create), ("THE_KEY", &key)]);
-    guide.run(HEADSCALE, "$ helm install", &[(CHART, &format!("{CHART} {}", tag())), (URL, CONTROL)]);
+    guide.run(HEADSCALE, "$ helm install", &[(REPOSITORY, &image()), (URL, CONTROL)]);
     cluster.rolled_out(NAMESPACE, RECONCILER);
     cluster.wait(&["--for=delete", "proxygroup/eg", "service/db"]);
     whole::wait_gone(cluster, "eg");
@@ -80,7 +80,8 @@ fn key_file(dir: &Path) -> PathBuf {
     dir.join("api-key")
 }
 
-/// The chart's default is the tag of the release.
-fn tag() -> String {
-    format!("--set image.tag={}", TAILYARD.rsplit(':').next().expect("a tag"))
+/// Repository and tag in place of the documented repository; the chart's default is the tag of the release.
+fn image() -> String {
+    let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+    format!("{repository} --set image.tag={tag}")
 }

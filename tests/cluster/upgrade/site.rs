@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kit::acme_front::Front;
 use kit::cluster::chart::{self, NAMESPACE, Version};
 use kit::cluster::images::{self, TAILYARD};
+use kit::cluster::node::ProxyMode;
 use kit::cluster::{Cluster, DEADLINE, pods, site};
 use kit::machine::{Machine, Process};
 use kit::netns::Server;
@@ -44,7 +45,7 @@ pub(super) struct Site {
 impl Site {
     /// Starts a cluster with the chart and image of the former version, of which `tree` is the directory.
     pub(super) fn start(tree: &Path) -> Self {
-        let cluster = Cluster::start_with(NODES, Control::Hosted);
+        let cluster = Cluster::start_with(NODES, Control::Hosted, ProxyMode::Nftables);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
         let front = Front::start(&cluster.tailnet);
         let user = TailnetClient::join(&cluster.tailnet);

@@ -1,9 +1,11 @@
-//! Arbitrary bytes as an egress and as an ingress config, after any other config: no panic, and every plan is renderable.
+//! Arbitrary bytes as an egress and as an ingress config and as target policy, after any other: no panic, every plan is renderable, and no
+//! target is in a range that the policy denies.
 #![no_main]
 
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use tailyard::api::targets::TargetRules;
 use tailyard::model::base::net::{Family, InterfaceName};
 use tailyard::model::config::{EgressConfig, IngressConfig};
 use tailyard::model::firewall::iptables;
@@ -22,7 +24,14 @@ fuzz_target!(|data: &[u8]| {
         if let Ok(ingress) = IngressConfig::parse(bytes) {
             world.ingress = Arc::new(ingress);
         }
+        if let Ok(rules) = serde_json::from_slice::<TargetRules>(bytes) {
+            world.targets.rules = Arc::new(rules);
+        }
         let planned = Planned::new(&world);
+        let rules = &world.targets.rules;
+        for target in planned.ruleset.ports.values().flat_map(|targets| targets.iter()).filter(|_| rules.allowed.is_empty()) {
+            assert!(!rules.denied.iter().any(|net| net.contains(&target.ip())), "{target}");
+        }
         let _ = nft::table(&planned.ruleset);
         for family in Family::ALL {
             let _ = iptables::restore(&planned.ruleset, family);

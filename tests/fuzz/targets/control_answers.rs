@@ -2,13 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::api::control::{CreatedKey, NodeAnswer, ControlRefusal, TailscaleDevice, TokenAnswer};
+use tailyard::api::control::{ControlRefusal, CreatedKey, DeviceRoutes, NodeAnswer, TailscaleDevice, TokenAnswer};
 use tailyard::api::vip::{VipService, VipServices};
 use tailyard::model::controller::workload::identity::{DeviceName, KeyId};
 use tailyard::model::controller::workload::vip_service::{DesiredVipService, ServiceOwner, release, verify_owner};
 
 fuzz_target!(|data: &[u8]| {
-    let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<ControlRefusal>(data));
+    let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<DeviceRoutes>(data));
+    let _ = serde_json::from_slice::<ControlRefusal>(data).map(|refusal| refusal.text());
     let _ = (serde_json::from_slice::<NodeAnswer>(data), serde_json::from_slice::<VipServices>(data));
     if let Ok(key) = serde_json::from_slice::<CreatedKey>(data) {
         let _ = KeyId::parse(&key.id);

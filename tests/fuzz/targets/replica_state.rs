@@ -1,11 +1,18 @@
-//! Arbitrary bytes as the contents of a proxy Pod's state Secret: no panic, and no identifier with more than one path segment.
+//! Arbitrary bytes as the contents of a proxy Pod's state Secret, as the note in a Pod and as the text of an Event about it: no panic, no
+//! identifier with more than one path segment, and no unbounded text.
 #![no_main]
 
+use std::time::Instant;
+
+use k8s_openapi::api::events::v1::Event;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use tailyard::api::{egress, ingress, names, state};
+use tailyard::api::{egress, ingress, names, state, targets};
 use tailyard::model::controller::workload::identity::MAX_ADDRESSES;
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
+use tailyard::model::controller::workload::pod_fault::CreateFailure;
+use tailyard::model::controller::workload::readiness::{is_lost, lost_message, unreachable_note};
+use tailyard::model::failover::Reception;
 
 fuzz_target!(|data: &[u8]| {
     let (kind, value) = data.split_first().unwrap_or((&0, data));
@@ -20,6 +27,9 @@ fuzz_target!(|data: &[u8]| {
         egress::KEY_COMPRESSED,
         ingress::KEY,
         names::CONFIG_KEY,
+        targets::KEY,
+        state::ROUTE_OVERLAPS,
+        state::REJECTED_TARGET,
     ];
     let key = keys[usize::from(*kind) % keys.len()];
     let annotations = json!({names::DEVICE: String::from_utf8_lossy(value), names::AUTH_KEY_ID: String::from_utf8_lossy(value),
@@ -38,4 +48,16 @@ fuzz_target!(|data: &[u8]| {
     assert!(recorded <= MAX_ADDRESSES && ReplicaState::read(&secret).device_ips.iter().count() <= MAX_ADDRESSES);
     let _ = (config.mint.as_ref().map(|mint| mint.end()), replica.device_hosts().count());
     let _ = (config.auth_key(), config.advertises().count(), config.routes().count());
+    let read = ReplicaState::read(&secret);
+    assert!(read.overlaps.len() <= 64 && read.rejected_target.is_none_or(|text| text.chars().count() <= 500));
+    let text = String::from_utf8_lossy(value);
+    let pod = json!({"metadata": {"annotations": {names::UNREACHABLE: text}}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    let pod = serde_json::from_value(pod).expect("a Pod");
+    let note = Reception::default().unreachable(&text, Instant::now());
+    assert!(note.is_none() || (unreachable_note(&pod) == note && is_lost(&pod) && lost_message(&pod).is_some()));
+    let about = json!({"kind": "StatefulSet", "name": "g"});
+    let event = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "eventTime": null, "reason": CreateFailure::REASON,
+        "note": text, "regarding": about});
+    let failure = serde_json::from_value::<Event>(event).ok().and_then(|event| CreateFailure::read(&event)).expect("a failure");
+    assert!(failure.cause.chars().count() <= 401 && !failure.cause.chars().any(char::is_control));
 });

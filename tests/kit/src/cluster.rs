@@ -32,7 +32,7 @@ pub mod site;
 
 use chart::NAMESPACE;
 use control::ControlPlane;
-use node::{Node, sweep};
+use node::{Node, ProxyMode, sweep};
 use pki::Pki;
 
 /// Upper bound of every wait on a busy machine.
@@ -94,12 +94,12 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster with this number of nodes and waits for nodes and DNS.
     pub fn start(nodes: u8) -> Self {
-        Self::start_with(nodes, Control::Headscale)
+        Self::start_with(nodes, Control::Headscale, ProxyMode::Nftables)
     }
 
-    /// As [`Self::start`], with another control server of the tailnet.
-    pub fn start_with(nodes: u8, control: Control) -> Self {
-        Self::start_on(&Self::tailnet(control), 1..=nodes)
+    /// As [`Self::start`], with another control server of the tailnet and another mode of kube-proxy.
+    pub fn start_with(nodes: u8, control: Control, mode: ProxyMode) -> Self {
+        Self::start_on(&Self::tailnet(control), 1..=nodes, mode)
     }
 
     /// A tailnet on which clusters can be started.
@@ -109,7 +109,7 @@ impl Cluster {
 
     /// As [`Self::start`], on an existing tailnet. No other cluster on it may have nodes of these numbers: names and addresses of machines
     /// and ranges of Pods are made of them. Services have the same range in every cluster.
-    pub fn start_on(tailnet: &Arc<Tailnet>, nodes: RangeInclusive<u8>) -> Self {
+    pub fn start_on(tailnet: &Arc<Tailnet>, nodes: RangeInclusive<u8>, mode: ProxyMode) -> Self {
         sweep();
         let begin = Instant::now();
         let (bin, tailnet) = (servers(&PROGRAMS), Arc::clone(tailnet));
@@ -122,7 +122,7 @@ impl Cluster {
         let mut cluster = Self { nodes: Vec::new(), control, bin, pki, tailnet };
         for index in nodes {
             let address = cluster.control.machine.address;
-            let node = Node::start(&cluster.tailnet, address, &cluster.pki, &cluster.bin, index);
+            let node = Node::start(&cluster.tailnet, address, &cluster.pki, &cluster.bin, (index, mode));
             cluster.nodes.push(node);
         }
         cluster.connect();

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::cluster::chart::{self, CONTROL, NAMESPACE, RECONCILER};
 use crate::cluster::images::{self, OPERATOR, STOCK, TAILYARD};
+use crate::cluster::node::ProxyMode;
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
 use crate::definitions::their_directory;
@@ -39,7 +40,7 @@ impl Stage {
     /// Starts the cluster, without an operator.
     pub fn set() -> Self {
         let bin = servers(&["containerboot", "k8s-operator"]);
-        let cluster = Cluster::start_with(NODES, Control::Hosted);
+        let cluster = Cluster::start_with(NODES, Control::Hosted, ProxyMode::Nftables);
         cluster.load_tailyard(Path::new(crate::tailyard()));
         for image in [images::stock(&bin), images::operator(&bin)] {
             cluster.load(&image);
@@ -58,15 +59,15 @@ impl Stage {
         let id = printed.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {printed:?}"));
         println!("their operator is {id}");
         self.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/operator", &[]);
-        let (install, (repository, tag)) = ("helm install tailyard charts/tailyard", TAILYARD.rsplit_once(':').expect("a tag"));
-        let local = format!("{install} --set image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");
+        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+        let local = format!("{repository},image.tag={tag},controlPlane.url={CONTROL}");
         self.guide.run(
             MIGRATE,
             "$ helm install",
             &[
                 // Nothing is pulled, and the hosted control plane is a stand-in.
-                (install, &local),
-                ("tailscale/tailscale:v1.102.5", STOCK),
+                ("registry.example.com/tailyard", &local),
+                ("tailscale/tailscale:v1.104.7", STOCK),
                 ("NODE_ID", id),
             ],
         );

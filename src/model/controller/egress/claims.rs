@@ -16,6 +16,7 @@ use crate::model::controller::egress::memo::{Entries, Memory, ServedService, add
 use crate::model::controller::workload::finalizers;
 use crate::model::controller::workload::match_ports::MatchPorts;
 use crate::model::controller::workload::objects::child::{ChildPort, ChildRecord, ChildService, PortProtocol, child_name, health_port};
+use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::Observed;
 use crate::model::controller::workload::pass::going;
@@ -200,7 +201,12 @@ pub(crate) fn name_of_child(observed: &Observed, claim: &ServiceClaim<'_>) -> St
 }
 
 /// Desired child of a valid Service; `None` if no port is free.
-pub(crate) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut MatchPorts, health_target: u16) -> Option<ChildService> {
+pub(crate) fn child(
+    observed: &Observed,
+    claim: &ServiceClaim<'_>,
+    ports: &mut MatchPorts,
+    shape: &RenderContext<'_>,
+) -> Option<ChildService> {
     let (key, before) = (claim.key, &claim.reserved);
     let spec = claim.service?.spec.as_ref()?;
     let mut made = Vec::new();
@@ -213,8 +219,18 @@ pub(crate) fn child(observed: &Observed, claim: &ServiceClaim<'_>, ports: &mut M
     let used = |port: u16| made.iter().any(|port_map| port_map.protocol == "TCP" && port_map.port == port);
     let health = health_port(claim.record.as_ref().and_then(|record| record.health), used);
     let name = name_of_child(observed, claim);
+    let (health_target, distribution) = (shape.health_port(), shape.traffic_distribution());
     let (namespace, group) = (observed.settings.namespace.clone(), observed.key.group_name().to_owned());
-    Some(ChildService { name, namespace, parent: (key.0.to_owned(), key.1.to_owned()), group, ports: made, health, health_target })
+    Some(ChildService {
+        name,
+        namespace,
+        parent: (key.0.to_owned(), key.1.to_owned()),
+        group,
+        ports: made,
+        health,
+        health_target,
+        distribution,
+    })
 }
 
 /// Protocol in the child's notation.

@@ -15,7 +15,7 @@ use crate::model::controller::egress::acks::{AckSummary, ReplicaAcks};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::tenancy::Tenancy;
 use crate::model::controller::workload::objects::Owner;
-use crate::model::controller::workload::objects::child::ChildService;
+use crate::model::controller::workload::objects::child::{ChildService, TrafficDistribution};
 use crate::model::controller::workload::objects::services::EgressConfigMap;
 use crate::model::controller::workload::objects::shape::RenderContext;
 
@@ -37,6 +37,7 @@ struct ChildDependencies {
     namespace: String,
     domain: String,
     health: u16,
+    distribution: Option<TrafficDistribution>,
     tenancy: Tenancy,
 }
 
@@ -79,6 +80,7 @@ impl Memory {
             namespace: shape.settings.namespace.clone(),
             domain: shape.settings.cluster_domain.clone(),
             health: shape.health_port(),
+            distribution: shape.traffic_distribution(),
             tenancy: tenancy.clone(),
         };
         if self.base != base {

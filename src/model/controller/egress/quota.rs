@@ -23,7 +23,8 @@ pub(crate) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, grou
     }
     for tenant in claims.chunk_by(|one, other| one.key.0 == other.key.0) {
         let namespace = tenant[0].key.0;
-        let Ok(most) = tenancy.allowance(namespace, TenancyScope::Group(group)).map(|allowance| allowance.max_ports) else { continue };
+        let Ok(allowance) = tenancy.allowance(namespace, TenancyScope::Group(group)) else { continue };
+        let (most, field) = (allowance.max_ports, allowance.limit_field());
         if tenant.iter().map(wanted).sum::<usize>() <= most {
             continue;
         }
@@ -38,7 +39,7 @@ pub(crate) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, grou
             }
             let message = format!(
                 "Namespace {namespace} may have {most} ports of ProxyGroup {group} and has {used}: remove Services, or have an \
-                 administrator raise maxPorts in spec.tailyard.tenants."
+                 administrator raise maxPorts in {field}."
             );
             exceeding.insert(claim.key, message);
         }

@@ -87,8 +87,8 @@ impl Limits {
         } else {
             return Ok(());
         };
-        let message =
-            format!("Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants.");
+        let place = allowance.limit_field();
+        let message = format!("Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in {place}.");
         Err(Rejection::new(reason, message))
     }
 

@@ -8,6 +8,7 @@ use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::workload::actions::ControlAction;
+use crate::model::controller::workload::identity::DeviceAddresses;
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::ServiceList;
 use crate::model::controller::workload::part::PlanPart;
@@ -47,7 +48,8 @@ pub(crate) fn standing(
         verdict => {
             let settled = verdict == OwnershipVerdict::Settled;
             let ours = settled || matches!(verdict, OwnershipVerdict::Write { ours: true, .. });
-            let addrs = entry.map(|current| current.addrs.clone()).unwrap_or_default();
+            let addrs = entry.iter().flat_map(|current| current.addrs.iter().map(String::as_str));
+            let addrs = DeviceAddresses::parse(addrs).texts();
             // A new one may get its addresses later.
             let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
             if entry.is_none() && is_device(work, &desired.name) {

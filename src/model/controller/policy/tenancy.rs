@@ -48,6 +48,8 @@ pub struct TenantQuota {
     tags: Patterns,
     shared_names: Patterns,
     funnel: bool,
+    /// Of a group without tenants.
+    is_default: bool,
     /// Maximum ports of egress Services.
     pub max_ports: usize,
     /// Maximum names in the tailnet.
@@ -99,6 +101,7 @@ impl TenantQuota {
             tags: others.clone(),
             shared_names: others,
             funnel: true,
+            is_default: true,
             max_ports: limit.unwrap_or(PORTS),
             max_names: limit.unwrap_or(NAMES),
             max_certificates: limit.unwrap_or(CERTIFICATES),
@@ -112,6 +115,7 @@ impl TenantQuota {
             tags: Patterns(tenant.tags.clone()),
             shared_names: Patterns(tenant.shared_names.clone()),
             funnel: tenant.funnel,
+            is_default: false,
             max_ports: limit(tenant.max_ports, PORTS),
             max_names: limit(tenant.max_names, NAMES),
             max_certificates: limit(tenant.max_certificates_per_week, CERTIFICATES),
@@ -124,14 +128,20 @@ impl TenantQuota {
     ///
     /// The fault, with an action.
     pub fn allows(&self, namespace: &str, scope: TenancyScope<'_>, label: &str, tags: &[String]) -> Result<(), String> {
-        let wrong = if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
-            format!("give an object the tag {tag}")
-        } else if !self.names.matches(label) {
-            format!("use the name {label}")
+        if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
+            let field = if self.is_default { "permittedTags of the chart (--permitted-tags)" } else { scope.field() };
+            return Err(denied(namespace, scope, &format!("give an object the tag {tag}"), field));
+        }
+        if self.names.matches(label) { Ok(()) } else { Err(denied(namespace, scope, &format!("use the name {label}"), scope.field())) }
+    }
+
+    /// Field of a group for a higher limit. Tenants exclude every namespace that they do not select.
+    pub fn limit_field(&self) -> &'static str {
+        if self.is_default {
+            "spec.tailyard.tenants, with a last tenant for all other namespaces (namespaceSelector: {})"
         } else {
-            return Ok(());
-        };
-        Err(denied(namespace, scope, &wrong))
+            "spec.tailyard.tenants"
+        }
     }
 
     /// Checks a request for Funnel.
@@ -140,7 +150,7 @@ impl TenantQuota {
     ///
     /// The fault, with an action.
     pub fn allows_funnel(&self, namespace: &str, scope: TenancyScope<'_>, requested: bool) -> Result<(), String> {
-        if requested && !self.funnel { Err(denied(namespace, scope, "use Funnel")) } else { Ok(()) }
+        if requested && !self.funnel { Err(denied(namespace, scope, "use Funnel", scope.field())) } else { Ok(()) }
     }
 
     /// Whether a name may be shared with another cluster.
@@ -171,7 +181,18 @@ impl Tenancy {
     /// The namespace has no tenant; the message names an action.
     pub fn allowance(&self, namespace: &str, scope: TenancyScope<'_>) -> Result<&TenantQuota, String> {
         let found = self.selected.get(namespace).and_then(|at| self.tenants.get(*at)).or(self.default.as_ref());
-        found.ok_or_else(|| denied(namespace, scope, if scope == TenancyScope::Standalone { "use the tailnet" } else { "use it" }))
+        let what = if scope == TenancyScope::Standalone { "use the tailnet" } else { "use it" };
+        found.ok_or_else(|| denied(namespace, scope, what, scope.field()))
+    }
+}
+
+impl TenancyScope<'_> {
+    /// Setting with the tenants.
+    fn field(self) -> &'static str {
+        match self {
+            Self::Group(_) => "spec.tailyard.tenants",
+            Self::Standalone => "standalone.tenants of the chart (--standalone-tenants)",
+        }
     }
 }
 
@@ -182,10 +203,10 @@ pub fn restricted_tags(mut requested: Vec<String>, own: &[&[String]], tenants: &
     requested
 }
 
-fn denied(namespace: &str, scope: TenancyScope<'_>, what: &str) -> String {
-    let (place, field) = match scope {
-        TenancyScope::Group(group) => (format!("in ProxyGroup {group}"), "spec.tailyard.tenants"),
-        TenancyScope::Standalone => ("without a ProxyGroup".to_owned(), "standalone.tenants of the chart (--standalone-tenants)"),
+fn denied(namespace: &str, scope: TenancyScope<'_>, what: &str, field: &str) -> String {
+    let place = match scope {
+        TenancyScope::Group(group) => format!("in ProxyGroup {group}"),
+        TenancyScope::Standalone => "without a ProxyGroup".to_owned(),
     };
     format!("Namespace {namespace} may not {what} {place}: an administrator can allow it in {field}.")
 }
@@ -282,7 +303,11 @@ mod tests {
         let (bounded, open) = (group(DefaultTenancy::Bounded), group(DefaultTenancy::Open));
         let [bounded, open] = [&bounded, &open].map(|tenancy| tenancy.allowance("any", G).expect("everybody"));
         let tag = ["tag:hr".to_owned()];
-        assert!(bounded.allows("any", G, "payroll", &[]).is_ok() && bounded.allows("any", G, "payroll", &tag).is_err());
+        assert!(bounded.allows("any", G, "payroll", &[]).is_ok());
+        let denied = "Namespace any may not give an object the tag tag:hr in ProxyGroup g: an administrator can allow it in permittedTags of \
+                      the chart (--permitted-tags).";
+        assert_eq!(bounded.allows("any", G, "payroll", &tag), Err(denied.to_owned()));
+        assert!(bounded.limit_field().contains("all other namespaces"), "a single tenant would exclude them");
         assert!(open.allows("any", G, "payroll", &tag).is_ok());
         assert_eq!(
             [bounded, open].map(|one| (one.max_ports, one.max_names, one.max_certificates, one.shares("a"))),

@@ -3,7 +3,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::api::names::FINALIZER;
+use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
 
 /// Changes of a validated object: a class or a Tailnet.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,12 +23,83 @@ impl<Status: Default> Validation<Status> {
     }
 }
 
+/// Whether an object has a finalizer in any of its forms.
 pub fn has(metadata: &ObjectMeta, own: &str) -> bool {
-    metadata.finalizers.iter().flatten().any(|name| name == own)
+    metadata.finalizers.iter().flatten().any(|name| is(name, own))
 }
 
-/// Complete list that has `own` exactly if `wanted`; `None` if unchanged.
+/// Complete list that has `own` exactly if `wanted`; `None` if unchanged. Every form of it is removed.
 pub fn change(metadata: &ObjectMeta, own: &str, wanted: bool) -> Option<Vec<String>> {
-    let others = metadata.finalizers.iter().flatten().filter(|name| *name != own).cloned();
+    let others = metadata.finalizers.iter().flatten().filter(|name| !is(name, own)).cloned();
     (has(metadata, own) != wanted).then(|| others.chain(wanted.then(|| own.to_owned())).collect())
+}
+
+/// Whether a finalizer is one of ours on objects of users.
+pub fn is_own(name: &str) -> bool {
+    [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].iter().any(|own| is(name, own))
+}
+
+/// Whether a finalizer is `own`. That of a Service has two forms: since 1.104 the Tailscale operator writes the ProxyGroup's name and a dot
+/// before it, and replaces the form without.
+fn is(name: &str, own: &str) -> bool {
+    let group = name.strip_suffix(own).filter(|_| own == SERVICE_FINALIZER).and_then(|group| group.strip_suffix('.'));
+    name == own || group.is_some_and(|group| !group.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn metadata(finalizers: &[&str]) -> ObjectMeta {
+        ObjectMeta { finalizers: Some(finalizers.iter().map(|&name| name.to_owned()).collect()), ..ObjectMeta::default() }
+    }
+
+    #[test]
+    fn finalizer_of_a_service_has_two_forms_and_no_others() {
+        for own in ["tailscale.com/service-pg-finalizer", "g.tailscale.com/service-pg-finalizer", "a.b.tailscale.com/service-pg-finalizer"]
+        {
+            assert!(has(&metadata(&["example.com/x", own]), SERVICE_FINALIZER) && is_own(own), "{own}");
+        }
+        for foreign in [
+            "nottailscale.com/service-pg-finalizer",
+            ".tailscale.com/service-pg-finalizer",
+            "g.tailscale.com/service-pg-finalizer-2",
+            "g.tailscale.com/service-pg-finalizer.example.com",
+            "tailscale.com.example.com/service-pg-finalizer",
+            "g.tailscale.com/x-service-pg-finalizer",
+            "G.Tailscale.com/service-pg-finalizer",
+            "service-pg-finalizer",
+            "g.tailscale.com/ingress-pg-finalizer",
+            "g.tailscale.com/finalizer",
+            "",
+        ] {
+            assert!(!has(&metadata(&[foreign]), SERVICE_FINALIZER) && !is_own(foreign), "{foreign}");
+        }
+        assert!(!has(&metadata(&["g.tailscale.com/ingress-pg-finalizer"]), INGRESS_FINALIZER));
+        assert!(!has(&metadata(&["g.tailscale.com/finalizer"]), FINALIZER));
+    }
+
+    proptest! {
+        #[test]
+        fn release_removes_every_form_and_no_other_finalizer(
+            list in prop::collection::vec((0..4_u8, "[a-z][a-z0-9]{0,9}(\\.[a-z0-9]{1,5})?"), 0..8),
+        ) {
+            let name = |(form, text): &(u8, String)| match form {
+                0 => SERVICE_FINALIZER.to_owned(),
+                1 => format!("{text}.{SERVICE_FINALIZER}"),
+                2 => format!("{text}{SERVICE_FINALIZER}"),
+                _ => format!("{text}.example.com/service-pg-finalizer"),
+            };
+            let all: Vec<String> = list.iter().map(name).collect();
+            let others: Vec<String> = list.iter().filter(|(form, _)| *form > 1).map(name).collect();
+            let observed = ObjectMeta { finalizers: Some(all.clone()), ..ObjectMeta::default() };
+            let is_ours = others.len() < all.len();
+            prop_assert_eq!(has(&observed, SERVICE_FINALIZER), is_ours);
+            prop_assert_eq!(change(&observed, SERVICE_FINALIZER, false), is_ours.then(|| others.clone()));
+            let added = [others, vec![SERVICE_FINALIZER.to_owned()]].concat();
+            prop_assert_eq!(change(&observed, SERVICE_FINALIZER, true), (!is_ours).then_some(added));
+        }
+    }
 }

@@ -106,16 +106,18 @@ impl TryFrom<String> for DeviceName {
     }
 }
 
-/// Addresses of a device in the tailnet, in the order of their source; at most [`MAX_ADDRESSES`].
+/// Addresses of a device or Tailscale Service in the tailnet, in the order of their source; at most [`MAX_ADDRESSES`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<String>")]
 pub struct DeviceAddresses(Vec<IpAddr>);
 
 impl DeviceAddresses {
-    /// Parses addresses. Texts that are no address of a host, and those beyond the maximum, are dropped.
+    /// Parses addresses. Texts that are no address of a host, and those beyond the maximum, are dropped. Those of a status are printed from
+    /// these: an API server accepts only the canonical form (`StrictIPCIDRValidation`), so IPv4 addresses mapped into IPv6 are IPv4.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         let unicast = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
-        Self(texts.into_iter().filter_map(|text| text.parse().ok()).filter(unicast).take(MAX_ADDRESSES).collect())
+        let parsed = texts.into_iter().filter_map(|text| text.parse().ok()).map(|ip: IpAddr| ip.to_canonical());
+        Self(parsed.filter(unicast).take(MAX_ADDRESSES).collect())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -401,6 +403,8 @@ mod tests {
     fn addresses_are_bounded_and_of_hosts() {
         let parsed = DeviceAddresses::parse(["100.64.0.1", "x", "", "127.0.0.1", "0.0.0.0", "ff02::1", "::1", "fd7a::1", "100.64.0.1/32"]);
         assert_eq!(parsed.texts(), ["100.64.0.1", "fd7a::1"]);
+        let other_forms = DeviceAddresses::parse(["FD7A:0:0::1", "::ffff:100.64.0.1", "fd7a:115c:a1e0:0000::0a", "100.064.0.1"]);
+        assert_eq!(other_forms.texts(), ["fd7a::1", "100.64.0.1", "fd7a:115c:a1e0::a"]);
         let many: Vec<_> = (0..100_u8).map(|last| format!("100.64.0.{last}")).collect();
         assert_eq!(DeviceAddresses::from(many).iter().count(), MAX_ADDRESSES);
     }
@@ -442,6 +446,23 @@ mod tests {
     }
 
     proptest! {
+        /// As Kubernetes prints addresses: lower case, the longest run of zeros shortened, no mapped IPv4.
+        #[test]
+        fn addresses_are_printed_in_one_form(ip in any::<[u16; 8]>(), zeros in any::<u8>(), upper in any::<bool>()) {
+            let groups: Vec<u16> = ip.iter().enumerate().map(|(at, group)| if zeros >> at & 1 == 1 { 0 } else { *group }).collect();
+            let long = groups.iter().map(|group| format!("{group:04x}")).collect::<Vec<_>>().join(":");
+            let written = if upper { long.to_uppercase() } else { long.clone() };
+            let texts = DeviceAddresses::parse([written.as_str()]).texts();
+            prop_assert_eq!(&DeviceAddresses::from(texts.clone()).texts(), &texts);
+            for text in texts {
+                let parsed: IpAddr = text.parse().expect("an address");
+                let of_long: IpAddr = long.parse().expect("an address");
+                prop_assert_eq!(parsed, of_long.to_canonical());
+                prop_assert_eq!(&text, &text.to_lowercase());
+                prop_assert!(!text.contains("::ffff:") && text.len() <= long.len(), "{}", text);
+            }
+        }
+
         #[test]
         fn parsed_identifiers_stay_one_path_segment(text in ".{0,80}") {
             if let Some(id) = DeviceId::parse(&text) {

@@ -32,12 +32,13 @@ fn own_set<'a>(pass: &Pass<'a>) -> Option<&'a Arc<Value>> {
     pass.owned(&ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone()))
 }
 
-/// The rules for a workload's proxies; `None` for an image that does not read them.
+/// The rules for a workload's proxies; `None` for an image that does not read them, unless an object chose it by its class: otherwise it
+/// could exempt a target by such a class.
 pub(crate) fn rules(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<TargetRules> {
-    if shape.stock() {
+    let inputs = &pass.observed.targets;
+    if shape.stock() && inputs.is_default_class {
         return None;
     }
-    let inputs = &pass.observed.targets;
     let existing = || pass.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
     let recorded: Vec<&TargetRules> = existing().filter_map(|config| config.targets.as_ref()).collect();
     let target = shape.target.value();

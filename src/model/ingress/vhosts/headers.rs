@@ -28,7 +28,9 @@ const CAPS: HeaderName = HeaderName::from_static("tailscale-app-capabilities");
 
 /// Last words of header names from which servers read a client's address.
 const ADDRESS_ENDINGS: [&str; 7] = ["for", "ip", "ipaddr", "ipaddress", "ips", "ipv4", "ipv6"];
-/// Words for a client, which name its address before the words `ip`, `addr` or `address`, or as one word with these.
+/// Words for an address or a host, after a word for a client or for an address.
+const ADDRESS_WORDS: [&str; 5] = ["addr", "address", "addresses", "addrs", "host"];
+/// Words for a client, which name its address or host before [`ADDRESS_WORDS`], or its address as one word with one of these or `ip`.
 const CLIENT_WORDS: [&str; 18] = [
     "caller",
     "client",
@@ -49,9 +51,14 @@ const CLIENT_WORDS: [&str; 18] = [
     "user",
     "viewer",
 ];
+/// Prefix of the headers from which `WebSphere` and Liberty read the client's address and user, and the requested host and scheme.
+const WEBSPHERE_PREFIX: &str = "$ws";
 /// Other headers from which servers read the requested host, scheme or path.
-const REQUEST_CLAIMS: [&str; 17] = [
+const REQUEST_CLAIMS: [&str; 20] = [
+    "cf-visitor",
     "front-end-https",
+    "wl-proxy-ssl",
+    "x-arr-ssl",
     "x-envoy-original-host",
     "x-envoy-original-path",
     "x-host",
@@ -187,24 +194,28 @@ pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
     }
 }
 
-/// Whether only this proxy may send the header: identity, a client's address, or the requested host, scheme or path. Addresses are recognized
-/// by the words of the name, because CDNs and proxies have many names for them. Some servers treat other characters like `-`, so all
-/// characters that are neither letters nor digits separate words.
+/// Whether only this proxy may send the header: identity, a client's address or certificate, or the requested host, scheme or path. Addresses
+/// are recognized by the words of the name, because CDNs and proxies have many names for them. Some servers treat other characters like
+/// `-`, so all characters that are neither letters nor digits separate words.
 fn is_claim(name: &str) -> bool {
     let mut words = name.split(|char: char| !char.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let is_identity = words.clone().next() == Some("tailscale") && words.clone().nth(1).is_some();
     let is_forwarded = words.clone().any(|word| word.contains("forwarded"));
     let is_request = REQUEST_CLAIMS.into_iter().any(|claim| words.clone().eq(claim.split('-')));
+    let mut pairs = words.clone().zip(words.clone().skip(1));
+    let is_certificate = pairs.any(|(one, next)| (one == "client" && next.starts_with("cert")) || (one, next) == ("ssl", "client"))
+        || words.clone().any(|word| word.starts_with("clientcert"));
     let is_client = |word: &str| CLIENT_WORDS.contains(&word);
     let is_joined = |word: &str| {
-        let endings = ["ip", "addr", "address"].into_iter().chain(ADDRESS_ENDINGS);
+        let endings = ADDRESS_WORDS.into_iter().filter(|word| *word != "host").chain(ADDRESS_ENDINGS);
         endings.filter_map(|ending| word.strip_suffix(ending)).any(is_client)
     };
     let is_address = words.next_back().is_some_and(|last| {
-        let is_clients = matches!(last, "addr" | "address") && words.next_back().is_some_and(is_client);
+        let is_of_client = |word: &str| is_client(word) || ADDRESS_ENDINGS.contains(&word) || is_joined(word);
+        let is_clients = ADDRESS_WORDS.contains(&last) && words.next_back().is_some_and(is_of_client);
         ADDRESS_ENDINGS.contains(&last) || is_joined(last) || is_clients
     });
-    is_identity || is_forwarded || is_request || is_address
+    name.starts_with(WEBSPHERE_PREFIX) || is_identity || is_forwarded || is_request || is_certificate || is_address
 }
 
 fn without_claims(headers: &mut HeaderMap) {
@@ -333,7 +344,7 @@ mod tests {
     }
 
     /// Names by which servers, CDNs and libraries read a client's address.
-    const ADDRESSES: [&str; 47] = [
+    const ADDRESSES: [&str; 53] = [
         "ali-cdn-real-ip",
         "cf-connecting-ip",
         "cf-connecting-ipv6",
@@ -358,7 +369,10 @@ mod tests {
         "x-appengine-user-ip",
         "x-azure-clientip",
         "x-azure-socketip",
+        "x-client-addrs",
         "x-client-ip",
+        "x-client-ip-addr",
+        "x-ip-address",
         "x-client-ipaddress",
         "x-cluster-client-ip",
         "x-envoy-external-address",
@@ -371,9 +385,12 @@ mod tests {
         "x-originating-ip",
         "x-proxyuser-ip",
         "x-real-ip",
+        "x-real-ip-address",
         "x-realip",
+        "x-realip-address",
         "x-remote-addr",
         "x-remote-address",
+        "x-remote-host",
         "x-remote-ip",
         "x-remoteaddr",
         "x-source-ip",
@@ -392,6 +409,16 @@ mod tests {
                 assert!(is_claim(name.as_str()), "{name}");
             }
             assert!(is_claim(&format!("-{}_", claim.replace('-', "--"))), "{claim}");
+        }
+    }
+
+    #[test]
+    fn certificates_of_clients_and_headers_of_web_servers_are_claims() {
+        let certificates =
+            ["client-cert", "client-cert-chain", "ssl-client-s-dn", "ssl_client_verify", "x-arr-clientcert", "x-ssl-client-cert"];
+        let of_servers = ["$wsra", "$wsru", "$wssc", "wl-proxy-client-cert"];
+        for claim in certificates.into_iter().chain(of_servers) {
+            assert!(is_claim(claim), "{claim}");
         }
     }
 
@@ -421,6 +448,9 @@ mod tests {
             "if-none-match",
             "x-csrf-token",
             "remote-user",
+            "wsra",
+            "ssl-cipher",
+            "x-shipping-host",
             "source",
             "client",
         ];

@@ -87,7 +87,7 @@ pub(super) fn prune(kind: Kind, name: &str, mut value: Value) -> CachedObject {
         Kind::EndpointSlice if is_manual(&value) => CachedObject::Owned(Arc::new(only(value, &[("metadata", &[])]))),
         Kind::EndpointSlice => ChildSlice::read(&value).map_or(CachedObject::None, |slice| CachedObject::ChildSlice(Arc::new(slice))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
-            let spec = ["selector", "ports", "ipFamilies", "publishNotReadyAddresses"];
+            let spec = ["selector", "ports", "ipFamilies", "publishNotReadyAddresses", "trafficDistribution"];
             CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &spec)])))
         }
         _ => CachedObject::Owned(Arc::new(value)),
@@ -167,10 +167,10 @@ mod tests {
     fn pruned_child_services_keep_compared_fields() {
         let labels = json!({"tailscale.com/svc-type": "egress"});
         let child = json!({"kind": "Service", "metadata": {"name": "c", "labels": labels, "annotations": {LAST_APPLIED: "{}"}},
-            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"]},
+            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"], "trafficDistribution": "PreferSameNode"},
             "status": {"loadBalancer": {}}});
         let lean = json!({"metadata": {"name": "c", "labels": labels, "annotations": {}},
-            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"]}});
+            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}, "ipFamilies": ["IPv4"], "trafficDistribution": "PreferSameNode"}});
         assert_eq!(pruned(Kind::Service, child), lean);
     }
 

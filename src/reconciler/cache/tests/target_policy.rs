@@ -38,7 +38,11 @@ fn cluster(default_groups: DefaultGroups) -> Cluster {
 
 fn class(cluster: &mut Cluster, name: &str, env: &[(&str, &str)]) {
     let env: Vec<_> = env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
-    let spec = json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": env}}}});
+    class_of(cluster, name, &json!({"env": env}));
+}
+
+fn class_of(cluster: &mut Cluster, name: &str, container: &Value) {
+    let spec = json!({"statefulSet": {"pod": {"tailscaleContainer": container}}});
     let ready = json!({"type": "ProxyClassReady", "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
     cluster.put("ProxyClass", json!({"metadata": {"name": name}, "spec": spec, "status": {"conditions": [ready]}}));
 }
@@ -161,5 +165,24 @@ fn target_that_was_served_before_the_policy_stays_served_until_it_changes() {
     assert!(cluster.settles());
     for workload in ["in", &workload] {
         assert!(rules(&cluster, workload).expect("rules").exempt.is_empty(), "{workload}");
+    }
+}
+
+/// A class with the Tailscale operator's image follows no policy. The object takes it and leaves it.
+#[test]
+fn target_that_a_class_of_the_object_served_without_policy_is_not_exempt_afterwards() {
+    let mut cluster = cluster(DefaultGroups::default());
+    class_of(&mut cluster, "stock", &json!({"image": "tailscale/tailscale:v1"}));
+    let stock = json!({"annotations": {"tailscale.com/proxy-class": "stock"}});
+    for (name, first) in [("new", &stock), ("old", &json!({}))] {
+        service(&mut cluster, name, first, HOST);
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        service(&mut cluster, name, &stock, HOST);
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        service(&mut cluster, name, &json!({}), HOST);
+        assert!(cluster.settles(), "{:?}", cluster.events);
+        let policy = policy(&cluster, &format!("t/{name}")).expect("a proxy");
+        assert!(policy.rules.exempt.is_empty(), "{name}: {:?}", policy.rules);
+        assert_eq!(accepted(&policy), ["10.6.0.1", "10.7.0.1", "192.0.2.1"], "{name}");
     }
 }

@@ -142,7 +142,8 @@ fn usage() -> ExitCode {
     let place = "target/cluster";
     println!(
         "A cluster of {} nodes is up, on a tailnet of its own.\n
-  {place}/kubectl get pods -A          kubectl and helm, as the administrator
+  {place}/kubectl get pods -A          as the administrator
+  {place}/helm list -A                 as the administrator
   {place}/node n1 nft list ruleset     anything on a node: n1 to n{}
   {place}/headscale nodes list         the tailnet's control server: https://hs.lab:8443
   {place}/key                          a key with which nodes join it

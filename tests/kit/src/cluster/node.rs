@@ -10,6 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::json;
 
 use crate::machine::{Boot, Machine, Process};
@@ -47,6 +48,16 @@ const DISABLED: [&str; 8] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
+/// The mode of the nodes' kube-proxy.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProxyMode {
+    /// The one that kube-proxy recommends.
+    Nftables,
+    /// The one that most clusters have.
+    Iptables,
+}
+
 /// A running node; its processes end with it.
 pub struct Node {
     /// Its name.
@@ -69,7 +80,7 @@ pub struct Frozen<'a>(&'a Cgroups);
 
 impl Node {
     /// Boots the machine and starts kubelet and containerd. The node becomes ready later.
-    pub fn start(tailnet: &Tailnet, control: IpAddr, pki: &Pki, servers: &Path, index: u8) -> Self {
+    pub fn start(tailnet: &Tailnet, control: IpAddr, pki: &Pki, servers: &Path, (index, mode): (u8, ProxyMode)) -> Self {
         let name = format!("n{index}");
         let cgroups = Cgroups::make(&name);
         let machine = tailnet.boot(Boot { name: &name, host: HOST + index, init: INIT, cgroups: cgroups.0.clone() });
@@ -93,7 +104,7 @@ impl Node {
         fs::create_dir_all(own.join("cni")).expect("a directory");
         fs::write(own.join("containerd.toml"), containerd_config(servers, &own)).expect("written");
         fs::write(own.join("kubelet.json"), kubelet_config(pki, &kubelet).to_string()).expect("written");
-        fs::write(own.join("kube-proxy.json"), proxy_config(pki).to_string()).expect("written");
+        fs::write(own.join("kube-proxy.json"), proxy_config(pki, mode).to_string()).expect("written");
         fs::write(own.join("cni/10-pods.conflist"), network_config(index).to_string()).expect("written");
         let mut node = Self { name, machine, index, containerd: None, kubelet: None, proxy: None, cgroups };
         node.start_containerd(servers);
@@ -227,10 +238,10 @@ fn kubelet_config(pki: &Pki, certificate: &str) -> serde_json::Value {
         "syncFrequency": "5s", "nodeStatusUpdateFrequency": "4s", "maxPods": 100})
 }
 
-fn proxy_config(pki: &Pki) -> serde_json::Value {
+fn proxy_config(pki: &Pki, mode: ProxyMode) -> serde_json::Value {
     // Nothing of the machine's connection tracking is set: it has one for all namespaces.
     let conntrack = json!({"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"});
-    json!({"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "conntrack": conntrack,
+    json!({"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": mode, "conntrack": conntrack,
         "clientConnection": {"kubeconfig": text(&pki.path("kube-proxy.kubeconfig"))},
         "clusterCIDR": PODS, "metricsBindAddress": "127.0.0.1:10249"})
 }

@@ -1,4 +1,4 @@
-// CoreDNS with only the plugins of the Corefile in tests/lab/kubernetes.rs. The main of the release also
+// CoreDNS with only the plugins of the Corefile in tests/kit/src/cluster.rs. The main of the release also
 // links the SDKs of three clouds.
 package main
 

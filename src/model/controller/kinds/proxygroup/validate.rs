@@ -52,9 +52,9 @@ pub(crate) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<Str
     None
 }
 
-/// Whether a text is a prefix outside of the tailnet's ranges.
+/// Whether a text is a prefix outside of the tailnet's ranges, and not IPv4 mapped into IPv6, which API servers reject in a status.
 fn free_prefix(text: &str) -> bool {
     let own = Family::ALL.map(|family| tailnet_range(family).parse::<IpNet>());
     let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
-    text.parse::<IpNet>().is_ok_and(|net| apart(&net))
+    text.parse::<IpNet>().is_ok_and(|net| apart(&net) && net.addr().to_canonical() == net.addr())
 }

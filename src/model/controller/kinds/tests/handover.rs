@@ -11,6 +11,7 @@ use crate::model::controller::policy::assignment::StandaloneScope;
 use crate::model::controller::workload::control_plane::Capabilities;
 use crate::model::controller::workload::objects::certificate::domain_of;
 
+mod taken_over;
 mod without_tailscale_services;
 
 /// A kind of object that moves, and its key.

@@ -37,6 +37,25 @@ fn drift_is_repaired() {
 }
 
 #[test]
+fn rollout_of_several_pods_at_once_is_corrected_and_its_default_is_never_written() {
+    let mut world = serving();
+    let set = object(Kind::StatefulSet, "pg");
+    assert_eq!(world.objects[&set]["spec"]["updateStrategy"], json!(null), "an API server that drops the field gets it never");
+    for (at_once, writes) in [(json!(1), 0), (json!(3), 1), (json!("50%"), 1)] {
+        let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 0, "maxUnavailable": at_once}});
+        world.edit(&set, |stored| stored["spec"]["updateStrategy"] = strategy);
+        let made = world.pass("pg").apply;
+        assert_eq!(made.len(), writes, "{at_once}");
+        let written = |manifest: &crate::model::controller::workload::objects::Manifest| {
+            manifest.value["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
+        };
+        assert!(made.iter().all(written), "{made:?}");
+        world.settle();
+        assert!(idle(&world.pass("pg")), "{at_once}: then it stays");
+    }
+}
+
+#[test]
 fn foreign_object_is_not_overwritten() {
     let mut world = World::new();
     let role = object(Kind::Role, "pg");

@@ -97,6 +97,43 @@ fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
 }
 
 #[test]
+fn addresses_of_a_control_plane_are_written_in_canonical_form() {
+    let mut world = publishing(ingress());
+    let ips = ["10.96.0.21", "fd00:96::21"];
+    let spec =
+        json!({"type": "LoadBalancer", "loadBalancerClass": "tailscale", "clusterIP": ips[0], "clusterIPs": ips, "ports": [{"port": 80}]});
+    expose(&mut world, "db", json!({}), spec);
+    world.settle();
+    let addrs = ["FD7A:115C:A1E0:0:0::0B", "::ffff:100.101.0.1", "100.101.0.01"].map(str::to_owned).to_vec();
+    world.hosted.vips.get_mut("svc:db").expect("a Tailscale Service").addrs = addrs;
+    world.now += 3600;
+    world.settle();
+    let service = &world.services[&("default".to_owned(), "db".to_owned())];
+    let shown = json!(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()));
+    let shown: Vec<_> = shown["ingress"].as_array().expect("entries").iter().map(|entry| entry["ip"].clone()).collect();
+    assert_eq!(shown, ["100.101.0.1", "fd7a:115c:a1e0::b"]);
+}
+
+#[test]
+fn objects_whose_names_begin_with_a_digit_are_served() {
+    let mut world = publishing(ingress());
+    world.group("pg", json!({"type": "egress"}));
+    world.service("1db", to("pg"), &[5432]);
+    expose(&mut world, "2web", json!({}), json!({"clusterIP": "10.96.0.22", "ports": [{"port": 80}]}));
+    expose(&mut world, "3far", json!({}), json!({"type": "ExternalName", "externalName": "4db.default.svc.cluster.local"}));
+    world.plain("5backend", json!({}), json!({"clusterIP": "10.96.0.25", "ports": [{"port": 80}]}));
+    world.ingress("6site", "in", ("7site", "5backend"));
+    world.settle();
+    assert!(world.external_name("1db").starts_with("ts-1db-"), "{}", world.external_name("1db"));
+    for (name, condition) in [("1db", EGRESS_SVC_READY), ("2web", INGRESS_SVC_CONFIGURED), ("3far", INGRESS_SVC_CONFIGURED)] {
+        assert_eq!(world.condition(name, condition).expect("a condition").0, "True", "{name}");
+    }
+    assert_eq!(world.hosted.vips.keys().collect::<Vec<_>>(), ["svc:2web", "svc:3far", "svc:7site"]);
+    let mappings = world.config("in").mappings;
+    assert_eq!((mappings.len(), mappings["svc:3far"].external_name.as_str()), (2, "4db.default.svc.cluster.local"));
+}
+
+#[test]
 fn replica_without_approval_counts_as_no_backend() {
     let mut world = publishing(ingress());
     world.hosted.unapproved.insert("svc:db".to_owned());

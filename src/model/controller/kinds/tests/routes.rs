@@ -101,7 +101,7 @@ fn features_not_possible_with_routes_are_reported() {
     assert!(valid.1 == "NoAddress" && valid.2.contains("spec.tailyard.serviceCIDRs"), "{valid:?}");
     let valid = world.condition("mail", INGRESS_SVC_VALID).expect("a condition");
     assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("remove tailyard.io/proxy-protocol"), "{valid:?}");
-    for bad in ["100.64.3.0/24", "0.0.0.0/0", "fd7a:115c:a1e0:1::/64", "10.9.0.1-9", "ten"] {
+    for bad in ["100.64.3.0/24", "0.0.0.0/0", "fd7a:115c:a1e0:1::/64", "::ffff:10.9.0.0/120", "10.9.0.1-9", "ten"] {
         let mut world = World::new();
         world.group("in", json!({"type": "ingress", "tailyard": {"serviceCIDRs": ["10.9.0.0/24", bad]}}));
         world.settle();
@@ -116,7 +116,7 @@ fn unapproved_route_names_the_command() {
     let what = "the routes of device nin0".to_owned();
     world.denied.insert(
         what,
-        ControlPlaneError { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() },
+        ControlPlaneError { since: world.time(), why: "approve routes of a device: the control plane answers 404: Not Found.".into() },
     );
     expose(&mut world, "db", json!({}), address(30));
     world.settle_denied("in");

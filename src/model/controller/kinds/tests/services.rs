@@ -20,6 +20,24 @@ fn annotated_service_becomes_ready() {
 }
 
 #[test]
+fn children_have_the_traffic_distribution_of_their_group() {
+    let mut world = serving();
+    let of_child = |world: &World| {
+        let child = world.children()[0].clone();
+        world.objects[&child]["spec"]["trafficDistribution"].clone()
+    };
+    assert_eq!(of_child(&world), json!(null));
+    for (wanted, expected) in
+        [("PreferSameZone", json!("PreferSameZone")), ("PreferSameNode", json!("PreferSameNode")), ("Later", json!(null))]
+    {
+        world.group("pg", json!({"type": "egress", "tailyard": {"trafficDistribution": wanted}}));
+        world.settle();
+        assert_eq!(of_child(&world), expected);
+        assert!(idle(&world.pass("pg")));
+    }
+}
+
+#[test]
 fn external_name_is_set_after_every_replica_acknowledges() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress", "replicas": 3}));

@@ -155,6 +155,38 @@ fn slice_with_fields_of_others_is_left_to_the_controller() {
     }
 }
 
+#[test]
+fn hints_of_the_traffic_distribution_are_written_as_the_controller_writes_them() {
+    for (distribution, zone) in [("PreferSameZone", Some("a")), ("PreferSameNode", Some("a")), ("PreferSameNode", None)] {
+        let mut world = group(&["IPv4", "IPv6"], 0);
+        world.group("pg", json!({"type": "egress", "tailyard": {"trafficDistribution": distribution}}));
+        world.settle();
+        for pod in world.pods.values_mut() {
+            let labels = pod.metadata.labels.get_or_insert_default();
+            labels.extend(zone.map(|zone| ("topology.kubernetes.io/zone".to_owned(), zone.to_owned())));
+        }
+        for index in 0..20 {
+            world.service(&format!("s{index}"), to("pg"), &[80]);
+        }
+        world.settle();
+        world.now += 10;
+        world.settle();
+        assert!(slices(&world).iter().all(|slice| !slice["endpoints"][1]["hints"].is_null()), "{distribution}: {:#}", slices(&world)[0]);
+        assert_eq!((slices(&world).len(), world.slice_controller(usize::MAX)), (40, 0), "{distribution}: {:#}", slices(&world)[0]);
+        world.set_ready("pg-1", &ready(false));
+        assert_eq!((world.pass("pg").slices.len(), world.slice_controller(usize::MAX)), (40, 0), "{distribution}");
+        assert!(
+            slices(&world).iter().all(|slice| slice["endpoints"][1]["hints"].is_null()),
+            "{distribution}: an unready endpoint has none"
+        );
+        // Hints of another writer, or for another topology, are not touched.
+        world.group("pg", json!({"type": "egress"}));
+        world.settle();
+        world.set_ready("pg-1", &ready(true));
+        assert!(world.pass("pg").slices.is_empty(), "{distribution}: the controller removes the hints first");
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Act {
     Ready(u8, bool),

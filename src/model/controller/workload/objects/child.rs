@@ -23,6 +23,27 @@ const UNNAMED: &str = "tailscale-unnamed";
 /// Candidates for the health port.
 const HEALTH_PORTS: std::ops::RangeInclusive<u16> = HEALTH..=10_002;
 
+/// Preference of the clients of a child Service. Kubernetes' controller of `EndpointSlice`s writes it as hints of ready endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrafficDistribution {
+    PreferSameZone,
+    PreferSameNode,
+}
+
+impl TrafficDistribution {
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::PreferSameZone, Self::PreferSameNode].into_iter().find(|value| value.name() == name)
+    }
+
+    /// Value of `spec.trafficDistribution`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreferSameZone => "PreferSameZone",
+            Self::PreferSameNode => "PreferSameNode",
+        }
+    }
+}
+
 /// `TCP` or `UDP`.
 pub type PortProtocol = &'static str;
 
@@ -38,6 +59,7 @@ pub struct ChildService {
     pub health: u16,
     /// Port of the replicas' health server.
     pub health_target: u16,
+    pub distribution: Option<TrafficDistribution>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +97,8 @@ impl ChildService {
         for port in &self.ports {
             let _ = write!(text, " {}/{}/{}/{}", port.name, port.protocol, port.port, port.match_port);
         }
+        // Without a distribution the hash is that of former versions, which had none.
+        text.extend(self.distribution.into_iter().flat_map(|distribution| [" ", distribution.name()]));
         digest(text.as_bytes())
     }
 
@@ -98,6 +122,7 @@ impl ChildService {
         };
         labelled
             && selects
+            && self.distribution.is_none_or(|distribution| spec["trafficDistribution"] == distribution.name())
             && existing.len() == self.ports.len() + 1
             && has(self.ports.len(), HEALTH_PORT, "TCP", self.health, self.health_target)
             && self.ports.iter().enumerate().all(|(at, port)| has(at, shown(&port.name), port.protocol, port.port, port.match_port))
@@ -139,6 +164,7 @@ impl ChildService {
                 ip_family_policy: Some("PreferDualStack".to_owned()),
                 selector: Some(owned(&selector_labels(&self.group))),
                 ports: Some(users.chain([health]).collect()),
+                traffic_distribution: self.distribution.map(|distribution| distribution.name().to_owned()),
                 ..ServiceSpec::default()
             }),
             ..Service::default()

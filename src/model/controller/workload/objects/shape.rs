@@ -14,6 +14,7 @@ use crate::api::proxygroup::Tailyard;
 use crate::model::base::go_values::boolean;
 use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::objects::Owner;
+use crate::model::controller::workload::objects::child::TrafficDistribution;
 use crate::model::controller::workload::role::RoleRow;
 use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::spec::WorkloadSpec;
@@ -205,6 +206,11 @@ impl<'a> RenderContext<'a> {
     /// Firewall mode, if set.
     pub fn firewall(&self) -> Option<&str> {
         self.own().and_then(|own| own.firewall_mode.as_deref()).or(self.settings.firewall.as_deref())
+    }
+
+    /// `trafficDistribution` of child Services; values of later versions are ignored.
+    pub fn traffic_distribution(&self) -> Option<TrafficDistribution> {
+        TrafficDistribution::parse(self.own()?.traffic_distribution.as_deref()?)
     }
 
     /// Whether the class enables metrics.

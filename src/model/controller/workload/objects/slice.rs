@@ -1,8 +1,9 @@
 //! `EndpointSlice`s of child Services, as Kubernetes' controller of `EndpointSlice`s writes them.
 //!
 //! That controller sends 20 requests a second, so the last of a thousand Services waits for minutes. The reconciler writes the same
-//! content earlier, and the controller finds nothing to change. Fields that depend on more than Pods and child (hints, host names) are
-//! never written: a slice with them is left to the controller.
+//! content earlier, and the controller finds nothing to change. Hints follow from the child's
+//! `trafficDistribution`. Fields that depend on more than Pods and child (other hints, host names) are never written: a slice with them is
+//! left to the controller.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::api::condition::TRUE;
 use crate::api::names;
 use crate::model::base::net::Family;
-use crate::model::controller::workload::objects::child::selector_labels;
+use crate::model::controller::workload::objects::child::{TrafficDistribution, selector_labels};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef};
 
 /// Label with the name of a slice's Service.
@@ -41,6 +42,8 @@ pub struct ChildSlice {
     family: Family,
     /// Whether an endpoint receives traffic.
     pub ready: bool,
+    /// Whether an endpoint has hints.
+    hinted: bool,
     /// Endpoints; `None` if there are others than replicas, or fields that are never written here.
     endpoints: Option<Box<[SliceEndpoint]>>,
 }
@@ -82,6 +85,7 @@ pub struct SliceOwner<'a> {
     child: &'a Value,
     owner: u64,
     publishes_unready: bool,
+    distribution: Option<TrafficDistribution>,
 }
 
 /// A slice that is missing, or that is outdated.
@@ -130,6 +134,7 @@ impl ChildSlice {
             owner: hash(owner.and_then(|owner| text(owner, "uid"))),
             family,
             ready: endpoints().any(|endpoint| endpoint["conditions"]["ready"] != false),
+            hinted: endpoints().any(|endpoint| !endpoint["hints"].is_null()),
             endpoints: endpoints().map(|endpoint| SliceEndpoint::read(endpoint, group)).collect(),
         })
     }
@@ -153,12 +158,12 @@ impl ChildSlice {
 
 impl SliceEndpoint {
     fn read(endpoint: &Value, group: &str) -> Option<Self> {
-        const WRITTEN: [&str; 5] = ["addresses", "conditions", "nodeName", "targetRef", "zone"];
+        const WRITTEN: [&str; 6] = ["addresses", "conditions", "hints", "nodeName", "targetRef", "zone"];
         let target = endpoint.get("targetRef")?;
         let ordinal = text(target, "name")?.strip_prefix(group)?.strip_prefix('-')?.parse().ok()?;
         let others = endpoint.as_object()?.iter().any(|(key, value)| !WRITTEN.contains(&key.as_str()) && !value.is_null());
         let [address] = endpoint["addresses"].as_array()?.as_slice() else { return None };
-        if others || target["kind"] != "Pod" {
+        if others || target["kind"] != "Pod" || !has_own_hints(endpoint) {
             return None;
         }
         let node = text(endpoint, "nodeName");
@@ -173,6 +178,17 @@ impl SliceEndpoint {
         };
         Some(Self { ordinal, state, node: hash(node), zone: text(endpoint, "zone").map(Into::into) })
     }
+}
+
+/// Whether hints, if any, name the endpoint's own zone and node.
+fn has_own_hints(endpoint: &Value) -> bool {
+    let own = |list: &Value, name: &Value| list.is_null() || *list == json!([{"name": name}]);
+    let hints = endpoint["hints"].as_object();
+    hints.into_iter().flatten().all(|(key, list)| match key.as_str() {
+        "forZones" => own(list, &endpoint["zone"]),
+        "forNodes" => own(list, &endpoint["nodeName"]),
+        _ => list.is_null(),
+    })
 }
 
 impl<'a> PodEndpoint<'a> {
@@ -211,8 +227,8 @@ impl<'a> PodEndpoint<'a> {
         Some(EndpointState { identity, ready: publishes_unready || (serving && !terminating), serving, terminating })
     }
 
-    fn endpoint(&self, family: Family, publishes_unready: bool) -> Option<Value> {
-        let EndpointState { ready, serving, terminating, .. } = self.state(family, publishes_unready)?;
+    fn endpoint(&self, family: Family, owner: SliceOwner<'_>) -> Option<Value> {
+        let EndpointState { ready, serving, terminating, .. } = self.state(family, owner.publishes_unready)?;
         let metadata = &self.pod.metadata;
         let mut endpoint = json!({
             "addresses": [self.address(family)?.to_string()],
@@ -224,6 +240,14 @@ impl<'a> PodEndpoint<'a> {
                 endpoint[key] = value.into();
             }
         }
+        if let Some(distribution) = owner.distribution.filter(|_| ready) {
+            let node = self.node().filter(|_| distribution == TrafficDistribution::PreferSameNode);
+            for (key, name) in [("forZones", self.zone.as_deref()), ("forNodes", node)] {
+                if let Some(name) = name {
+                    endpoint["hints"][key] = json!([{"name": name}]);
+                }
+            }
+        }
         Some(endpoint)
     }
 }
@@ -231,7 +255,8 @@ impl<'a> PodEndpoint<'a> {
 impl<'a> SliceOwner<'a> {
     pub fn new(object: &'a ObjectRef, child: &'a Value) -> Self {
         let publishes_unready = child["spec"]["publishNotReadyAddresses"] == true;
-        Self { object, child, owner: hash(text(&child["metadata"], "uid")), publishes_unready }
+        let distribution = text(&child["spec"], "trafficDistribution").and_then(TrafficDistribution::parse);
+        Self { object, child, owner: hash(text(&child["metadata"], "uid")), publishes_unready, distribution }
     }
 
     /// Missing and outdated slices. Several slices of a family are left to Kubernetes' controller, which is about to change them.
@@ -242,10 +267,16 @@ impl<'a> SliceOwner<'a> {
             let existing = own.next().map(Arc::as_ref);
             let is_stale = match existing {
                 None => pods.iter().any(|pod| pod.address(family).is_some()),
-                Some(slice) => own.next().is_none() && slice.is_outdated(pods, self.publishes_unready),
+                Some(slice) => own.next().is_none() && self.writes_hints_of(slice) && slice.is_outdated(pods, self.publishes_unready),
             };
             is_stale.then_some(StaleSlice { owner: self, family, existing })
         })
+    }
+
+    /// Whether hints of a slice, if any, follow from the child's `trafficDistribution`.
+    fn writes_hints_of(self, slice: &ChildSlice) -> bool {
+        let of_child = text(&self.child["spec"], "trafficDistribution");
+        self.distribution.is_some() || (of_child.is_none() && !slice.hinted)
     }
 
     fn has(self, family: Family) -> bool {
@@ -293,9 +324,9 @@ impl StaleSlice<'_> {
 
     /// The write; `None` if the child has other ports or another selector than the reconciler gives it.
     pub fn write(&self, group: &str, pods: &[PodEndpoint<'_>]) -> Option<SliceWrite> {
-        let Self { owner: owner @ SliceOwner { object, child, publishes_unready, .. }, family, existing } = *self;
+        let Self { owner: owner @ SliceOwner { object, child, .. }, family, existing } = *self;
         let ports = owner.ports().filter(|_| owner.selects(group))?;
-        let endpoints: Vec<_> = pods.iter().filter_map(|pod| pod.endpoint(family, publishes_unready)).collect();
+        let endpoints: Vec<_> = pods.iter().filter_map(|pod| pod.endpoint(family, owner)).collect();
         let ports = if endpoints.is_empty() { json!([]) } else { ports };
         let Some(slice) = existing else {
             let name = format!("{}-{}", object.name, family.name().to_ascii_lowercase());

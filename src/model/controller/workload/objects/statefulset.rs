@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
+use k8s_openapi::api::apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
     LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodDNSConfig, PodDNSConfigOption, PodSecurityContext,
@@ -73,6 +73,7 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
             replicas: Some(shape.spec.replicas.try_into().unwrap_or(i32::MAX)),
             pod_management_policy: Some(policy.unwrap_or(new_policy).to_owned()),
             selector: LabelSelector { match_labels: Some(labels), ..LabelSelector::default() },
+            update_strategy: observed.filter(|observed| restarts_several(observed)).map(|_| one_at_a_time()),
             service_name: (!is_replicated).then(|| shape.owner.name.clone()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta { labels: Some(pod_labels), ..ObjectMeta::default() }),
@@ -90,6 +91,18 @@ fn set(shape: &RenderContext<'_>, observed: Option<&Value>) -> StatefulSet {
         unreachable_note::remove(&mut set);
     }
     set
+}
+
+/// Whether another writer lets rollouts take out several Pods: since Kubernetes 1.37 the API server accepts that, with the default 1. Older
+/// ones drop the field, so it is written only where it is not 1: a field that is dropped would be written again without end.
+fn restarts_several(observed: &Value) -> bool {
+    let at_once = &observed["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"];
+    !at_once.is_null() && *at_once != 1
+}
+
+fn one_at_a_time() -> StatefulSetUpdateStrategy {
+    let rolling_update = RollingUpdateStatefulSetStrategy { max_unavailable: Some(IntOrString::Int(1)), ..Default::default() };
+    StatefulSetUpdateStrategy { rolling_update: Some(rolling_update), type_: Some("RollingUpdate".to_owned()) }
 }
 
 /// Removes the init container where the proxy forwards nothing, or can enable IP forwarding itself and no class configures the container: it

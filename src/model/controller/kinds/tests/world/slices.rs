@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// Slices as Kubernetes' controller wants them: addresses, conditions, node and target of every Pod with an address.
+    /// Slices as Kubernetes' controller wants them: addresses, conditions, node, zone, hints and target of every Pod with an address.
     fn wanted(&self, group: &str, child: &Value, family: &str) -> (Value, Vec<Value>) {
         let pods = self.pods.iter().filter(|(name, _)| name.rsplit_once('-').is_some_and(|(of, _)| of == group));
         let endpoint = |(name, pod): (&String, &Pod)| {
@@ -54,12 +54,25 @@ impl World {
             let ip = status.pod_ips.iter().flatten().find(|ip| ip.ip.contains(':') == (family == "IPv6"))?;
             let ready = status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True");
             let ending = pod.metadata.deletion_timestamp.is_some();
-            Some(json!({
+            let node = pod.spec.as_ref()?.node_name.as_deref();
+            let zone = pod.metadata.labels.as_ref().and_then(|labels| labels.get("topology.kubernetes.io/zone"));
+            let mut endpoint = json!({
                 "addresses": [ip.ip],
                 "conditions": {"ready": ready && !ending, "serving": ready, "terminating": ending},
-                "nodeName": pod.spec.as_ref()?.node_name,
+                "nodeName": node,
                 "targetRef": {"kind": "Pod", "namespace": NS, "name": name, "uid": pod.metadata.uid},
-            }))
+            });
+            if let Some(zone) = zone {
+                endpoint["zone"] = json!(zone);
+            }
+            let distribution = child["spec"]["trafficDistribution"].as_str().filter(|_| ready && !ending);
+            if let Some(zone) = zone.filter(|_| distribution.is_some()) {
+                endpoint["hints"]["forZones"] = json!([{"name": zone}]);
+            }
+            if distribution == Some("PreferSameNode") {
+                endpoint["hints"]["forNodes"] = json!([{"name": node}]);
+            }
+            Some(endpoint)
         };
         let port = |port: &Value| json!({"name": port["name"], "port": port["targetPort"], "protocol": port["protocol"]});
         let endpoints: Vec<_> = pods.filter_map(endpoint).collect();

@@ -97,5 +97,5 @@ func serveAlone(address string, handler http.Handler) error {
 func derpMap(host, address string) *tailcfg.DERPMap {
 	node := &tailcfg.DERPNode{Name: "900a", RegionID: 900, HostName: host, IPv4: address, IPv6: "none", DERPPort: derpPort, STUNPort: stunPort}
 	region := &tailcfg.DERPRegion{RegionID: 900, RegionCode: "lab", RegionName: "lab", Nodes: []*tailcfg.DERPNode{node}}
-	return &tailcfg.DERPMap{OmitDefaultRegions: true, Regions: map[int]*tailcfg.DERPRegion{900: region}}
+	return &tailcfg.DERPMap{OmitDefaultRegions: true, Regions: map[tailcfg.DERPRegionID]*tailcfg.DERPRegion{900: region}}
 }

@@ -1,0 +1,68 @@
+//! Services with finalizers of the Tailscale operator: releases until 1.102 write one without a ProxyGroup's name, later ones with it.
+
+use super::*;
+
+const FOREIGN: &str = "example.com/service-pg-finalizer";
+const FORMS: [&[&str]; 4] = [
+    &["tailscale.com/service-pg-finalizer"],
+    &["in.tailscale.com/service-pg-finalizer"],
+    &["in.tailscale.com/service-pg-finalizer", "tailscale.com/service-pg-finalizer"],
+    &["former.tailscale.com/service-pg-finalizer"],
+];
+
+/// A world with a Service in a group, and a foreign finalizer before those of a form.
+fn taken_over(form: &[&str]) -> World {
+    let mut world = world(Case::Service, Some("in"));
+    let service = world.services.get_mut(&("default".to_owned(), "shop".to_owned())).expect("a Service");
+    service.metadata.finalizers = Some([&[FOREIGN], form].concat().into_iter().map(str::to_owned).collect());
+    let writes = world.writes;
+    world.settle();
+    assert_eq!(world.writes, writes, "{form:?} is accepted");
+    world
+}
+
+#[test]
+fn deletion_removes_every_form_of_the_finalizer() {
+    for form in FORMS {
+        let mut world = taken_over(form);
+        Case::Service.delete(&mut world);
+        world.settle();
+        assert_eq!((Case::Service.finalizers(&world), world.hosted.vips.len()), (vec![FOREIGN.to_owned()], 0), "{form:?}");
+    }
+}
+
+#[test]
+fn move_to_an_own_proxy_removes_every_form_of_the_finalizer() {
+    for form in FORMS {
+        let mut world = taken_over(form);
+        Case::Service.put(&mut world, None);
+        Case::Service.run_until(&mut world, |world| Case::Service.device(world).as_deref() == Some("shop"));
+        world.settle();
+        assert_eq!(Case::Service.finalizers(&world), [FOREIGN, names::FINALIZER], "{form:?}");
+        assert_eq!((Case::Service.served(&world), Case::Service.names(&world)), ((true, false), vec![format!("shop.{DOMAIN}")]));
+    }
+}
+
+#[test]
+fn move_to_another_group_ends_with_a_deletion() {
+    for form in FORMS {
+        let mut world = taken_over(form);
+        world.group("next", json!({"type": "ingress"}));
+        Case::Service.put(&mut world, Some("next"));
+        world.settle();
+        assert!(world.observed_replicas("next").values().any(|replica| serves(replica, "svc:shop")), "{form:?}");
+        Case::Service.delete(&mut world);
+        world.settle();
+        assert_eq!((Case::Service.finalizers(&world), world.hosted.vips.len()), (vec![FOREIGN.to_owned()], 0), "{form:?}");
+    }
+}
+
+#[test]
+fn uninstall_removes_every_form_of_the_finalizer() {
+    for form in FORMS {
+        let mut world = taken_over(form);
+        world.assignment.uninstall = Some(world.time());
+        world.settle();
+        assert_eq!(Case::Service.finalizers(&world), [FOREIGN], "{form:?}");
+    }
+}

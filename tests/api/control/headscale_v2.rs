@@ -1,0 +1,252 @@
+//! headscale's API v2, and its v1 errors as problem+json, against a scripted server.
+//!
+//! The server is written against the published contract of headscale 0.30, which is not released: paths, shapes, scopes and statuses. It
+//! shows what the client does with them, not what headscale does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError};
+use tailyard::model::controller::workload::control_plane::Capabilities;
+use tailyard::model::controller::workload::identity::{Binding, DeviceLabel, ExpectedDevice, KeyId, KeyMint};
+use tailyard::model::tailnet::supervise::Secret;
+
+use super::{expected, id, settings, tags};
+
+const CLIENT: (&str, &str) = ("hskey-client-1", "hskey-client-1-secret");
+const TOKEN: &str = "hskey-oauthtok-1";
+
+/// Content of the scripted server.
+#[derive(Debug, Default)]
+struct Content {
+    keys: BTreeMap<String, Value>,
+    /// Devices by ID, with their approved routes.
+    devices: BTreeMap<String, (Value, BTreeSet<String>)>,
+    /// Scopes of the OAuth client.
+    scopes: BTreeSet<&'static str>,
+    /// Answer to every request, in place of the API.
+    fixed: Option<(u16, String)>,
+}
+
+type Answer = (u16, Value);
+
+/// An error of the API v2: Tailscale's shape.
+fn refused(status: u16, message: &str) -> Answer {
+    (status, json!({"message": message, "status": status}))
+}
+
+impl Content {
+    fn answer(&mut self, method: &str, path: &str, authorization: &str, body: &str) -> Answer {
+        if let Some((status, body)) = &self.fixed {
+            return (*status, serde_json::from_str(body).expect("JSON"));
+        }
+        if (method, path) == ("POST", "/api/v2/oauth/token") {
+            let credentials = format!("client_id={}&client_secret={}", CLIENT.0, CLIENT.1);
+            let form = body.contains("grant_type=client_credentials") && body.contains(&credentials);
+            let token = json!({"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600, "scope": "all"});
+            let error = json!({"error": "invalid_client", "error_description": "unknown client"});
+            return if form { (200, token) } else { (401, error) };
+        }
+        if authorization != format!("Bearer {TOKEN}") {
+            return refused(401, "unauthorized");
+        }
+        let body: Value = serde_json::from_str(body).unwrap_or_default();
+        let parts: Vec<_> = path.trim_start_matches("/api/v2/").split('/').collect();
+        let scope = match parts.as_slice() {
+            ["tailnet", "-", "keys", ..] => "auth_keys",
+            ["device", _, "routes"] => "devices:routes",
+            ["device", _] => "devices:core",
+            _ => return refused(404, "Not Found"),
+        };
+        if !self.scopes.contains(scope) {
+            return refused(403, &format!("token lacks scope {scope}"));
+        }
+        match (method, parts.as_slice()) {
+            ("GET", ["tailnet", _, "keys"]) => (200, json!({"keys": self.keys.values().collect::<Vec<_>>()})),
+            ("POST", ["tailnet", _, "keys"]) => self.create_key(&body),
+            ("DELETE", ["tailnet", _, "keys", key]) => {
+                self.keys.remove(*key).map_or_else(|| refused(404, "auth key not found"), |_| (200, json!({})))
+            }
+            (_, ["device", device, ..]) if !self.devices.contains_key(*device) => refused(404, "device not found"),
+            ("GET", ["device", device]) => (200, self.devices[*device].0.clone()),
+            ("DELETE", ["device", device]) => {
+                self.devices.remove(*device);
+                (200, json!({}))
+            }
+            (method, ["device", device, "routes"]) => {
+                let approved = &mut self.devices.get_mut(*device).expect("a device").1;
+                if method == "POST" {
+                    *approved = serde_json::from_value(body["routes"].clone()).expect("routes");
+                }
+                (200, json!({"advertisedRoutes": [], "enabledRoutes": approved}))
+            }
+            _ => refused(405, "Method Not Allowed"),
+        }
+    }
+
+    fn create_key(&mut self, body: &Value) -> Answer {
+        let create = &body["capabilities"]["devices"]["create"];
+        if create["tags"] == json!(["tag:other"]) {
+            return refused(400, "creating auth key: tag not permitted");
+        }
+        assert!(body["description"].as_str().is_none_or(|text| text.len() <= 50) && body["expirySeconds"] == 3600, "{body}");
+        let key = (self.keys.len() + 7).to_string();
+        let stored = json!({"id": key, "keyType": "auth", "created": "2026-11-01T10:00:00Z", "capabilities": body["capabilities"]});
+        let mut made = stored.clone();
+        made["key"] = json!(format!("hskey-auth-{key}"));
+        self.keys.insert(key, stored);
+        (200, made)
+    }
+}
+
+/// The running server.
+struct Scripted {
+    url: String,
+    content: Arc<Mutex<Content>>,
+}
+
+impl Scripted {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let scopes = BTreeSet::from(["auth_keys", "devices:core", "devices:routes"]);
+        let content = Arc::new(Mutex::new(Content { scopes, ..Content::default() }));
+        let shared = Arc::clone(&content);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, Arc::clone(&shared)));
+            }
+        });
+        Self { url, content }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Content)) {
+        change(&mut self.content.lock().expect("no panic"));
+    }
+
+    fn client(&self, credentials: ClientCredentials) -> ControlClient {
+        ControlClient::new(settings(self.url.clone(), credentials)).expect("a client")
+    }
+
+    fn oauth(&self) -> ControlClient {
+        self.client(ClientCredentials::OAuth { client_id: CLIENT.0.to_owned(), client_secret: Secret::new(CLIENT.1) })
+    }
+
+    /// A client of the API v1.
+    fn v1(&self) -> ControlClient {
+        self.client(ClientCredentials::Headscale { api_key: Secret::new("hskey-api-1") })
+    }
+}
+
+/// Answers one request, then closes the connection.
+async fn answer(mut stream: TcpStream, content: Arc<Mutex<Content>>) {
+    let (mut request, mut bytes) = (Vec::new(), [0; 4096]);
+    let (head, body) = loop {
+        let Ok(read @ 1..) = stream.read(&mut bytes).await else { return };
+        request.extend_from_slice(&bytes[..read]);
+        let text = String::from_utf8_lossy(&request);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = header(head, "content-length").parse().unwrap_or(0);
+        if body.len() >= length {
+            break (head.to_owned(), body.to_owned());
+        }
+    };
+    let mut first = head.split(' ');
+    let (method, path) = (first.next().unwrap_or_default(), first.next().unwrap_or_default());
+    let (status, body) = content.lock().expect("no panic").answer(method, path, header(&head, "authorization"), &body);
+    let (body, kind) = (body.to_string(), if status < 400 { "application/json" } else { "application/problem+json" });
+    let head = format!("HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    drop(stream.write_all(format!("{head}{body}").as_bytes()).await);
+}
+
+fn header<'a>(head: &'a str, name: &str) -> &'a str {
+    let headers = head.lines().filter_map(|line| line.split_once(':'));
+    headers.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map_or("", |(_, value)| value.trim())
+}
+
+/// A node as the API v2 shows it: its name has no domain.
+fn node(hostname: &str) -> (Value, BTreeSet<String>) {
+    let node = json!({"nodeId": "3", "id": "3", "hostname": hostname, "name": hostname, "tags": ["tag:k8s"], "created": "2026-11-01T10:00:05Z",
+        "addresses": ["100.64.0.3", "FD7A:115C:A1E0::3"]});
+    (node, BTreeSet::from(["10.7.0.0/16".to_owned()]))
+}
+
+#[tokio::test]
+async fn oauth_client_of_headscale_mints_keys_approves_routes_and_deletes_devices() {
+    let server = Scripted::start().await;
+    let control = server.oauth();
+    control.probe().await.expect("allowed");
+    assert_eq!(control.capabilities(), Capabilities::HEADSCALE, "vip-services answers 404");
+    control.probe_services().await.expect("it has none");
+    let key = control.mint_key(&tags(), "eg/0").await.expect("a key");
+    assert_eq!((key.id.as_str(), key.key.reveal(), key.created.is_some()), ("7", "hskey-auth-7", true));
+    server.change(|content| content.devices.extend([("3".to_owned(), node("eg-0"))]));
+    let created = key.created.expect("a time").as_second();
+    let mint = |created| KeyMint { id: KeyId::parse("7").expect("an ID"), created, tags: tags(), hostname: "eg-0".into(), previous: None };
+    let minted = |created| ExpectedDevice { binding: Binding::Minted(mint(created)), ..expected("eg-0") };
+    let device = control.device(&id("3"), &minted(created)).await.expect("an answer").expect("a device");
+    assert_eq!(
+        (device.name, device.addresses.texts()),
+        (DeviceLabel::Host("eg-0".into()), vec!["100.64.0.3".into(), "fd7a:115c:a1e0::3".into()])
+    );
+    assert_eq!(control.device(&id("3"), &minted(0)).await.expect_err("another time").reason(), "Mismatch");
+    let routes = |list: &[&str]| list.iter().map(|route| (*route).to_owned()).collect::<BTreeSet<_>>();
+    let (own, none) = (routes(&["10.9.0.1/32"]), BTreeSet::new());
+    let with = control.approve_routes(&id("3"), &expected("eg-0"), &own, &none).await.expect("approved");
+    assert_eq!(with, routes(&["10.7.0.0/16", "10.9.0.1/32"]), "what others approved stays");
+    assert_eq!(control.approve_routes(&id("3"), &expected("other"), &own, &none).await.expect_err("not it").reason(), "Mismatch");
+    assert_eq!(control.approve_routes(&id("3"), &expected("eg-0"), &none, &own).await.expect("withdrawn"), routes(&["10.7.0.0/16"]));
+    for _ in 0..2 {
+        control.delete_device(&id("3"), &expected("eg-0")).await.expect("deleted, and gone already");
+        control.revoke_key(&key.id).await.expect("revoked, and gone already");
+    }
+}
+
+#[tokio::test]
+async fn denials_of_headscale_name_the_scope_and_the_secret() {
+    let server = Scripted::start().await;
+    let control = server.oauth();
+    let error = control.mint_key(&["tag:other".to_owned()], "x").await.expect_err("not permitted");
+    assert!(matches!(&error, ControlError::Refused { status: 400, message, .. } if message.contains("tag not permitted")), "{error}");
+    assert!(!error.passes(), "it needs a change of the policy");
+    server.change(|content| content.devices.extend([("3".to_owned(), node("eg-0"))]));
+    control.probe().await.expect("allowed");
+    server.change(|content| content.scopes = BTreeSet::from(["devices:core"]));
+    let routes = BTreeSet::from(["10.9.0.1/32".to_owned()]);
+    let error = control.approve_routes(&id("3"), &expected("eg-0"), &routes, &BTreeSet::new()).await.expect_err("denied");
+    assert!(error.to_string().contains("devices:routes"), "{error}");
+    let credentials = ClientCredentials::OAuth { client_id: "hskey-client-2".to_owned(), client_secret: Secret::new("wrong") };
+    let error = server.client(credentials).probe().await.expect_err("denied");
+    assert!(error.reason() == "Denied" && error.to_string().contains("unknown client; check ID and secret"), "{error}");
+}
+
+#[tokio::test]
+async fn problem_json_of_the_v1_api_is_understood() {
+    let server = Scripted::start().await;
+    let control = server.v1();
+    let problem = |status: u16, detail: &str, cause: &str| {
+        let problem = json!({"$schema": "https://hs.lab/ErrorModel.json", "title": "A title", "status": status, "detail": detail,
+            "errors": [{"message": cause}]});
+        server.change(|content| content.fixed = Some((status, problem.to_string())));
+    };
+    problem(404, "getting node", "record not found");
+    assert_eq!(control.device(&id("3"), &expected("eg-0")).await.expect("an answer"), None);
+    control.delete_device(&id("3"), &expected("eg-0")).await.expect("gone already");
+    control.revoke_key(&KeyId::parse("7").expect("an ID")).await.expect("never was");
+    for status in [400, 409, 422] {
+        problem(status, "creating auth key", "requested tags are invalid");
+        let error = control.mint_key(&tags(), "x").await.expect_err("refused");
+        assert!(matches!(error, ControlError::Refused { status: found, .. } if found == status) && !error.passes(), "{error:?}");
+        assert!(error.to_string().ends_with(&format!("responds {status}: creating auth key: requested tags are invalid")), "{error}");
+    }
+    problem(401, "", "");
+    let error = control.probe().await.expect_err("denied");
+    assert!(error.to_string().contains("(401): A title; check the API key"), "{error}");
+    problem(500, &"long ".repeat(1000), "");
+    let error = control.probe().await.expect_err("failed");
+    assert!(error.passes() && error.to_string().len() < 400, "{error}");
+}
