@@ -31,7 +31,7 @@ use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, LoadSchedule, TargetIdentity};
 
 /// Time without an answer after which a datagram is resent.
-const RESEND: Duration = Duration::from_millis(250);
+const RESEND_DELAY: Duration = Duration::from_millis(250);
 /// Bytes of a UDP answer that are compared.
 const DATAGRAM: usize = 512;
 
@@ -198,7 +198,7 @@ async fn ask_udp(
     loop {
         socket.send(&request).await.map_err(|error| failure_of(&error))?;
         sent();
-        if let Ok(received) = tokio::time::timeout(RESEND, socket.recv(&mut answer)).await {
+        if let Ok(received) = tokio::time::timeout(RESEND_DELAY, socket.recv(&mut answer)).await {
             let length = received.map_err(|error| failure_of(&error))?;
             return protocol.read(nonce, answer.get(..length).unwrap_or_default());
         }

@@ -47,7 +47,7 @@ use tailnet_tokens::TailnetTokens;
 /// Lease of all reconcilers of a namespace.
 pub const LEASE: &str = "tailyard-reconciler";
 /// Resync interval: finds leftovers and changes by time alone.
-const EVERYTHING: Duration = Duration::from_mins(10);
+const RESYNC_INTERVAL: Duration = Duration::from_mins(10);
 /// Shutdown timeout: a running pass ends, and the Lease is released.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -152,7 +152,7 @@ async fn everything(stores: Stores, metrics: Arc<Metrics>, leading: watch::Recei
     in_each_term(leading, enqueue).await;
 }
 
-/// Calls `enqueue` once in each term, however short the time between two terms, and again every [`EVERYTHING`].
+/// Calls `enqueue` once in each term, however short the time between two terms, and again every [`RESYNC_INTERVAL`].
 async fn in_each_term(mut leading: watch::Receiver<Option<Leading>>, mut enqueue: impl FnMut()) {
     let mut term = None;
     loop {
@@ -162,7 +162,7 @@ async fn in_each_term(mut leading: watch::Receiver<Option<Leading>>, mut enqueue
         enqueue();
         tokio::select! {
             ended = leading.wait_for(|now| now.map(|now| now.since) != term) => if ended.is_err() { return },
-            () = sleep(EVERYTHING) => term = None,
+            () = sleep(RESYNC_INTERVAL) => term = None,
         }
     }
 }
@@ -261,7 +261,7 @@ mod tests {
         sender.send_replace(None);
         lead(&sender, Instant::now());
         assert_eq!(after_a_second().await, 2, "another term");
-        sleep(EVERYTHING).await;
+        sleep(RESYNC_INTERVAL).await;
         assert_eq!(after_a_second().await, 3, "a resync");
         drop(sender);
         running.await.expect("it ends with the election");

@@ -17,7 +17,7 @@ use tailyard::model::base::net::InterfaceName;
 use tailyard::model::plan::Planned;
 use tailyard::model::plan::world::World;
 use tailyard::model::tailnet::status::{Encoded, PodAddresses, ROOM, egress_status, encode};
-use tailyard::proxy::state_secret::writer::PACE;
+use tailyard::proxy::state_secret::writer::MIN_WRITE_INTERVAL;
 use tokio::time::{Instant, sleep_until};
 
 /// One replica.
@@ -40,7 +40,7 @@ impl Replica {
         let mut planned = Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()));
         let mut written = Instant::now() - Duration::from_mins(1);
         while let Some(mut newest) = configs.next().await {
-            sleep_until(written + PACE).await;
+            sleep_until(written + MIN_WRITE_INTERVAL).await;
             while let Some(Some(newer)) = configs.next().now_or_never() {
                 newest = newer;
             }

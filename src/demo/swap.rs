@@ -14,7 +14,7 @@ use crate::model::base::net::{Family, Proto};
 use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
 /// Time after which a change counts as lost.
-const LIMIT: Duration = Duration::from_secs(10);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a probe's request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of requests without a pause; later ones are a millisecond apart.
@@ -90,14 +90,14 @@ async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<Targ
             Err(AttemptFailure::Reset) if expected.is_none() => {}
             Err(failure) => return Err(format!("a probe failed: {failure:?}")),
         }
-        if begun.elapsed() > LIMIT {
+        if begun.elapsed() > CHANGE_TIMEOUT {
             break;
         }
         if nonce > EAGER {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    Err(format!("the change was not in force after {} s", LIMIT.as_secs()))
+    Err(format!("the change was not in force after {} s", CHANGE_TIMEOUT.as_secs()))
 }
 
 /// Settles changes that ready replicas missed during their restart.

@@ -24,7 +24,7 @@ use crate::api::control::CreatedKey;
 use crate::api::vip::VipService;
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::workload::control_plane::Capabilities;
-use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KEY_LIFETIME, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Name of the approval of routes in errors.
@@ -85,9 +85,6 @@ impl Rate {
 }
 
 impl ControlClient {
-    /// Lifetime of an auth key.
-    pub const KEY_LIFE: Duration = KEY_LIFETIME;
-
     /// Creates a client without I/O to the server. Fails if the URL or the CA file is unusable.
     pub fn new(settings: ControlSettings) -> Result<Self, ControlError> {
         let http = ControlHttp::new(&settings)?;
@@ -122,7 +119,7 @@ impl ControlClient {
         }
     }
 
-    /// Creates an auth key for one device, single use, valid for [`Self::KEY_LIFE`]. `note` is its description for users.
+    /// Creates an auth key for one device, single use, valid for [`KEY_LIFETIME`]. `note` is its description for users.
     pub async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
         match self {
             Self::Tailscale(client) => client.mint_key(tags, note).await,

@@ -34,11 +34,11 @@ use crate::runtime::command::{self, error_output};
 /// Maximum bytes of a log line; longer lines of the daemon are split.
 const LONGEST_LINE: u64 = 16 << 10;
 /// Timeout of a query with the `tailscale` command.
-const ASK: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a login with the `tailscale` command.
-const LOGIN: Duration = Duration::from_mins(2);
+const LOGIN_TIMEOUT: Duration = Duration::from_mins(2);
 /// Maximum time to read the log of an exited daemon: a grandchild may hold the pipe open indefinitely.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_LOG_TIMEOUT: Duration = Duration::from_millis(200);
 /// Environment variable that identifies our daemon: its arguments, separated by spaces.
 const MARK: &str = "TAILYARD_TAILSCALED_ARGS";
 
@@ -142,7 +142,7 @@ impl RunningDaemon {
             debug!("tailscaled left processes behind");
         }
         let words = async { while self.logs.join_next().await.is_some() {} };
-        drop(timeout(LAST_WORDS, words).await);
+        drop(timeout(LAST_LOG_TIMEOUT, words).await);
         Ok(how)
     }
 
@@ -164,7 +164,7 @@ pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
     const WHAT: &str = "version --json";
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: WHAT, text };
     let args: Vec<_> = WHAT.split(' ').collect();
-    let output = command::run(tailscale, &args, "", ASK).await.map_err(|error| fail(error.to_string()))?;
+    let output = command::run(tailscale, &args, "", QUERY_TIMEOUT).await.map_err(|error| fail(error.to_string()))?;
     let versions: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))?;
     let cap = versions.get("cap").and_then(serde_json::Value::as_u64).and_then(|cap| u32::try_from(cap).ok());
     cap.ok_or_else(|| fail("it names no capability version".to_owned()))
@@ -174,7 +174,7 @@ pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
 pub async fn login(tailscale: &Path, args: &[String], secret: Option<&Secret>) -> Result<(), DaemonError> {
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: "up", text };
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let run = command::run(tailscale, &args, secret.map_or("", Secret::reveal), LOGIN).await;
+    let run = command::run(tailscale, &args, secret.map_or("", Secret::reveal), LOGIN_TIMEOUT).await;
     let output = run.map_err(|error| fail(error.to_string()))?;
     if output.status.success() { Ok(()) } else { Err(fail(format!("{}: {}", output.status, error_output(&output)))) }
 }

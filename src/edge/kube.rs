@@ -47,7 +47,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Read timeout of a connection; longer than a watch without events lasts.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// Timeout of a call other than a watch.
-const CALL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Values of a `ConfigMap` or Secret by key.
 pub type Values = BTreeMap<String, Bytes>;
@@ -148,9 +148,9 @@ impl Cluster {
     }
 }
 
-/// Runs a call with the timeout [`CALL`].
+/// Runs a call with the timeout [`CALL_TIMEOUT`].
 async fn within<T>(call: impl FnOnce() -> ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
-    limited(CALL, work).await.map_err(|fault| KubeError::Call { call: call(), fault })
+    limited(CALL_TIMEOUT, work).await.map_err(|fault| KubeError::Call { call: call(), fault })
 }
 
 async fn limited<T>(limit: Duration, work: impl Future<Output = kube::Result<T>>) -> Result<T, CallFault> {

@@ -18,13 +18,13 @@ use crate::model::diagnostics::overview::{
 };
 
 /// Timeout of the initial lists.
-const FIRST: Duration = Duration::from_secs(20);
+const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Minimum interval of outputs.
-const PACE: Duration = Duration::from_secs(1);
+const MIN_OUTPUT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum interval of outputs without changes in the cluster.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Timeout of a replica's status request.
-const PAGE: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum concurrent status requests.
 const AT_A_TIME: usize = 16;
 
@@ -72,7 +72,7 @@ pub async fn run(cluster: &Cluster, options: &StatusOptions, out: &mut dyn Write
 
 /// Waits until every part is listed or known to be unreadable. Fails if the groups cannot be read.
 async fn first(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gathered: &mut InspectCache) -> Result<(), InspectError> {
-    let end = Instant::now() + FIRST;
+    let end = Instant::now() + LIST_TIMEOUT;
     while !gathered.whole() {
         let Ok(Some((part, change))) = timeout_at(end, changes.next()).await else {
             gathered.give_up();
@@ -98,7 +98,7 @@ async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gat
             Some((part, change)) = changes.next() => news |= gathered.take(part, change),
         }
         if news {
-            end = end.min(begin + PACE);
+            end = end.min(begin + MIN_OUTPUT_INTERVAL);
         }
     }
 }
@@ -129,11 +129,11 @@ async fn request_status(cluster: &Cluster, view: &mut ClusterView, selection: &R
     let is_shown = |pod: &String| shown.as_ref().is_none_or(|shown| shown.contains(pod));
     let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| is_shown(pod));
     let replies = stream::iter(pods).map(|(pod, port)| async move {
-        let answer = timeout(PAGE, cluster.replica_status(&pod, port)).await;
+        let answer = timeout(STATUS_TIMEOUT, cluster.replica_status(&pod, port)).await;
         let live: LiveStatus = match answer {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(error)) => Err(gap(&error)),
-            Err(_elapsed) => Err(Gap::Failed(format!("no answer within {PAGE:?}"))),
+            Err(_elapsed) => Err(Gap::Failed(format!("no answer within {STATUS_TIMEOUT:?}"))),
         };
         (pod, live)
     });

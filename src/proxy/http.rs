@@ -24,7 +24,7 @@ use crate::model::settings::Settings;
 use crate::model::tailnet::health;
 use crate::runtime::admin::{AdminRequest, AdminResponse, AdminServer, Limits, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
-use crate::runtime::tasks::{STALLED_AFTER, Stop, Tasks};
+use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Stop, Tasks};
 
 pub use status_snapshot::SnapshotSources;
 
@@ -37,7 +37,7 @@ pub mod status_snapshot;
 pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
 
 /// Timeout of tailscaled's metrics, so that a hung daemon does not block a scrape.
-const USERMETRICS: Duration = Duration::from_secs(2);
+const USERMETRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Plan and ruleset in force, as `/debug/plan` shows them.
 #[derive(Serialize)]
@@ -75,7 +75,7 @@ pub fn standby_routes(tasks: &Tasks) -> Routes {
     let heartbeats = tasks.heartbeats();
     let waits = |_| std::future::ready(text(StatusCode::SERVICE_UNAVAILABLE, "standby: another Pod is active\n"));
     Routes::default()
-        .with("/livez", move |_| std::future::ready(liveness(&heartbeats, STALLED_AFTER)))
+        .with("/livez", move |_| std::future::ready(liveness(&heartbeats, HEARTBEAT_TIMEOUT)))
         .with("/healthz", waits)
         .with("/readyz", waits)
         .with("/metrics", |_| std::future::ready(text(StatusCode::OK, "")))
@@ -103,7 +103,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
     Routes::default()
         .with(REACHABLE_PATH, answer(sources, |sources| std::future::ready(reachable(&sources))))
-        .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, STALLED_AFTER))))
+        .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, HEARTBEAT_TIMEOUT))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
         .with(replica::PATH, answer(sources, status::page))
@@ -172,7 +172,7 @@ fn lines<T: std::fmt::Display>(items: &[T]) -> String {
 }
 
 async fn metrics(sources: Arc<SnapshotSources>) -> AdminResponse {
-    let (snapshot, daemon) = tokio::join!(sources.snapshot(), timeout(USERMETRICS, (sources.usermetrics)()));
+    let (snapshot, daemon) = tokio::join!(sources.snapshot(), timeout(USERMETRICS_TIMEOUT, (sources.usermetrics)()));
     let page = sources.metrics.page(&snapshot, daemon.ok().flatten().as_deref());
     typed(StatusCode::OK, CONTENT_TYPE, page)
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::edge::kube::{Cluster, Resource};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{self, Budget, CLOSING, DISCO_MUTE, Deletion, between_mutes};
+use crate::model::flows::drain::{self, Budget, CLOSING_PERIOD, DISCO_MUTE_PERIOD, Deletion, between_mutes};
 use crate::model::settings::Pod;
 use crate::runtime::tasks::Stop;
 
@@ -20,19 +20,19 @@ use crate::proxy::replica::Replica;
 use crate::proxy::state_secret::start::record_mute_start;
 
 /// Timeout for tailscaled to stop advertising.
-const UNADVERTISE: Duration = Duration::from_secs(2);
+const UNADVERTISE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout for turning shields-up off: tailscaled stores it through the API server.
-const REOPEN: Duration = Duration::from_secs(1);
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout for writing back the state of a tailscaled that was started without its Secret.
-const GIVE_BACK: Duration = Duration::from_secs(1);
+const STATE_SAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout for the lookup of the Pod's grace period.
-const LOOKUP: Duration = Duration::from_millis(500);
+const GRACE_LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for the withdrawal of routes alone: not every control server confirms it.
-const ROUTES: Duration = Duration::from_secs(2);
+const ROUTE_WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Replica {
     /// Shuts down; a second signal aborts.
@@ -68,9 +68,9 @@ impl Replica {
         let muted = run_muted(switch, self.end_flows(budget, nft.as_ref()), budget.flows).await;
         let ended = Instant::now();
         if let Some(ingress) = &mut self.ingress {
-            ingress.reopen(REOPEN.min(budget.daemon / 2)).await;
+            ingress.reopen(REOPEN_TIMEOUT.min(budget.daemon / 2)).await;
         }
-        self.tailnet.give_back(GIVE_BACK.min(budget.daemon / 2)).await;
+        self.tailnet.give_back(STATE_SAVE_TIMEOUT.min(budget.daemon / 2)).await;
         if !muted {
             ledger.iter().for_each(record_mute_start);
         }
@@ -82,7 +82,7 @@ impl Replica {
     async fn end_flows(&mut self, budget: Budget, nft: Option<&Nft>) {
         let began = Instant::now();
         let rest = || budget.flows.saturating_sub(began.elapsed());
-        self.shut(CLOSING.min(budget.flows / 2)).await;
+        self.shut(CLOSING_PERIOD.min(budget.flows / 2)).await;
         let gone = self.withdraw(rest()).await;
         if let Some(ingress) = &mut self.ingress {
             ingress.close(rest()).await;
@@ -124,11 +124,11 @@ impl Replica {
     /// here.
     async fn withdraw(&mut self, within: Duration) -> BTreeSet<IpAddr> {
         let Some(ingress) = &mut self.ingress else {
-            self.tailnet.stop_advertising(UNADVERTISE).await;
+            self.tailnet.stop_advertising(UNADVERTISE_TIMEOUT).await;
             return BTreeSet::new();
         };
         let services = self.tailnet.daemon.as_ref().is_some_and(|daemon| !daemon.state().borrow().advertised.is_empty());
-        let within = if services { within } else { within.min(ROUTES) };
+        let within = if services { within } else { within.min(ROUTE_WITHDRAWAL_TIMEOUT) };
         if ingress.withdraw(within).await { self.forwarding.service_addresses() } else { BTreeSet::new() }
     }
 }
@@ -137,7 +137,7 @@ impl Replica {
 /// deleted, or the API server does not say.
 pub async fn deletion(cluster: Option<&Cluster>, pod: &Pod) -> Option<Deletion> {
     let (cluster, name, uid) = (cluster?, pod.object.as_deref()?, pod.uid.as_deref()?);
-    let found = timeout(LOOKUP, cluster.look(Resource::POD, Some(cluster.namespace()), name)).await.ok()?;
+    let found = timeout(GRACE_LOOKUP_TIMEOUT, cluster.look(Resource::POD, Some(cluster.namespace()), name)).await.ok()?;
     let unread = "cannot read the Pod's deletion grace period, assuming the drain timeout";
     let found = found.inspect_err(|error| tracing::info!(reason = error.reason(), "{unread}: {error}")).ok()?;
     Deletion::of(found.as_ref(), uid)
@@ -152,11 +152,11 @@ where
     let mut drain = pin!(drain);
     let mut muted = mute(true).await;
     // Only resets follow the limit.
-    if !muted || limit <= DISCO_MUTE {
+    if !muted || limit <= DISCO_MUTE_PERIOD {
         drain.await;
         return muted;
     }
-    if timeout(DISCO_MUTE, &mut drain).await.is_ok() {
+    if timeout(DISCO_MUTE_PERIOD, &mut drain).await.is_ok() {
         return true;
     }
     muted = mute(false).await;

@@ -19,7 +19,7 @@ use crate::runtime::tasks::{Stop, Tasks};
 use super::http;
 
 /// Timeout for the release of the Lease.
-const RELEASE: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The Lease was lost while tailscaled ran.
 #[derive(Debug, thiserror::Error)]
@@ -112,7 +112,7 @@ impl Standby {
     /// Releases the Lease, so that another Pod takes over at once. tailscaled must have ended.
     pub async fn release(self) {
         let _ = self.release.send(());
-        if timeout(RELEASE, self.released).await.is_err() {
+        if timeout(RELEASE_TIMEOUT, self.released).await.is_err() {
             tracing::warn!("the Lease of the active Pod is not released: another Pod takes over once it expires");
         }
     }

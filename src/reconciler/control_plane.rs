@@ -23,11 +23,11 @@ mod routes;
 mod services;
 
 /// Interval of replacement auth keys of a group, after a burst of one per replica.
-const REISSUE: Duration = Duration::from_secs(30);
+const REISSUE_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval of a workload's first auth keys, and of a replica's claims of devices that are not recorded, after a burst of each.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_KEY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of such claims of a workload: half of that of a replica, so that one replica leaves half of them to the others.
-const CLAIMS: Duration = Duration::from_millis(2_500);
+const CLAIM_INTERVAL: Duration = Duration::from_millis(2_500);
 /// Minimum burst of these, so that a group scales at once.
 const MIN_BURST: u32 = 20;
 
@@ -112,7 +112,7 @@ impl Denied {
             Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
             Self::Refused(error) => error.retry_after(),
             Self::TooOften { wait, .. } => Some(*wait),
-            Self::Concurrent { .. } => Some(devices::RETRY),
+            Self::Concurrent { .. } => Some(devices::RESERVED_REQUEUE),
         }
     }
 }
@@ -289,12 +289,12 @@ impl ControlPlanes {
     ) -> Result<(), Denied> {
         let now = Instant::now() - *self.begin.get_or_init(Instant::now);
         let (burst, interval) = match request {
-            LimitedRequest::ReplacementKey => (replicas.max(1), REISSUE),
-            LimitedRequest::FirstKey => (replicas.max(MIN_BURST), FIRST),
+            LimitedRequest::ReplacementKey => (replicas.max(1), REISSUE_INTERVAL),
+            LimitedRequest::FirstKey => (replicas.max(MIN_BURST), FIRST_KEY_INTERVAL),
             // One replica's burst leaves one claim to each of the others.
-            LimitedRequest::DeviceCheck => (replicas.saturating_add(MIN_BURST), CLAIMS),
+            LimitedRequest::DeviceCheck => (replicas.saturating_add(MIN_BURST), CLAIM_INTERVAL),
         };
-        let of_replica = replica.map(|replica| (Some(replica.to_owned()), MIN_BURST, FIRST));
+        let of_replica = replica.map(|replica| (Some(replica.to_owned()), MIN_BURST, FIRST_KEY_INTERVAL));
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         // A full bucket limits as much as none.
         limits.retain(|_, bucket| !bucket.is_full(now));

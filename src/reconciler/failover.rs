@@ -38,9 +38,9 @@ const TURN_INTERVAL: Duration = Duration::from_millis(50);
 /// The cache is read at each turn of this number: an objection to the suspicion of another process is due at once.
 const TURNS_PER_READ: u32 = 2;
 /// Interval of attempts to change Pods.
-const RETRY: Duration = Duration::from_millis(300);
+const CHANGE_INTERVAL: Duration = Duration::from_millis(300);
 /// End of a permission that does not end.
-const NO_END: Duration = Duration::from_hours(24 * 365 * 30);
+const ENDLESS_PERIOD: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
 const UNKNOWN_OUTCOME_WAIT: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
 
@@ -94,7 +94,7 @@ impl Failover {
             detector: Mutex::new(Detector::new(&process, node)),
             stores,
             cluster: cluster.clone(),
-            withdrawals: client(watch::channel(Some(Leading { since, until: since + NO_END })).1),
+            withdrawals: client(watch::channel(Some(Leading { since, until: since + ENDLESS_PERIOD })).1),
             metrics: Arc::clone(metrics),
             events: events(writes.clone()),
             leader_events: events(leader),
@@ -208,7 +208,7 @@ impl Failover {
     async fn mark_lost(&self) {
         let (mut suspected, mut leading) = (self.suspected.subscribe(), self.leading.subscribe());
         while suspected.wait_for(|workloads| !workloads.is_empty()).await.is_ok() && leading.wait_for(Option::is_some).await.is_ok() {
-            let again = tokio::time::Instant::now() + RETRY;
+            let again = tokio::time::Instant::now() + CHANGE_INTERVAL;
             let workloads = self.suspected.borrow().clone();
             let pauses = join_all(workloads.iter().map(|workload| self.attempt(workload))).await;
             sleep_until(again).await;
@@ -222,7 +222,7 @@ impl Failover {
         while refuted.wait_for(|workloads| !workloads.is_empty()).await.is_ok() {
             let workloads = self.refuted.borrow().clone();
             join_all(workloads.iter().map(|workload| self.withdraw(workload))).await;
-            sleep(RETRY).await;
+            sleep(CHANGE_INTERVAL).await;
         }
     }
 

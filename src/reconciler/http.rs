@@ -14,7 +14,7 @@ use crate::edge::kube::LeaderClient;
 use crate::model::base::backoff::Backoff;
 use crate::runtime::admin::{AdminServer, Limits, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
-use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop};
+use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Heartbeats, Stop};
 
 /// Metric label of the default control plane; not a valid name of a Tailnet.
 const OWN: &str = "_default";
@@ -81,7 +81,7 @@ pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) 
 fn routes(sources: &Arc<AdminSources>) -> Routes {
     let (live, ready, scraped) = (Arc::clone(sources), Arc::clone(sources), Arc::clone(sources));
     Routes::default()
-        .with("/healthz", move |_| std::future::ready(liveness(&live.heartbeats, STALLED_AFTER)))
+        .with("/healthz", move |_| std::future::ready(liveness(&live.heartbeats, HEARTBEAT_TIMEOUT)))
         .with("/readyz", move |_| {
             let missing = ready.missing();
             async move { if missing.is_empty() { text(StatusCode::OK, "ok\n") } else { text(StatusCode::SERVICE_UNAVAILABLE, missing) } }

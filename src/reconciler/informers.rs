@@ -18,7 +18,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
 /// Changes within this time are reconciled together.
-const DEBOUNCE: Duration = Duration::from_millis(20);
+const DEBOUNCE_PERIOD: Duration = Duration::from_millis(20);
 /// Debounce time as a multiple of the duration of the last pass: passes of a key use at most a fifth of a processor, up to [`MAX_DEBOUNCE`].
 const DEBOUNCE_FACTOR: u32 = 4;
 /// Maximum debounce time.
@@ -228,7 +228,7 @@ impl Stores {
     pub fn paced(&self, key: WorkKey, took: Duration) {
         let pace = (took * DEBOUNCE_FACTOR).min(MAX_DEBOUNCE);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        if pace > DEBOUNCE {
+        if pace > DEBOUNCE_PERIOD {
             paces.insert(key, pace);
         } else {
             paces.remove(&key);
@@ -238,7 +238,7 @@ impl Stores {
     fn enqueue(&self, keys: BTreeSet<WorkKey>) {
         for key in keys {
             let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-            self.queue.add_after(key, pace.unwrap_or(DEBOUNCE));
+            self.queue.add_after(key, pace.unwrap_or(DEBOUNCE_PERIOD));
         }
     }
 }

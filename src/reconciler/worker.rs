@@ -29,18 +29,18 @@ use crate::runtime::queue::WorkOutcome;
 /// Requeue delay after an incomplete pass.
 const INCOMPLETE_REQUEUE: Duration = Duration::from_millis(10);
 /// Interval of checks whether a foreign object still has the name of one of ours.
-const IN_THE_WAY: Duration = Duration::from_secs(31);
+const NAME_CONFLICT_INTERVAL: Duration = Duration::from_secs(31);
 /// Requeue delay after leadership has expired: by then it is renewed, or the next leader is known.
-const NOT_LEADING: Duration = Duration::from_secs(2);
+const NOT_LEADING_REQUEUE: Duration = Duration::from_secs(2);
 
 /// Requeue delay while another workload gets a name that a plan gives.
-const NAME_RESERVED: Duration = Duration::from_secs(1);
+const NAME_RESERVED_REQUEUE: Duration = Duration::from_secs(1);
 
 impl Context {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.is_synced() {
             // Each term begins with everything; within a term no key may be lost.
-            return if self.actor.writes().in_term() { WorkOutcome::RequeueAfter(NOT_LEADING) } else { WorkOutcome::Done };
+            return if self.actor.writes().in_term() { WorkOutcome::RequeueAfter(NOT_LEADING_REQUEUE) } else { WorkOutcome::Done };
         }
         let begin = Instant::now();
         let done = match &key {
@@ -53,7 +53,7 @@ impl Context {
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
         match done {
             Ok(ended) => ended,
-            Err(error) if error.is_not_leading() => WorkOutcome::RequeueAfter(NOT_LEADING),
+            Err(error) if error.is_not_leading() => WorkOutcome::RequeueAfter(NOT_LEADING_REQUEUE),
             Err(error) => {
                 tracing::warn!(reason = error.reason(), kind = key.kind(), name = key.name(), "{error}");
                 WorkOutcome::Retry(error.retry_after())
@@ -167,10 +167,10 @@ impl Context {
             cache.reserve_names(key, &pass.new_names, Instant::now())
         };
         if !is_reserved {
-            return Ok(WorkOutcome::RequeueAfter(NAME_RESERVED));
+            return Ok(WorkOutcome::RequeueAfter(NAME_RESERVED_REQUEUE));
         }
         self.stores.paced(WorkKey::Workload(key.clone()), begin.elapsed());
-        let contested = contested.then_some(IN_THE_WAY);
+        let contested = contested.then_some(NAME_CONFLICT_INTERVAL);
         self.apply(&observed, pass, contested).await
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout;
 
-pub use heartbeat::{Heartbeats, STALLED_AFTER};
+pub use heartbeat::{HEARTBEAT_TIMEOUT, Heartbeats};
 
 mod heartbeat;
 

@@ -6,9 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
 use super::http::ControlHttp;
-use super::{APPROVE, AuthKey, ControlClient, ControlError, auth_key};
+use super::{APPROVE, AuthKey, ControlError, auth_key};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
-use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ impl Headscale {
     }
 
     pub(super) async fn mint_key(&self, tags: &[String]) -> Result<AuthKey, ControlError> {
-        let life = SignedDuration::try_from(ControlClient::KEY_LIFE).map_err(|error| ControlError::Settings(error.to_string()))?;
+        let life = SignedDuration::try_from(KEY_LIFETIME).map_err(|error| ControlError::Settings(error.to_string()))?;
         let expiration = (Timestamp::now() + life).to_string();
         let wanted = CreatePreAuthKey { reusable: false, ephemeral: false, expiration, acl_tags: tags.to_vec() };
         let request = self.request(Method::POST, "/api/v1/preauthkey").json(&wanted);

@@ -15,9 +15,9 @@ use crate::model::base::rate::TokenBucket;
 use crate::runtime::https;
 
 /// Pause after a 429 or 503 response without `Retry-After`.
-const PAUSE: Duration = Duration::from_secs(10);
+const DEFAULT_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Maximum pause: a wrong header must not stop a group for a day.
-const LONGEST_PAUSE: Duration = Duration::from_mins(15);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(15);
 /// Maximum characters of an error body that is not the known JSON.
 const TEXT: usize = 200;
 
@@ -105,7 +105,7 @@ impl ControlHttp {
 
     fn refusal(&self, call: &'static str, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ControlError {
         if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
-            let after = pause(headers, SystemTime::now()).unwrap_or(PAUSE).min(LONGEST_PAUSE);
+            let after = pause(headers, SystemTime::now()).unwrap_or(DEFAULT_RETRY_DELAY).min(MAX_RETRY_DELAY);
             self.pace.lock().unwrap_or_else(PoisonError::into_inner).not_before = Some(Instant::now() + after);
             return ControlError::Paused { call, after };
         }

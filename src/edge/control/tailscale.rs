@@ -10,14 +10,14 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::http::ControlHttp;
-use super::{APPROVE, AuthKey, ControlClient, ControlError, IdentityToken, auth_key};
+use super::{APPROVE, AuthKey, ControlError, IdentityToken, auth_key};
 use crate::api::control::{
     ApproveRoutes, CreateKey, CreatedKey, DeviceRoutes, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer,
 };
 use crate::api::vip::{VipService, VipServices};
 use crate::model::controller::policy::annotations::dns_label;
 use crate::model::controller::workload::control_plane::{Capabilities, token_end};
-use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KeyId};
+use crate::model::controller::workload::identity::{Device, DeviceAddresses, DeviceId, DeviceLabel, DeviceName, KEY_LIFETIME, KeyId};
 use crate::model::tailnet::supervise::Secret;
 
 /// Paths of keys, devices, Tailscale Services, and of routes below a device.
@@ -95,7 +95,7 @@ impl Tailscale {
         let create = KeyCreate { reusable: false, ephemeral: false, preauthorized: true, tags: tags.to_vec() };
         let wanted = CreateKey {
             capabilities: KeyCapabilities { devices: KeyDevices { create } },
-            expiry_seconds: ControlClient::KEY_LIFE.as_secs(),
+            expiry_seconds: KEY_LIFETIME.as_secs(),
             description: described(note),
         };
         let call = "make an auth key";

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::item::plain;
-use super::{ApiCall, ApiRefusal, CALL, Cluster, KubeError, Leading, Resource, Verb, limited};
+use super::{ApiCall, ApiRefusal, CALL_TIMEOUT, Cluster, KubeError, Leading, Resource, Verb, limited};
 use crate::api::names::RECONCILER_FIELD_MANAGER;
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::adopt::adopted;
@@ -171,7 +171,7 @@ impl LeaderClient {
         let Some(until) = self.leading.borrow().map(|leading| leading.until).filter(|until| now < *until) else {
             return Err(KubeError::NotLeading { call });
         };
-        let done = limited(CALL.min(until - now), work).await;
+        let done = limited(CALL_TIMEOUT.min(until - now), work).await;
         let (verb, kind) = (call.verb, call.kind.split('/').next().unwrap_or(call.kind));
         let done = done.map_err(|fault| KubeError::Call { call, fault });
         (self.observer)(verb, kind, done.as_ref().err().map(KubeError::reason));

@@ -17,13 +17,13 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::{ApiRefusal, CALL, Cluster, KubeError, ObjectEvent, Verb, limited, within};
+use super::{ApiRefusal, CALL_TIMEOUT, Cluster, KubeError, ObjectEvent, Verb, limited, within};
 use crate::api::names::{ISSUER_ASKED, POD_FIELD_MANAGER, RECONCILER_FIELD_MANAGER};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
 /// Pause before the next attempt after another candidate wrote the Lease first.
-const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+const CONFLICT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Leadership of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl Lease {
                 wait.map_or(again, |wait| again.min(wait))
             }
             // Another candidate was faster.
-            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => begin + CONFLICT_RETRY,
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => begin + CONFLICT_RETRY_DELAY,
             Err(error) => {
                 if error.refusal() == Some(ApiRefusal::Forbidden) {
                     self.candidate.denied(Instant::now().into_std());
@@ -278,7 +278,7 @@ impl Lease {
     /// end is published first.
     async fn call<T>(&self, verb: Verb, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
-        let limit = now + CALL.min(self.candidate.terms().trust * 3 / 8);
+        let limit = now + CALL_TIMEOUT.min(self.candidate.terms().trust * 3 / 8);
         let ends = self.candidate.leads(now.into_std()).map_or(limit, |until| limit.min(until.into()));
         limited(ends - now, work).await.map_err(|fault| KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
     }

@@ -20,22 +20,23 @@ use tokio::time::{Instant, sleep, timeout};
 use super::conditional_secret::versioned;
 use super::item::{WatchedItem, WatchedObject, plain};
 use super::{
-    ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, secret_values, within,
+    ApiCall, ApiRefusal, CALL_TIMEOUT, CallFault, Cluster, KubeError, Values, Verb, VersionedSecret, config_map_values, secret_values,
+    within,
 };
 use crate::model::base::backoff::Backoff;
 
 /// Duration of a watch in seconds, after which the server ends it.
 const WATCH: u32 = 60;
 /// Timeout of a watch without any event.
-const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 5);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(WATCH as u64 + 5);
 /// A watch that ends sooner was interrupted; the next one waits for the backoff.
-const SHORT: Duration = Duration::from_secs(1);
+const MIN_WATCH_LIFETIME: Duration = Duration::from_secs(1);
 /// Objects in a page of a list.
 const PAGE: u32 = 500;
 /// Objects in a page of a list of Secrets or `ConfigMaps`, of which each may have 1 MiB: a page is in memory as a whole.
 const PAGE_OF_LARGE: u32 = 8;
 
-const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
+const _: () = assert!(CALL_TIMEOUT.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Follow {
@@ -247,7 +248,7 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
         let since = Instant::now();
         self.send(WatchChange::Live).await;
         let fault = loop {
-            match timeout(SILENCE, stream.next()).await {
+            match timeout(SILENCE_TIMEOUT, stream.next()).await {
                 Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
                     self.backoff.reset();
                     version = object.resource_version().unwrap_or(version);
@@ -266,14 +267,14 @@ impl<K: WatchedObject, T: Send> ListWatch<K, T> {
                 Ok(Some(Ok(WatchEvent::Error(status)))) => break CallFault::refused(&status),
                 Ok(Some(Err(error))) => break CallFault::of(error),
                 Ok(None) => {
-                    if since.elapsed() < SHORT {
+                    if since.elapsed() < MIN_WATCH_LIFETIME {
                         self.pause().await;
                     } else {
                         self.backoff.reset();
                     }
                     return Some(version);
                 }
-                Err(_elapsed) => break CallFault::Timeout(SILENCE),
+                Err(_elapsed) => break CallFault::Timeout(SILENCE_TIMEOUT),
             }
         };
         self.lose(KubeError::Call { call, fault }, Some(version)).await

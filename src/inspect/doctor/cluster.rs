@@ -24,7 +24,7 @@ use crate::model::diagnostics::doctor::{is_reconciler, variable};
 const ACCOUNT: &str = "tailyard-reconciler";
 const LEASE: &str = "tailyard-reconciler";
 /// A Lease without renewal for this time has no holder: a candidate takes over earlier.
-const RENEWED: Duration = Duration::from_secs(15);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval of reads of the Lease.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Namespace of a cluster's system components.
@@ -34,7 +34,7 @@ const AT_A_TIME: usize = 8;
 /// Number of proxies' accounts that are checked; the reconciler writes the Roles of all in the same way.
 const PROXY_ACCOUNTS: usize = 10;
 /// Timeout of a control plane request.
-const PROBE: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Collects all facts.
 pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
@@ -94,14 +94,14 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
     }
 }
 
-/// The Lease, and whether it was renewed within [`RENEWED`].
+/// The Lease, and whether it was renewed within [`RENEWAL_TIMEOUT`].
 async fn lease(cluster: &Cluster) -> (ReadResult<Option<Value>>, bool) {
     let look = async || cluster.look(Resource::LEASE, Some(cluster.namespace()), LEASE).await.map_err(|error| gap(&error));
     let time =
         |lease: &ReadResult<Option<Value>>| lease.as_ref().ok().and_then(Option::as_ref).map(|lease| lease["spec"]["renewTime"].clone());
     let first = look().await;
     let Some(before) = time(&first) else { return (first, false) };
-    let end = Instant::now() + RENEWED;
+    let end = Instant::now() + RENEWAL_TIMEOUT;
     while Instant::now() < end {
         sleep(POLL_INTERVAL).await;
         let now = look().await;
@@ -172,7 +172,7 @@ async fn attempt(cluster: &Cluster, place: &CredentialLocation, ca: Option<&Path
         Err(why) => return CredentialOutcome::Missing(why),
     };
     let ca = ca.map(Path::to_owned);
-    let settings = ControlSettings { url: place.url.clone(), credentials, ca, rate: Rate::DEFAULT, deadline: PROBE };
+    let settings = ControlSettings { url: place.url.clone(), credentials, ca, rate: Rate::DEFAULT, deadline: PROBE_TIMEOUT };
     match ControlClient::new(settings) {
         Ok(control) => probe(&control).await,
         Err(error) => CredentialOutcome::Unreachable(error.to_string()),

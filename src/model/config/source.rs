@@ -53,7 +53,7 @@ impl std::fmt::Display for CopySource {
 }
 
 /// Hold time: longer than a kubelet's usual delay (sync period and cache, 60 to 90 s).
-pub const HOLD: Duration = Duration::from_mins(2);
+pub const HOLD_PERIOD: Duration = Duration::from_mins(2);
 
 /// Maximum stored versions that the watch delivered and the mount has not shown yet.
 const TRAIL: usize = 1024;

@@ -47,7 +47,7 @@ use crate::model::controller::workload::provision::POLL_INTERVAL;
 use crate::model::controller::workload::vip_service::{OwnershipRefusal, of_group};
 
 /// Interval of checks whether the other side of a move serves.
-pub(crate) const HANDOVER_POLL: Duration = Duration::from_secs(5);
+pub(crate) const HANDOVER_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Message to a standalone Ingress without certificate.
 pub(crate) const NO_CERTIFICATES: &str = "The control plane issues no certificates: name a certificate of your own for the hosts in \
@@ -185,7 +185,7 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     }
     let awaited = plan.awaited(work);
     if !awaited.is_empty() {
-        work.again(HANDOVER_POLL);
+        work.again(HANDOVER_POLL_INTERVAL);
     }
     plan.unchanged.extend(awaited);
     plan.keep_served_names();

@@ -1,12 +1,12 @@
 //! Detector of lost replicas: a state machine of one process, whose inputs are Pods, results of probes and times.
 //!
-//! A replica is unreachable if it answered before, was silent for [`SILENCE`] and missed [`MISSES`] probes since. That alone may be a fault
+//! A replica is unreachable if it answered before, was silent for [`MIN_SILENCE`] and missed [`MISSES`] probes since. That alone may be a fault
 //! of this process, so a *survivor* must exist: a ready replica of the group on another node that answered a probe sent after the first
 //! missed one, and is not noted as lost. [`Detector::confirm`] repeats both with Pods read from the API server: a process without API
 //! server writes nothing, and a replica that another process has made unready is no survivor. Hence each mark leaves a ready replica that
 //! answers. Of a standalone proxy with standby the waiting Pod is the survivor, and its claim decides in place of notes.
 //!
-//! Only the path from this process to the replica may be broken. So a suspicion is noted on the Pod for [`OBJECTION_TIME`] before the mark,
+//! Only the path from this process to the replica may be broken. So a suspicion is noted on the Pod for [`OBJECTION_PERIOD`] before the mark,
 //! and a process that reaches the replica removes the note ([`Detector::refutes`]). The first process then suspects it again after
 //! [`DISPUTE_INTERVAL`] at the earliest, unless it answers meanwhile. A process that reaches a replica only because both are on one node
 //! must reach another node, too, as must the one that suspects: otherwise the network of that node may be the broken one.
@@ -35,7 +35,7 @@ pub const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 /// Maximum probes of a process in a second, of replicas and of standalone proxies each.
 const MAX_PROBES_PER_SECOND: u32 = 400;
 /// Minimum time without an answer from a lost replica.
-const SILENCE: Duration = Duration::from_secs(1);
+const MIN_SILENCE: Duration = Duration::from_secs(1);
 /// Minimum missed probes of a lost replica.
 const MISSES: u32 = 3;
 /// Maximum age of a survivor's last answer, if its probe interval is not longer.
@@ -43,13 +43,13 @@ const SURVIVOR_AGE: Duration = Duration::from_millis(500);
 /// A longer time between two turns means that this process did not run: answers may have been lost.
 const MAX_TURN_GAP: Duration = Duration::from_millis(500);
 /// Time for which a suspicion is noted before the Pod is made unready. An objection takes a read of the cache, a probe and a write.
-const OBJECTION_TIME: Duration = Duration::from_millis(250);
+const OBJECTION_PERIOD: Duration = Duration::from_millis(250);
 /// Time until a replica is suspected again that another process reaches.
 const DISPUTE_INTERVAL: Duration = Duration::from_secs(30);
-/// Interval in which the note of a lost replica is renewed, well before [`super::reception::NOTE_VALIDITY`].
+/// Interval in which the note of a lost replica is renewed, well before [`super::reception::NOTE_TTL`].
 const RENEWAL_INTERVAL: Duration = Duration::from_mins(2);
 /// The Lease is held for this time after the last suspicion.
-const LEASE_LINGER: Duration = Duration::from_secs(10);
+const LEASE_GRACE: Duration = Duration::from_secs(10);
 
 /// Detector of one process.
 #[derive(Debug, Default)]
@@ -177,7 +177,7 @@ impl Detector {
         if !suspected.is_empty() {
             self.last_suspicion = Some(now);
         }
-        let wants_lease = self.last_suspicion.is_some_and(|last| now.saturating_duration_since(last) < LEASE_LINGER);
+        let wants_lease = self.last_suspicion.is_some_and(|last| now.saturating_duration_since(last) < LEASE_GRACE);
         let gap = gap.unwrap_or_default();
         let probes = [false, true].into_iter().flat_map(|standalone| self.due(standalone, gap, now)).collect();
         DetectorTurn { probes, suspected, refuted, wants_lease, paused }
@@ -341,7 +341,7 @@ impl ProbedReplica {
 
     /// Send time of the first missed probe of an unreachable replica.
     fn unreachable(&self, now: Instant) -> Option<Instant> {
-        let is_silent = now.saturating_duration_since(self.silent_since) >= SILENCE && self.misses >= MISSES;
+        let is_silent = now.saturating_duration_since(self.silent_since) >= MIN_SILENCE && self.misses >= MISSES;
         let was_reached = self.answer.is_some() || self.pod.is_noted_lost();
         self.first_missed.filter(|_| was_reached && is_silent)
     }
@@ -365,7 +365,7 @@ impl ProbedReplica {
             (_, since) if pod.workload.is_standalone() => {
                 since.is_none_or(|since| elapsed(since) >= DISPUTE_INTERVAL).then_some(NoteStep::MakeUnready)
             }
-            (Some(note), Some(since)) if note.process == process => (elapsed(since) >= OBJECTION_TIME).then_some(NoteStep::MakeUnready),
+            (Some(note), Some(since)) if note.process == process => (elapsed(since) >= OBJECTION_PERIOD).then_some(NoteStep::MakeUnready),
             // The note was removed; the next read of the cache shows that.
             (None, Some(_)) => None,
             _ => self.disputed.is_none_or(|disputed| elapsed(disputed) >= DISPUTE_INTERVAL).then_some(NoteStep::Suspect),

@@ -2,14 +2,14 @@
 //! probes that it receives.
 //!
 //! A replica is unready while a reconciler notes it as lost. The note is a decision about all replicas: another one is ready. Two facts
-//! overrule it: a probe that arrives over the network, and an age of [`NOTE_VALIDITY`], as the reconcilers may be gone.
+//! overrule it: a probe that arrives over the network, and an age of [`NOTE_TTL`], as the reconcilers may be gone.
 
 use std::time::{Duration, Instant};
 
 use crate::api::failover::{UnreachableNote, UnreachableStage};
 
 /// Time for which a replica is unready by one note. Reconcilers renew it earlier.
-pub(super) const NOTE_VALIDITY: Duration = Duration::from_mins(5);
+pub(super) const NOTE_TTL: Duration = Duration::from_mins(5);
 /// Maximum age of the last probe of a reachable replica.
 const PROBE_AGE: Duration = Duration::from_secs(1);
 
@@ -34,7 +34,7 @@ impl Reception {
             (self.text, self.since) = (text.to_owned(), Some(now));
         }
         let since = self.since?;
-        let is_valid = now.saturating_duration_since(since) < NOTE_VALIDITY;
+        let is_valid = now.saturating_duration_since(since) < NOTE_TTL;
         let is_probed = self.probe.is_some_and(|probe| probe >= since || now.saturating_duration_since(probe) < PROBE_AGE);
         let note: UnreachableNote = serde_json::from_str(text).ok()?;
         (is_valid && !is_probed && note.stage == UnreachableStage::Lost).then_some(note)

@@ -42,7 +42,7 @@ pub fn removal() -> String {
 }
 
 /// Text for the disco mute: invalidates tailscaled's disco packets (by their six magic bytes), in a table of its own; see
-/// [`crate::model::flows::drain::DISCO_MUTE`]. Packets are corrupted, not dropped: after a send error tailscaled opens new sockets.
+/// [`crate::model::flows::drain::DISCO_MUTE_PERIOD`]. Packets are corrupted, not dropped: after a send error tailscaled opens new sockets.
 pub fn mute() -> String {
     let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
     format!(

@@ -12,27 +12,27 @@ use serde_json::Value;
 use crate::model::flows::flow::{Flow, TcpState};
 
 /// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
-const IDLE: Duration = Duration::from_secs(5);
+const FLOW_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum interval between listings.
-const SOONEST: Duration = Duration::from_millis(100);
+const MIN_LISTING_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum interval between listings.
-const LATEST: Duration = Duration::from_secs(1);
+const MAX_LISTING_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeouts are in whole seconds, so one second more than expected is not a packet.
 const ROUNDING: u64 = 1;
 
 /// Time without flows before a drain ends: clients may still have outdated endpoints.
-const QUIET: Duration = Duration::from_secs(2);
+const QUIET_PERIOD: Duration = Duration::from_secs(2);
 /// Egress Services whose endpoints follow a leaving replica within a second, on a busy API server: their slices change one by one.
 const SERVICES_PER_SECOND: usize = 50;
 
 /// Time without flows before the drain of a replica of a group with this number of egress Services ends.
 pub fn quiet_time(services: usize) -> Duration {
-    QUIET + Duration::from_secs(u64::try_from(services / SERVICES_PER_SECOND).unwrap_or(u64::MAX))
+    QUIET_PERIOD + Duration::from_secs(u64::try_from(services / SERVICES_PER_SECOND).unwrap_or(u64::MAX))
 }
 
 /// The same for the proxy of one Service. Its clients have no other replica: it serves them as long as the mute lasts, so that the next Pod
 /// is reached soon after.
-pub const QUIET_OF_SINGLE: Duration = Duration::from_millis(4200);
+pub const SINGLE_QUIET_PERIOD: Duration = Duration::from_millis(4200);
 
 /// Duration of the disco mute: a draining replica that still forwards sends no disco packets.
 ///
@@ -40,25 +40,25 @@ pub const QUIET_OF_SINGLE: Duration = Duration::from_millis(4200);
 /// the first handshake of the next Pod at another endpoint; WireGuard retries only after 5 s. With the mute the trust has expired by then:
 /// a drain takes about 3 s, a new Pod as long. Forwarding continues: for an untrusted endpoint the peer uses the relay as well, and drops
 /// it only 5 s after an unanswered ping. A longer drain interrupts the mute before that, so that its flows keep their direct paths.
-pub const DISCO_MUTE: Duration = Duration::from_millis(4500);
+pub const DISCO_MUTE_PERIOD: Duration = Duration::from_millis(4500);
 /// Minimum interval between two mutes: a peer pings the endpoints that it uses every 3 s, and needs one response.
 const MIN_BETWEEN_MUTES: Duration = Duration::from_secs(4);
 
 /// Interval between the mute at the beginning of a drain and the one that ends at its deadline; `None` if it is too short for both.
 pub fn between_mutes(limit: Duration) -> Option<Duration> {
-    limit.checked_sub(2 * DISCO_MUTE).filter(|interval| *interval >= MIN_BETWEEN_MUTES)
+    limit.checked_sub(2 * DISCO_MUTE_PERIOD).filter(|interval| *interval >= MIN_BETWEEN_MUTES)
 }
 
 /// Maximum time for open requests of advertised services before these are withdrawn.
 ///
 /// A tailnet address is routed to one replica at a time: moving it cuts open connections. So the replica first rejects new connections;
 /// open ones have this long. Clients that connect meanwhile get no response and retry after a second, then with the next replica; hence
-/// it is short, and ends early if nothing is open ([`AWAY`]).
-pub const CLOSING: Duration = Duration::from_millis(1500);
+/// it is short, and ends early if nothing is open ([`IDLE_PERIOD`]).
+pub const CLOSING_PERIOD: Duration = Duration::from_millis(1500);
 
 /// Time without open requests before services are withdrawn. Connections that tailscaled accepted arrive here a round trip later, and
 /// recent responses may be in flight. Shorter than the second after which a client retries.
-pub const AWAY: Duration = Duration::from_millis(500);
+pub const IDLE_PERIOD: Duration = Duration::from_millis(500);
 
 /// Time that the kubelet leaves between SIGTERM and the kill in any case, also if a Pod is deleted by force.
 const MIN_GRACE: Duration = Duration::from_secs(2);
@@ -114,15 +114,15 @@ impl Budget {
     /// Kubernetes' default.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
     /// Time that a replica needs besides its flows, if available.
-    pub const BESIDE_FLOWS: Duration = Duration::from_secs(6);
-    const RESETS: Duration = Duration::from_secs(2);
-    const DAEMON: Duration = Duration::from_secs(3);
+    pub const CLEANUP_PERIOD: Duration = Duration::from_secs(6);
+    const RESET_PERIOD: Duration = Duration::from_secs(2);
+    const DAEMON_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
     /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon if there is one; the
     /// flows have the rest, and never less than half of it.
     pub fn of(total: Duration, daemon: bool) -> Self {
-        let daemon = if daemon { Self::DAEMON.min(total / 6) } else { Duration::ZERO };
-        let resets = Self::RESETS.min((total / 3).saturating_sub(daemon));
+        let daemon = if daemon { Self::DAEMON_STOP_TIMEOUT.min(total / 6) } else { Duration::ZERO };
+        let resets = Self::RESET_PERIOD.min((total / 3).saturating_sub(daemon));
         let spare = Duration::from_secs(1).min(total / 6);
         Self { flows: total.saturating_sub(resets + daemon + spare), resets, daemon }
     }
@@ -179,7 +179,7 @@ impl Drain {
             DrainDecision::Over
         } else {
             // A listing walks the whole hash table, whatever the number of flows.
-            let rest = (took * 10).clamp(SOONEST, LATEST).min(end.saturating_sub(now));
+            let rest = (took * 10).clamp(MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL).min(end.saturating_sub(now));
             self.due = now + rest;
             DrainDecision::Wait(rest)
         }
@@ -195,7 +195,7 @@ impl Drain {
                 FlowEndSignal::WhileBusy => {
                     let last = self.last_packet(flow, now);
                     watched.insert(flow.id, last);
-                    now.saturating_sub(last.1) < IDLE
+                    now.saturating_sub(last.1) < FLOW_IDLE_TIMEOUT
                 }
             });
         }
@@ -257,7 +257,7 @@ mod tests {
     fn default_grace_period_is_mostly_for_flows() {
         let budget = Budget::of(Budget::DEFAULT_GRACE, true);
         assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
-        assert_eq!(budget.flows + Budget::BESIDE_FLOWS, Budget::DEFAULT_GRACE);
+        assert_eq!(budget.flows + Budget::CLEANUP_PERIOD, Budget::DEFAULT_GRACE);
         let alone = Budget::of(seconds(3), false);
         assert_eq!((alone.flows, alone.resets, alone.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
     }
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn drain_ends_after_the_quiet_period_without_flows() {
         let mut drain = Drain::new(seconds(20), seconds(2));
-        assert_eq!(drain.decide(Some(&[]), seconds(0)), DrainDecision::Wait(SOONEST));
+        assert_eq!(drain.decide(Some(&[]), seconds(0)), DrainDecision::Wait(MIN_LISTING_INTERVAL));
         assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
         assert!(matches!(drain.decide(Some(&[]), seconds(2)), DrainDecision::Wait(_)));
         assert_eq!(drain.decide(Some(&[tcp(TcpState::TimeWait)]), seconds(3)), DrainDecision::Ended);
@@ -355,8 +355,11 @@ mod tests {
     #[test]
     fn slow_listings_are_less_frequent() {
         let mut drain = Drain::new(seconds(60), seconds(2));
-        assert_eq!(drain.decide(Some(&[]), Duration::ZERO), DrainDecision::Wait(SOONEST));
-        assert_eq!(drain.decide(Some(&[]), SOONEST + Duration::from_millis(40)), DrainDecision::Wait(Duration::from_millis(400)));
+        assert_eq!(drain.decide(Some(&[]), Duration::ZERO), DrainDecision::Wait(MIN_LISTING_INTERVAL));
+        assert_eq!(
+            drain.decide(Some(&[]), MIN_LISTING_INTERVAL + Duration::from_millis(40)),
+            DrainDecision::Wait(Duration::from_millis(400))
+        );
     }
 
     #[test]

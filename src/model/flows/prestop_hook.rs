@@ -5,10 +5,10 @@
 //! as
 //!
 //! - other Pods answer for every service, or it is refused for a few consecutive rounds, and
-//! - no new flow has arrived for [`QUIET`]; if flows cannot be counted, [`BLIND`] has passed since.
+//! - no new flow has arrived for [`QUIET_PERIOD`]; if flows cannot be counted, [`BLIND_WAIT`] has passed since.
 //!
 //! A service that cannot be probed (its name does not resolve, or it does not respond) proves nothing, so a longer silence is required:
-//! [`BLIND`] without a new flow. New flows prolong the hook up to the caller's limit.
+//! [`BLIND_WAIT`] without a new flow. New flows prolong the hook up to the caller's limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Time without a new flow after which no more are expected.
-pub const QUIET: Duration = Duration::from_secs(3);
+pub const QUIET_PERIOD: Duration = Duration::from_secs(3);
 /// The same without other evidence: the time that the operator's proxy waits.
-pub const BLIND: Duration = Duration::from_secs(10);
+pub const BLIND_WAIT: Duration = Duration::from_secs(10);
 /// Consecutive rounds before a refused or unresponsive service counts as such.
 const ROUNDS: u32 = 3;
 
@@ -127,8 +127,8 @@ impl DrainingServices {
         }
         let certain = self.services.values().all(|routed| *routed == Routed::Elsewhere);
         let (since, silence) = match self.flows {
-            Some((_, since)) => (since, if certain { QUIET } else { BLIND }),
-            None => (self.routed_at, BLIND),
+            Some((_, since)) => (since, if certain { QUIET_PERIOD } else { BLIND_WAIT }),
+            None => (self.routed_at, BLIND_WAIT),
         };
         match (since + silence).saturating_sub(now) {
             Duration::ZERO => HookVerdict::Drained,

@@ -18,7 +18,7 @@ use crate::api::failover::UnreachableNote;
 use crate::model::tailnet::peer_warmup::MAX_READINESS_DELAY;
 
 /// Ruleset lag that causes a warning. A change is written within milliseconds.
-pub const BEHIND: Duration = Duration::from_secs(2);
+pub const MAX_RULESET_LAG: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
@@ -292,7 +292,9 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
 /// Faults that do not block readiness.
 pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
-        Rules::Behind { since, fault, .. } if *since > BEHIND => Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() }),
+        Rules::Behind { since, fault, .. } if *since > MAX_RULESET_LAG => {
+            Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() })
+        }
         _ => None,
     };
     let funnel_errors =

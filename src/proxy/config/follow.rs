@@ -24,7 +24,7 @@ pub struct CopySources {
     pub api: Option<ObjectEvents>,
     /// Mounted directory, and the file name if not the key's (`--ingress-config FILE`).
     pub mount: Option<(watch::Receiver<FilesView>, Option<String>)>,
-    /// Delay of the mounted copy after a lost watch; [`crate::model::config::source::HOLD`].
+    /// Delay of the mounted copy after a lost watch; [`crate::model::config::source::HOLD_PERIOD`].
     pub hold: Duration,
     /// Origin of times.
     pub start: Instant,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::edge::files::watch::{directory, file};
 use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
-use crate::model::config::source::{Document, EgressDocument, HOLD, InForce, IngressDocument, ServeDocument};
+use crate::model::config::source::{Document, EgressDocument, HOLD_PERIOD, InForce, IngressDocument, ServeDocument};
 use crate::model::settings::{ConfigInput, Kube, Settings};
 use crate::runtime::tasks::Tasks;
 
@@ -88,7 +88,7 @@ where
         tasks.run_until_stop("files", watcher.run());
         (views, name)
     });
-    let sources = CopySources { api, mount, hold: HOLD, start: Instant::now() };
+    let sources = CopySources { api, mount, hold: HOLD_PERIOD, start: Instant::now() };
     tasks.run_until_stop(name, follow::<D>(sources, FollowOutputs { services, state }));
     config
 }

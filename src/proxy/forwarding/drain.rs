@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{AWAY, Drain, DrainDecision, QUIET_OF_SINGLE, quiet_time};
+use crate::model::flows::drain::{Drain, DrainDecision, IDLE_PERIOD, SINGLE_QUIET_PERIOD, quiet_time};
 use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::model::plan::world::Single;
 
@@ -37,7 +37,7 @@ impl ForwardingPart {
         let began = Instant::now();
         let quiet = match &*self.planned.borrow() {
             Some(planned) if planned.world.single == Single::None => quiet_time(planned.plan.egress.len()),
-            _ => QUIET_OF_SINGLE,
+            _ => SINGLE_QUIET_PERIOD,
         };
         let mut drain = Drain::new(grace, quiet);
         if ended(&mut drain, |to| !gone.contains(&to)).await {
@@ -69,7 +69,7 @@ impl ForwardingPart {
 /// Waits until no flow to these addresses is forwarded, and none was for a while.
 pub(in crate::proxy) async fn wait_for_last_flow(routed: &BTreeSet<IpAddr>) {
     if !routed.is_empty() {
-        ended(&mut Drain::new(Duration::MAX, AWAY), |to| routed.contains(&to)).await;
+        ended(&mut Drain::new(Duration::MAX, IDLE_PERIOD), |to| routed.contains(&to)).await;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookVerdi
 use crate::runtime::admin::{AdminResponse, text};
 
 /// Interval of rounds.
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum services probed concurrently.
 const AT_ONCE: usize = 64;
 
@@ -63,8 +63,8 @@ pub(super) async fn hook(sources: Arc<SnapshotSources>, from: IpAddr) -> AdminRe
         }
         let (rest, still) = match leaving.verdict(start.elapsed()) {
             HookVerdict::Drained => return text(StatusCode::OK, "safe to terminate"),
-            HookVerdict::Settling(remaining) => (remaining.min(ROUND), Vec::new()),
-            HookVerdict::Routed(services) => (ROUND, services),
+            HookVerdict::Settling(remaining) => (remaining.min(ROUND_INTERVAL), Vec::new()),
+            HookVerdict::Routed(services) => (ROUND_INTERVAL, services),
         };
         if start.elapsed() + rest > sources.patience {
             tracing::warn!(services = still.len(), "drain deadline reached; services may still be advertised by this replica");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use tokio::time::timeout;
 
-use super::status_snapshot::{COUNTING, SnapshotSources};
+use super::status_snapshot::{COUNTER_TIMEOUT, SnapshotSources};
 use crate::api::replica::ReplicaStatus;
 use crate::model::tailnet::health::{readiness, warnings};
 use crate::model::tailnet::supervise::machine::DaemonPhase;
@@ -13,7 +13,7 @@ use crate::runtime::admin::{AdminResponse, text, typed};
 
 pub(super) async fn page(sources: Arc<SnapshotSources>) -> AdminResponse {
     let facts = sources.facts();
-    let (pressure, peers) = tokio::join!(timeout(COUNTING, (sources.pressure)()), timeout(COUNTING, (sources.peers)()));
+    let (pressure, peers) = tokio::join!(timeout(COUNTER_TIMEOUT, (sources.pressure)()), timeout(COUNTER_TIMEOUT, (sources.peers)()));
     let status = ReplicaStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         blockers: readiness(&facts).iter().map(ToString::to_string).collect(),

@@ -41,12 +41,12 @@ use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::proxy::tailnet::start::TailnetPart;
-use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop, Tasks};
+use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Heartbeats, Stop, Tasks};
 
 /// Timeout of the kernel's counters, so that a hung tool does not block a scrape.
-pub(super) const COUNTING: Duration = Duration::from_secs(2);
+pub(super) const COUNTER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a request to a service's health endpoint.
-const PING: Duration = Duration::from_secs(3);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Requests a URL and returns the responding Pod.
 pub type HealthPing = Arc<dyn Fn(String) -> BoxFuture<'static, HealthProbe> + Send + Sync>;
@@ -143,7 +143,7 @@ impl SnapshotSources {
             pressure: Arc::new(|| Box::pin(pressure())),
             peers: super::peer_counts::peers(tailnet),
             usermetrics: usermetrics(tailnet),
-            ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
+            ping: Arc::new(|url| Box::pin(async move { ping(&url, HEALTH_TIMEOUT).await })),
             patience: hook_limit(settings.drain_timeout),
             hook_callers: Mutex::default(),
             lag: Mutex::default(),
@@ -261,7 +261,7 @@ impl SnapshotSources {
 
     /// Everything for a scrape.
     pub async fn snapshot(&self) -> Snapshot {
-        let (traffic, pressure) = tokio::join!(timeout(COUNTING, (self.traffic)()), timeout(COUNTING, (self.pressure)()));
+        let (traffic, pressure) = tokio::join!(timeout(COUNTER_TIMEOUT, (self.traffic)()), timeout(COUNTER_TIMEOUT, (self.pressure)()));
         let now = Instant::now();
         let mut configs = BTreeMap::new();
         configs.extend(self.egress.as_ref().map(|state| ("egress", self.config(&state.borrow(), now))));
@@ -272,7 +272,7 @@ impl SnapshotSources {
             unix_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             behind: self.behind(now),
             blockers: readiness(&self.facts()),
-            stalled: self.heartbeats.stalled(STALLED_AFTER),
+            stalled: self.heartbeats.stalled(HEARTBEAT_TIMEOUT),
             planned: self.planned.borrow().clone(),
             programmed: self.programmed.borrow().clone(),
             traffic: traffic.ok().flatten(),
@@ -291,7 +291,7 @@ impl SnapshotSources {
 
     /// Number of new flows so far.
     pub async fn flows(&self) -> Option<u64> {
-        let traffic = timeout(COUNTING, (self.traffic)()).await.ok().flatten()?;
+        let traffic = timeout(COUNTER_TIMEOUT, (self.traffic)()).await.ok().flatten()?;
         Some(traffic.values().map(|port| port.flows).sum())
     }
 

@@ -193,7 +193,7 @@ async fn failed_ruleset_write_is_reported_and_replica_stays_ready() {
     lab.planned.send_replace(Some(Arc::clone(&newer)));
     tokio::task::yield_now().await;
     assert_eq!(body(readyz(&lab.sources)).await, "ready\n", "a write takes a moment");
-    tokio::time::advance(health::BEHIND + Duration::from_millis(1)).await;
+    tokio::time::advance(health::MAX_RULESET_LAG + Duration::from_millis(1)).await;
     let answer = readyz(&lab.sources);
     assert_eq!(answer.status(), StatusCode::OK, "the older plan forwards");
     assert_eq!(body(answer).await, "ready\nruleset-lag: the ruleset has been older than the newest plan for 2 s\n");
@@ -228,7 +228,7 @@ async fn frequent_plans_do_not_affect_readiness() {
         tokio::task::yield_now().await;
         let (old, newer) = (lab.newest(), Arc::new(lab.newest().as_ref().clone()));
         lab.planned.send_replace(Some(newer));
-        tokio::time::advance(health::BEHIND / 2).await;
+        tokio::time::advance(health::MAX_RULESET_LAG / 2).await;
         lab.write(&old);
         assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
     }

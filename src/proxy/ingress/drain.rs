@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join3;
 use tokio::time::{Instant, timeout};
 
-use crate::model::flows::drain::AWAY;
+use crate::model::flows::drain::IDLE_PERIOD;
 
 use crate::proxy::forwarding::drain::wait_for_last_flow;
 use crate::proxy::ingress::l7::Closing;
@@ -83,7 +83,7 @@ async fn wait_for_last_connection(sites: Option<&Listening>) {
     let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
     // The sender is dropped with the front end.
     while open.wait_for(|open| *open == 0).await.is_ok() {
-        if timeout(AWAY, open.wait_for(|open| *open > 0)).await.is_err() {
+        if timeout(IDLE_PERIOD, open.wait_for(|open| *open > 0)).await.is_err() {
             return;
         }
     }

@@ -1,7 +1,7 @@
 //! The only writer of our keys in the state Secret (or in the state file instead).
 //!
 //! Any task sets keys with a [`Ledger`], without waiting. The writer takes the newest values and writes the differences in one call, at
-//! most once per [`PACE`], with unlimited retries. It reads the Secret at start, about once per [`POLL_INTERVAL`] to detect lost keys, and
+//! most once per [`MIN_WRITE_INTERVAL`], with unlimited retries. It reads the Secret at start, about once per [`POLL_INTERVAL`] to detect lost keys, and
 //! before it removes the device. Only this removal changes tailscaled's keys.
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ mod store;
 pub use store::{ReportError, Store};
 
 /// Minimum interval between two writes.
-pub const PACE: Duration = Duration::from_secs(1);
+pub const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Minimum interval between checks for lost keys; at most 1.5 times as long. A Secret that was deleted and recreated between two writes
 /// lacks our keys, and only this check detects it: a replica may not watch its state Secret.
@@ -149,7 +149,7 @@ impl Reporter {
                 Ok(wrote) => {
                     self.intervals.retry.reset();
                     self.succeeded(wanted.generation, wrote);
-                    wrote.then_some(PACE)
+                    wrote.then_some(MIN_WRITE_INTERVAL)
                 }
                 Err(error) => {
                     self.failed(&error);

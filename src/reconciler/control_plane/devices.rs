@@ -18,9 +18,9 @@ use crate::model::controller::workload::identity::{Binding, Device, DeviceId, De
 use crate::model::controller::workload::observed::DeviceRead;
 
 /// Time after which the snapshot of each pass has the result of a request.
-const RESERVATION: Duration = Duration::from_secs(10);
+const RESERVATION_TTL: Duration = Duration::from_secs(10);
 /// Time after which a replica repeats a request that another one's reservation has delayed.
-pub(super) const RETRY: Duration = Duration::from_secs(2);
+pub(super) const RESERVED_REQUEUE: Duration = Duration::from_secs(2);
 
 type Tailnet = Option<String>;
 
@@ -66,10 +66,11 @@ impl DeviceRequests {
     fn reserve(&self, tailnet: Option<&str>, what: &'static str, subject: &str, replica: &str) -> Result<bool, Denied> {
         let (now, key) = (Instant::now(), (tailnet.map(str::to_owned), subject.to_owned()));
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, reservation| now.duration_since(reservation.begin) < RESERVATION * if reservation.contested { 2 } else { 1 });
+        reserved
+            .retain(|_, reservation| now.duration_since(reservation.begin) < RESERVATION_TTL * if reservation.contested { 2 } else { 1 });
         let denied = || Err(Denied::Concurrent { what, subject: subject.to_owned() });
         if let Some(reservation) = reserved.get_mut(&key) {
-            let (is_own, is_over) = (reservation.replica == replica, now.duration_since(reservation.begin) >= RESERVATION);
+            let (is_own, is_over) = (reservation.replica == replica, now.duration_since(reservation.begin) >= RESERVATION_TTL);
             if is_own && is_over {
                 return denied();
             }
@@ -186,7 +187,7 @@ mod tests {
         let refused = async { Err::<(), _>(Denied::Unavailable(String::new())) };
         assert!(controls.with_hostname(None, ("shop", "a-0"), refused).await.is_err());
         assert!(!reserve(None, "shop", "b-0").await, "a denial does not end the reservation of a former request");
-        tokio::time::advance(RESERVATION).await;
+        tokio::time::advance(RESERVATION_TTL).await;
         assert!(!reserve(None, "shop", "a-0").await && reserve(None, "shop", "b-0").await, "another replica is next");
     }
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time without a heartbeat after which the process counts as hung.
-pub const STALLED_AFTER: Duration = Duration::from_secs(30);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Last heartbeat of each running task.
 #[derive(Debug, Clone, Default)]

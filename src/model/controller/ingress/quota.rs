@@ -19,7 +19,7 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 
 /// Period for counting orders: Let's Encrypt's limits are per week.
-const WEEK: Duration = Duration::from_hours(7 * 24);
+const ORDER_WINDOW: Duration = Duration::from_hours(7 * 24);
 /// Maximum size of the record of deleted Secrets in bytes: about a thousand orders, beside the room of the config.
 const ORDERS_ROOM: usize = 64 << 10;
 /// JSON bytes of an order besides its DNS name, and of a namespace besides its name.
@@ -81,7 +81,7 @@ impl Limits {
             (format!("has {names} of {most} names in ProxyGroup {group}"), reason::TOO_MANY_NAMES, "maxNames")
         } else if orders_one && ordered >= allowance.max_certificates {
             let first = self.orders.get(namespace).and_then(|ordered| ordered.first());
-            work.again(first.map_or(WEEK, |(created, _)| rest(*created, now)));
+            work.again(first.map_or(ORDER_WINDOW, |(created, _)| rest(*created, now)));
             let what = format!("ordered {ordered} certificates by ProxyGroup {group} within a week");
             (what, "TooManyCertificates", "maxCertificatesPerWeek")
         } else {
@@ -167,7 +167,7 @@ fn recent<'a>(before: &IngressConfigMap, secrets: impl Iterator<Item = &'a Value
 /// Time until an order no longer counts.
 fn rest(created: i64, now: Timestamp) -> Duration {
     let age = u64::try_from(now.as_second().saturating_sub(created)).unwrap_or(0);
-    WEEK.saturating_sub(Duration::from_secs(age))
+    ORDER_WINDOW.saturating_sub(Duration::from_secs(age))
 }
 
 #[cfg(test)]

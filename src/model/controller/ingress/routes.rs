@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::api::ingress::IngressService;
 use crate::model::controller::ingress::advertise::live;
-use crate::model::controller::ingress::service_state::OLD;
+use crate::model::controller::ingress::service_state::MAX_CONTROL_DATA_AGE;
 use crate::model::controller::ingress::spec::L4Service;
 use crate::model::controller::ingress::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
 use crate::model::controller::workload::actions::ControlAction;
@@ -134,11 +134,11 @@ impl IngressPlan<'_> {
             let lacks = approved.is_none_or(|existing| !add.is_subset(&existing.routes));
             let remove: BTreeSet<String> =
                 former.union(&withdrawn).filter(|route| approved.is_none_or(|entry| entry.routes.contains(*route))).cloned().collect();
-            if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
+            if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= MAX_CONTROL_DATA_AGE))) {
                 let device = claimed_device(work, *ordinal, replica);
                 work.plan.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
             } else if let Some(age) = age.filter(|_| !add.is_empty()) {
-                work.again(OLD.saturating_sub(age));
+                work.again(MAX_CONTROL_DATA_AGE.saturating_sub(age));
             }
         }
     }

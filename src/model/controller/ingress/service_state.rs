@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::api::names;
-use crate::model::controller::ingress::HANDOVER_POLL;
+use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::ServiceState;
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget};
 use crate::model::controller::workload::actions::ControlAction;
@@ -18,7 +18,7 @@ use crate::model::controller::workload::vip_service::{DesiredVipService, Ownersh
 
 /// Maximum age of control plane data: another cluster may have overwritten our part of a Tailscale Service, or an approval of a route may
 /// have been withdrawn.
-pub(crate) const OLD: Duration = Duration::from_mins(5);
+pub(crate) const MAX_CONTROL_DATA_AGE: Duration = Duration::from_mins(5);
 
 /// State of a name's Tailscale Service; plans the requests that it depends on.
 pub(crate) fn standing(
@@ -53,7 +53,7 @@ pub(crate) fn standing(
             // A new one may get its addresses later.
             let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
             if entry.is_none() && is_device(work, &desired.name) {
-                work.again(HANDOVER_POLL);
+                work.again(HANDOVER_POLL_INTERVAL);
             } else if answers && incomplete {
                 work.plan.control.push(ControlAction::PublishService { desired, recorded });
             }
@@ -81,11 +81,11 @@ pub(crate) fn listed<'a>(work: &mut PlanPart<'a>) -> Option<&'a ServiceList> {
         return listed;
     }
     let age = listed.map(|listed| readiness::elapsed(listed.at, now));
-    if age.is_none_or(|age| age >= OLD) {
-        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
+    if age.is_none_or(|age| age >= MAX_CONTROL_DATA_AGE) {
+        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(MAX_CONTROL_DATA_AGE).unwrap_or_default()).unwrap_or(now);
         work.plan.control.push(ControlAction::ListServices { since });
     } else if let Some(age) = age {
-        work.again(OLD.saturating_sub(age));
+        work.again(MAX_CONTROL_DATA_AGE.saturating_sub(age));
     }
     listed
 }

@@ -16,7 +16,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::egress::services;
-use crate::model::controller::ingress::HANDOVER_POLL;
+use crate::model::controller::ingress::HANDOVER_POLL_INTERVAL;
 use crate::model::controller::ingress::claims::INVALID_CLASS;
 use crate::model::controller::ingress::device_site;
 use crate::model::controller::ingress::standalone_certificate::retained;
@@ -227,7 +227,7 @@ fn stays<'a>(pass: &Pass<'a>, parent: Parent<'_>) -> Option<PlanPart<'a>> {
     if let Some(message) = handover::leaving(pass.observed, parent, group) {
         report::moving(&mut plan, parent, message);
     }
-    plan.again(HANDOVER_POLL);
+    plan.again(HANDOVER_POLL_INTERVAL);
     Some(plan)
 }
 

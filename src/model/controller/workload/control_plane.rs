@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 /// An access token is renewed this long before it expires: longer than a request takes.
-const TOKEN_MARGIN: Duration = Duration::from_mins(2);
+const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(2);
 /// Assumed lifetime of a token whose response has no `expires_in`.
-const TOKEN_DEFAULT: Duration = Duration::from_mins(30);
+const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_mins(30);
 
 /// Optional features of a control plane. Unsupported ones are reported in a condition and not retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +40,9 @@ impl Capabilities {
 
 /// The time until which an access token received at `now` is used; `expires_in` is in seconds.
 pub fn token_end(now: Duration, expires_in: Option<u64>) -> Duration {
-    let holds = expires_in.map_or(TOKEN_DEFAULT, Duration::from_secs);
+    let holds = expires_in.map_or(DEFAULT_TOKEN_LIFETIME, Duration::from_secs);
     // A short-lived token is used for half of its lifetime.
-    now + holds.saturating_sub(TOKEN_MARGIN).max(holds / 2)
+    now + holds.saturating_sub(MIN_TOKEN_LIFETIME).max(holds / 2)
 }
 
 #[cfg(test)]

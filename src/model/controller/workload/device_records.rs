@@ -29,7 +29,7 @@ const MAX_UNCONFIRMED_INTERVAL: Duration = Duration::from_mins(10);
 /// Minimum interval of reads of a device that nothing suggests, for a control plane that does not end the session of a deleted device.
 const PRESENCE_INTERVAL: Duration = Duration::from_mins(3);
 /// The same, for each device of all workloads: a fifth of the rate of requests.
-const PRESENCE_INTERVAL_PER_DEVICE: Duration = Duration::from_secs(1);
+const DEVICE_PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Part of the interval in which a device is read first.
 const PRESENCE_WINDOW: Duration = Duration::from_secs(20);
 /// Interval of checks whether another replica still claims the same device.
@@ -94,7 +94,7 @@ fn is_presence_due(work: &mut PlanPart<'_>, record: &DeviceRecord) -> bool {
         return false;
     }
     let count = u32::try_from(work.observed.devices.index.count()).unwrap_or(u32::MAX);
-    let interval = PRESENCE_INTERVAL.max(PRESENCE_INTERVAL_PER_DEVICE.saturating_mul(count));
+    let interval = PRESENCE_INTERVAL.max(DEVICE_PRESENCE_INTERVAL.saturating_mul(count));
     let wait = if let Some(read) = work.observed.devices.reads.get(&record.id) {
         let interval = if read.missing == 1 { UNCONFIRMED_INTERVAL } else { interval };
         interval.saturating_sub(elapsed(read.at, work.observed.now))

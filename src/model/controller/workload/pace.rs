@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::readiness::{elapsed, is_ready, unready_since};
-use crate::model::controller::workload::rollout::{RETRY, is_outdated, set_ref};
+use crate::model::controller::workload::rollout::{TEMPLATE_REQUEUE, is_outdated, set_ref};
 
 /// Maximum proxies that are being replaced.
 const MAX_REPLACED: usize = 10;
@@ -44,7 +44,7 @@ pub(crate) fn pace(work: &mut PlanPart<'_>) {
     let serves = is_ready(pod);
     if changes && serves && observed.replacements >= MAX_REPLACED {
         work.plan.apply.retain(|manifest| !is_changed(&manifest.object));
-        return work.again(RETRY);
+        return work.again(TEMPLATE_REQUEUE);
     }
     let is_awaited = unready_since(pod).is_some_and(|since| elapsed(since, observed.now) < MAX_WAIT);
     work.plan.replaces = if serves { changes || is_outdated(set, pod) } else { is_awaited };

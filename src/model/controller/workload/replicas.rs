@@ -29,7 +29,7 @@ use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::target_rules;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
-const ABANDONED: Duration = Duration::from_mins(2);
+const NODE_REPORT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Time in which a Pod writes its deleted state Secret again.
 const REPORT_WAIT: Duration = Duration::from_secs(20);
@@ -211,7 +211,7 @@ fn runs(work: &mut PlanPart<'_>, replica: &ObservedReplica) -> bool {
     let (standalone, now) = (work.observed.key.is_standalone(), work.observed.now);
     let wait = |pod: &Pod| {
         let end = pod.metadata.deletion_timestamp.as_ref().filter(|_| standalone)?;
-        Some(ABANDONED.saturating_sub(elapsed(end.0, now)))
+        Some(NODE_REPORT_TIMEOUT.saturating_sub(elapsed(end.0, now)))
     };
     let pods = replica.pod.iter().chain(&work.observed.waiting);
     match pods.map(|pod| wait(pod)).try_fold(Duration::ZERO, |longest, wait| Some(longest.max(wait?))) {

@@ -11,7 +11,7 @@ use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::is_ready;
 
 /// Requeue delay of a withheld template.
-pub(crate) const RETRY: Duration = Duration::from_secs(15);
+pub(crate) const TEMPLATE_REQUEUE: Duration = Duration::from_secs(15);
 
 /// Deletes each `StatefulSet` whose unready Pod has an older template. With `OrderedReady` Kubernetes would replace the Pod only once it is
 /// ready, which it may never be; the next pass creates the `StatefulSet` again.

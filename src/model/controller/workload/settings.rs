@@ -11,7 +11,7 @@ use crate::model::controller::workload::match_ports::MatchPortRange;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 /// Time for which DNS caches keep a Service's previous `externalName`.
-const LINGER: Duration = Duration::from_mins(1);
+const DNS_CACHE_TTL: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone)]
 pub struct GroupSettings {
@@ -75,7 +75,7 @@ impl GroupSettings {
             denied_targets: Vec::new(),
             acme_directory: None,
             service_monitors: false,
-            linger: LINGER,
+            linger: DNS_CACHE_TTL,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::model::controller::workload::objects::statefulset::standby_set;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
-use crate::model::controller::workload::rollout::{RETRY, is_current, pods, set_ref};
+use crate::model::controller::workload::rollout::{TEMPLATE_REQUEUE, is_current, pods, set_ref};
 
 /// `StatefulSet`s of a workload: of the first Pod and of the second one.
 pub(crate) fn sets(owner: &Owner) -> [ObjectRef; 2] {
@@ -60,5 +60,5 @@ fn pod_of<'a>(work: &Pass<'a>, object: &ObjectRef) -> Option<&'a Pod> {
 
 fn withhold(work: &mut PlanPart<'_>, object: &ObjectRef) {
     work.plan.apply.retain(|manifest| manifest.object != *object);
-    work.again(RETRY);
+    work.again(TEMPLATE_REQUEUE);
 }

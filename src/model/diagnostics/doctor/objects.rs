@@ -83,7 +83,11 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
     }
     let deployments = facts.deployments.as_deref().unwrap_or_default();
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment)).or(deployments.iter().find(|one| is_operator(one)));
-    let policy = ObjectPolicy { rules: settings(reconciler).assignment(), settings: settings(reconciler), facts };
+    let settings = settings(reconciler);
+    let objects = [&facts.services, &facts.ingresses].into_iter().flatten().flatten();
+    // Labels of namespaces that opt out are not read.
+    let namespaces = objects.filter_map(|object| Some(object["metadata"]["namespace"].as_str()?.to_owned())).collect();
+    let policy = ObjectPolicy { rules: AssignmentRules { namespaces, ..settings.assignment() }, settings, facts };
     let services = facts.services.iter().flatten().filter_map(|service| Service::deserialize(service).ok());
     let ingresses = facts.ingresses.iter().flatten().filter_map(|ingress| Ingress::deserialize(ingress).ok());
     let mut found: Vec<_> = services.flat_map(|service| policy.refusals(Parent::Service(&service))).collect();
@@ -107,7 +111,10 @@ impl ObjectPolicy<'_> {
         let Self { settings, rules, facts } = self;
         let groups: Vec<ProxyGroup> = facts.groups.iter().flatten().filter_map(|group| ProxyGroup::deserialize(group).ok()).collect();
         let tenants = |group: &ProxyGroup| group.spec.tailyard.as_ref().map(|own| own.tenants.clone()).unwrap_or_default();
-        let named = rules.of(object).group();
+        let named = match object {
+            Parent::Service(service) => rules.published(service).group().or(rules.egress(service).group()),
+            Parent::Ingress(ingress) => rules.ingress(ingress).group(),
+        };
         let group = named.and_then(|name| groups.iter().find(|group| group.metadata.name.as_deref() == Some(name)));
         let is_standalone = rules.has_own_proxy(object);
         let mut refusals = Vec::new();

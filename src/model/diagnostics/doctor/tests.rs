@@ -10,6 +10,10 @@ use super::*;
 use crate::api::names;
 use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
 
+mod admission_policy;
+mod objects;
+mod operators;
+
 fn definition(ours: bool) -> Value {
     let spec = if ours { json!({"type": {}, "tailyard": {}}) } else { json!({"type": {}}) };
     json!({"spec": {"versions": [{"name": "v1alpha1", "served": true,
@@ -245,98 +249,9 @@ fn reconciler_check_depends_on_lease_renewal() {
     finds(&none, "reconciler", Finding::Bad, "no Pod of ts/tailyard-reconciler");
 }
 
-/// A cluster where both operators run, ours with these variables.
-fn with_both(variables: &[(&str, &str)]) -> ClusterFacts {
-    let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
-    set_variables(&mut reconciler, variables);
-    let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
-    ClusterFacts { deployments: Ok(both), services: Ok(Vec::new()), groups: Ok(Vec::new()), ..well() }
-}
-
 fn set_variables(deployment: &mut Value, variables: &[(&str, &str)]) {
     let env: Vec<_> = variables.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     deployment["spec"]["template"]["spec"]["containers"][0]["env"] = json!(env);
-}
-
-#[test]
-fn two_operators_are_bad_if_both_write_a_group() {
-    let with = |groups| ClusterFacts { groups, ..with_both(&[("TAILYARD_PROXY_GROUP_TYPES", "egress")]) };
-    let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
-    finds(&with(Ok(two)), "operators", Finding::Bad, "write ProxyGroup eg, ProxyGroup other");
-    finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
-    finds(&with(Err(Gap::Forbidden)), "operators", Finding::Warn, "cannot be read");
-}
-
-#[test]
-fn operator_is_found_by_image_or_variable_whatever_its_name() {
-    let mut mirrored = deployment("net", "acme-ts", "registry.example/mirror/ts:1", 1);
-    set_variables(&mut mirrored, &[("OPERATOR_SECRET", "acme-ts")]);
-    let renamed = deployment("net", "acme-ts", "registry.example/mirror/k8s-operator@sha256:00", 1);
-    for operator in [mirrored, renamed] {
-        let mut facts = with_both(&[]);
-        facts.deployments.as_mut().expect("readable")[1] = operator;
-        facts.groups = Ok(vec![group("eg", "egress")]);
-        finds(&facts, "operators", Finding::Bad, "the Tailscale operator net/acme-ts both write ProxyGroup eg");
-    }
-    let own = with_both(&[("OPERATOR_SECRET", "operator")]);
-    let ours_alone = ClusterFacts { deployments: own.deployments.map(|all| all[..1].to_vec()), ..with_both(&[]) };
-    finds(&ours_alone, "operators", Finding::Ok, "does not run");
-}
-
-#[test]
-fn overlapping_routes_of_groups_and_services_are_named() {
-    let with = |object: Value| {
-        let mut object = object;
-        object["status"]["conditions"] = json!([{"type": "TailyardRoutesOverlap", "status": "True", "message": "covers 10.244.0.0/16"}]);
-        object
-    };
-    finds(&well(), "routes", Finding::Ok, "no proxy");
-    let groups = Ok(vec![with(group("eg", "egress"))]);
-    finds(&ClusterFacts { groups, ..well() }, "routes", Finding::Warn, "ProxyGroup eg: covers 10.244.0.0/16");
-    let services = Ok(vec![with(service("expose", "True", "ProxyCreated", ""))]);
-    finds(&ClusterFacts { services, ..well() }, "routes", Finding::Warn, "covers 10.244.0.0/16");
-}
-
-#[test]
-fn two_operators_are_bad_if_both_write_a_service_or_ingress_without_group() {
-    let ingress = |name: &str, class: &str, group: &str| {
-        let annotations = if group.is_empty() { json!({}) } else { json!({"tailscale.com/proxy-group": group}) };
-        json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": {"ingressClassName": class}})
-    };
-    let all = vec![ingress("app", "tailscale", ""), ingress("other", "nginx", ""), ingress("grouped", "tailscale", "web")];
-    let with = |variables: &[(&str, &str)]| ClusterFacts {
-        services: Ok(vec![service("expose", "True", "ProxyCreated", "served"), service("hostname", "True", "ProxyCreated", "served")]),
-        ingresses: Ok(all.clone()),
-        ..with_both(variables)
-    };
-    let both = "both write Service u/web, Ingress u/app";
-    finds(&with(&[]), "operators", Finding::Bad, both);
-    finds(&with(&[("TAILYARD_STANDALONE", "on"), ("TAILYARD_WATCH_NAMESPACES", "a, u")]), "operators", Finding::Bad, both);
-    let default = [("TAILYARD_STANDALONE", "off"), ("TAILYARD_DEFAULT_EGRESS_GROUP", "eg")];
-    finds(&with(&default), "operators", Finding::Bad, "Service u/web");
-    let own_class = with(&[("OPERATOR_INGRESS_CLASS_NAME", "tailyard")]);
-    finds(&own_class, "operators", Finding::Bad, "both write Service u/web");
-    for harmless in [[("TAILYARD_STANDALONE", "off")], [("TAILYARD_WATCH_NAMESPACES", "others")]] {
-        finds(&with(&harmless), "operators", Finding::Warn, "no Service or Ingress has a proxy of its own");
-    }
-    let unread = ClusterFacts { ingresses: Err(Gap::Forbidden), ..with(&[]) };
-    finds(&unread, "operators", Finding::Warn, "cannot be read");
-}
-
-#[test]
-fn api_server_proxy_of_a_running_or_stopped_operator_is_named() {
-    let with = |mode: &str, replicas: u8| {
-        let mut operator = deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", replicas);
-        operator["spec"]["replicas"] = json!(replicas);
-        set_variables(&mut operator, &[("APISERVER_PROXY", mode)]);
-        ClusterFacts { deployments: Ok(vec![operator]), ..well() }
-    };
-    finds(&with("true", 1), "operators", Finding::Warn, "is an API server proxy (APISERVER_PROXY=true): kubectl through it fails once");
-    finds(&with("noauth", 0), "operators", Finding::Warn, "was an API server proxy (APISERVER_PROXY=noauth): kubectl through it fails");
-    for mode in ["false", ""] {
-        let checks = cluster::checks(&with(mode, 1));
-        assert!(checks.iter().all(|check| !check.what.contains("API server proxy")), "{checks:#?}");
-    }
 }
 
 #[test]
@@ -350,14 +265,6 @@ fn missing_pod_is_bad_with_its_cause_and_a_warning_without() {
     let checks = cluster::checks(&ClusterFacts { sets, failures: Err(Gap::Forbidden), ..well() });
     assert!(checks.iter().any(|check| check.fix.contains("list events.events.k8s.io in ts")), "{checks:#?}");
     finds(&ClusterFacts { sets: Ok(vec![set("eg", 30)]), ..well() }, "pods", Finding::Warn, ", and 19 more");
-}
-
-#[test]
-fn unreconciled_objects_of_an_absent_operator_are_named() {
-    let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
-    let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
-    let facts = ClusterFacts { unreconciled: unreconciled.into(), ..well() };
-    finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
 }
 
 #[test]
@@ -375,74 +282,6 @@ fn missing_group_definition_is_bad_and_missing_optional_right_a_warning() {
     let optional: Vec<_> = rights::reconciler("ts", &[]).into_iter().filter(rights::Right::optional).collect();
     facts.denied = [("ts/tailyard-reconciler".to_owned(), Ok(optional))].into();
     finds(&facts, "permissions", Finding::Warn, "list/watch nodes");
-}
-
-/// Asserts the warning about a policy or binding that has this value at a pointer.
-fn policy_finds(binding: bool, pointer: &str, value: Value, word: &str) {
-    let mut objects = policy_objects();
-    let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
-    objects[usize::from(binding)].pointer_mut(parent).expect("an object")[field] = value;
-    let [policy, policy_binding] = objects.map(|object| Ok(Some(object)));
-    finds(&ClusterFacts { policy, policy_binding, ..well() }, "admission-policy", Finding::Warn, word);
-}
-
-#[test]
-fn admission_policy_is_in_force_only_if_it_denies_in_the_namespace() {
-    let name = "admission-policy";
-    finds(&well(), name, Finding::Ok, "proxies in ts can change only data of Secrets");
-    finds(
-        &ClusterFacts { policy: Ok(None), ..well() },
-        name,
-        Finding::Warn,
-        "ValidatingAdmissionPolicy tailyard-proxy-secrets does not exist",
-    );
-    finds(
-        &ClusterFacts { policy_binding: Ok(None), ..well() },
-        name,
-        Finding::Warn,
-        "ValidatingAdmissionPolicyBinding tailyard-proxy-secrets does not",
-    );
-    finds(&ClusterFacts { policy_binding: Err(Gap::Forbidden), ..well() }, name, Finding::Warn, "cannot be read: not allowed");
-    finds(&ClusterFacts { namespace: "other".into(), ..well() }, name, Finding::Warn, "does not select namespace other");
-
-    policy_finds(false, "/spec/failurePolicy", json!("Ignore"), "spec.failurePolicy");
-    policy_finds(false, "/spec/matchConditions", Value::Null, "spec.matchConditions");
-    policy_finds(false, "/spec/variables/3/expression", json!("[]"), "spec.variables");
-    policy_finds(false, "/spec/validations/0/expression", json!("true"), "spec.validations");
-    policy_finds(false, "/spec/matchConstraints/resourceRules/0/resources", json!(["configmaps"]), "spec.matchConstraints.resourceRules");
-    let labels = json!({"matchLabels": {"a": "b"}});
-    policy_finds(false, "/spec/matchConstraints/objectSelector", labels.clone(), "does not match all Secrets");
-    policy_finds(false, "/spec/paramKind", json!({"apiVersion": "v1", "kind": "ConfigMap"}), "does not match all Secrets");
-    policy_finds(true, "/spec/validationActions", json!(["Audit"]), "does not deny anything");
-    policy_finds(true, "/spec/policyName", json!("another"), "does not deny anything");
-    policy_finds(true, "/spec/matchResources/objectSelector", labels.clone(), "does not select namespace ts");
-    policy_finds(true, "/spec/matchResources/namespaceSelector", labels, "does not select namespace ts");
-}
-
-#[test]
-fn admission_policy_permits_the_annotation_of_certificate_orders() {
-    let [policy, _] = policy_objects();
-    let compared = policy["spec"]["variables"][2]["expression"].as_str().expect("CEL");
-    assert_eq!(compared.matches(&format!("key == '{}'", crate::api::names::ISSUANCE)).count(), 2, "{compared}");
-}
-
-#[test]
-fn defaults_of_the_api_server_do_not_count_as_another_policy() {
-    let [mut policy, mut binding] = policy_objects();
-    for field in ["namespaceSelector", "objectSelector"] {
-        policy["spec"]["matchConstraints"][field] = json!({});
-    }
-    policy["spec"]["matchConstraints"]["matchPolicy"] = json!("Equivalent");
-    binding["spec"]["matchResources"]["objectSelector"] = json!({});
-    binding["spec"]["matchResources"]["matchPolicy"] = json!("Equivalent");
-    finds(
-        &ClusterFacts { policy: Ok(Some(policy)), policy_binding: Ok(Some(binding.clone())), ..well() },
-        "admission-policy",
-        Finding::Ok,
-        "ts",
-    );
-    binding["spec"].as_object_mut().expect("a spec").remove("matchResources");
-    finds(&ClusterFacts { policy_binding: Ok(Some(binding)), ..well() }, "admission-policy", Finding::Ok, "ts");
 }
 
 #[test]
@@ -489,71 +328,4 @@ fn credentials_are_read_from_the_mounted_secret() {
     assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));
     assert_eq!(credentials(&found[0], &secret("key")), Err("has no api_key".to_owned()));
     assert!(credentials(&found[1], &secret("client_id")).is_err_and(|why| why.contains("client_secret")));
-}
-
-#[test]
-fn requests_that_new_objects_may_not_have_are_named_with_their_value() {
-    let object = |name: &str, annotations: Value, spec: Value| json!({"metadata": {"namespace": "u", "name": name, "annotations": annotations}, "spec": spec});
-    let exposed = |more: Value| {
-        let mut all = json!({"tailscale.com/expose": "true"});
-        all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        all
-    };
-    let external = json!({"type": "ExternalName", "externalName": "db.other.svc.cluster.local"});
-    let mut db = object("db", json!({}), json!({"clusterIP": "10.96.3.4"}));
-    db["metadata"]["namespace"] = json!("other");
-    let services = vec![
-        object("tagged", exposed(json!({"tailscale.com/tags": "tag:k8s, tag:hr, tag:web-1"})), json!({})),
-        object("grouped", exposed(json!({"tailscale.com/tags": "tag:group", "tailscale.com/proxy-group": "web"})), json!({})),
-        object("to-db", exposed(json!({})), external),
-        object("out", exposed(json!({"tailscale.com/proxy-group": ""})), json!({})),
-        object("plain", json!({"tailscale.com/tags": "tag:hr"}), json!({})),
-        db,
-    ];
-    let with = |env: Value, tenants: Value| {
-        let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
-        reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = env;
-        let mut web = group("web", "ingress");
-        web["spec"]["tags"] = json!(["tag:group"]);
-        let mut restricted = group("tenants", "ingress");
-        restricted["spec"]["tailyard"] = json!({"tenants": tenants});
-        ClusterFacts { deployments: Ok(vec![reconciler]), groups: Ok(vec![web, restricted]), services: Ok(services.clone()), ..well() }
-    };
-    let variable = |name: &str, value: &str| json!({"name": name, "value": value});
-    let strict = with(json!([variable("PROXY_TAGS", "tag:k8s")]), json!([{"namespaceSelector": {}}]));
-    finds(&strict, "policy", Finding::Warn, "Service u/tagged: tag tag:hr is not in permittedTags");
-    finds(&strict, "policy", Finding::Warn, "Service u/to-db: db.other.svc.cluster.local is a Service of the cluster");
-    let count = |facts: &ClusterFacts| cluster::checks(facts).iter().filter(|check| check.name == "policy").count();
-    for name in ["out", "tagged", "to-db"] {
-        finds(&strict, "policy", Finding::Warn, &format!("Service u/{name}: it names no ProxyGroup, a ProxyGroup has tenants"));
-    }
-    assert_eq!(count(&strict), 6, "two tags of one Service, one Service of the cluster, three without a ProxyGroup");
-    let default = [variable("PROXY_TAGS", "tag:k8s"), variable("TAILYARD_DEFAULT_INGRESS_GROUP", "web")];
-    let default = with(json!(default), json!([{"namespaceSelector": {}}]));
-    finds(&default, "policy", Finding::Warn, "Service u/out: it names no ProxyGroup, a ProxyGroup has tenants");
-    let unassigned = cluster::checks(&default).iter().filter(|check| check.what.contains("it names no ProxyGroup")).count();
-    assert_eq!(unassigned, 1, "the default ProxyGroup serves the others");
-    let permitted =
-        [("PROXY_TAGS", "tag:k8s"), ("TAILYARD_PERMITTED_TAGS", "tag:hr,tag:web-*"), ("TAILYARD_ALLOWED_TARGETS", "10.96.0.0/16")];
-    let permitted = with(json!(permitted.map(|(name, value)| variable(name, value))), json!([]));
-    finds(&permitted, "policy", Finding::Ok, "it permits what Services and Ingresses request");
-}
-
-#[test]
-fn fault_of_an_ingress_is_found_while_its_events_are_repeated() {
-    let event = |minutes| Ok(vec![ingress_event("shop", "NameConflict", "Service u/web has the name shop already.", minutes)]);
-    let ingress = |uid: &str| Ok(vec![json!({"metadata": {"namespace": "u", "name": "shop", "uid": uid}})]);
-    let with = |minutes, uid| ClusterFacts { ingress_events: event(minutes), ingresses: ingress(uid), ..well() };
-    finds(&with(34, "shop"), "ingresses", Finding::Warn, "Ingress u/shop: NameConflict: Service u/web has the name shop already.");
-    finds(&with(36, "shop"), "ingresses", Finding::Ok, "no Event");
-    finds(&with(1, "another"), "ingresses", Finding::Ok, "no Event");
-}
-
-#[test]
-fn many_objects_with_unknown_annotations_are_counted() {
-    let service =
-        |n: u32| json!({"metadata": {"namespace": "u", "name": format!("s{n}"), "annotations": {"tailscale.com/exposed": "true"}}});
-    let facts = ClusterFacts { services: Ok((0..25).map(service).collect()), ..well() };
-    finds(&facts, "annotations", Finding::Warn, "Service u/s9: Annotation tailscale.com/exposed is unknown");
-    finds(&facts, "annotations", Finding::Warn, "15 more objects have annotations without effect");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 /// Maximum gap between failures of one window.
-const APART: Duration = Duration::from_secs(1);
+const MAX_GAP: Duration = Duration::from_secs(1);
 
 /// A time span with failed attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -36,7 +36,7 @@ impl Windows {
         let mut spans: Vec<(Duration, Duration, u64)> = Vec::new();
         for (from, to, failed) in self.seconds.values().copied() {
             match spans.last_mut() {
-                Some(last) if from.saturating_sub(last.1) <= APART => *last = (last.0, to, last.2 + failed),
+                Some(last) if from.saturating_sub(last.1) <= MAX_GAP => *last = (last.0, to, last.2 + failed),
                 _ => spans.push((from, to, failed)),
             }
         }

@@ -47,8 +47,8 @@ fn outdated_ruleset_is_a_warning() {
     let behind = |since| HealthInputs { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
     let starting = HealthInputs { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
     assert_eq!(names(&starting), ["ruleset"], "a start that has not caught up");
-    assert_eq!((warnings(&behind(BEHIND)), names(&behind(BEHIND))), (vec![], vec![]));
-    let late = behind(BEHIND * 2);
+    assert_eq!((warnings(&behind(MAX_RULESET_LAG)), names(&behind(MAX_RULESET_LAG))), (vec![], vec![]));
+    let late = behind(MAX_RULESET_LAG * 2);
     assert_eq!((names(&late), forwards(&late)), (vec![], true), "an older plan forwards");
     let line = "ruleset-lag: the ruleset has been older than the newest plan for 4 s: nft: no such file";
     assert_eq!(warnings(&late).iter().map(ToString::to_string).collect::<Vec<_>>(), [line]);

@@ -13,16 +13,16 @@ use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
 
 /// Time without response before a daemon counts as hung. It can block for 30 s on an API server, and forwards meanwhile.
-const SILENCE: Duration = Duration::from_secs(90);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Time without bus before the node counts as degraded: reopening takes milliseconds.
-const GAP: Duration = Duration::from_secs(1);
+const BUS_GRACE: Duration = Duration::from_secs(1);
 /// Maximum delay before the restart of a daemon that could not read its state: its API server or DNS server may be back at any moment.
 const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Time in `NoState` after which a daemon is restarted. It is in this state while the control server does not answer; a restart then costs
 /// nothing, because the daemon has no netmap.
 const STUCK_TIMEOUT: Duration = Duration::from_mins(5);
 /// Run time after which the next crash counts as the first.
-const STEADY: Duration = Duration::from_mins(1);
+const MIN_STABLE_RUN: Duration = Duration::from_mins(1);
 
 /// Phase of the daemon, for readiness, status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -162,7 +162,7 @@ impl Machine {
         }
         let (open, since) = self.bus;
         let Some(last_state) = self.last_state else { return if open { DaemonPhase::SocketUp } else { DaemonPhase::Spawned } };
-        if self.fresh && (last_state.state != BackendState::Running || (!open && now.saturating_sub(since) >= GAP)) {
+        if self.fresh && (last_state.state != BackendState::Running || (!open && now.saturating_sub(since) >= BUS_GRACE)) {
             return DaemonPhase::Degraded;
         }
         match last_state.state {
@@ -196,7 +196,7 @@ impl Machine {
     fn ended(&mut self, now: At, random: f64) {
         let (worked, no_store) = (self.fresh, self.last_state.is_some_and(|state| state.no_store));
         if let ChildProcess::Alive { since } = self.child
-            && now.saturating_sub(since) >= STEADY
+            && now.saturating_sub(since) >= MIN_STABLE_RUN
             && worked
         {
             self.retry.reset();
@@ -266,11 +266,11 @@ impl Machine {
             return;
         }
         let silent_since = changed.max(since);
-        let limit = if self.answered { silent_since + SILENCE } else { (silent_since + SILENCE).min(self.boot_deadline) };
+        let limit = if self.answered { silent_since + RESPONSE_TIMEOUT } else { (silent_since + RESPONSE_TIMEOUT).min(self.boot_deadline) };
         if now >= limit {
             actions.push(DaemonAction::Kill);
         } else {
-            actions.push(DaemonAction::Wake(if now < changed + GAP { limit.min(changed + GAP) } else { limit }));
+            actions.push(DaemonAction::Wake(if now < changed + BUS_GRACE { limit.min(changed + BUS_GRACE) } else { limit }));
         }
     }
 

@@ -10,7 +10,7 @@ use crate::model;
 use crate::model::config::EgressConfig;
 use crate::model::config::source::EgressDocument;
 
-const HOLD: Duration = Duration::from_mins(2);
+const HOLD_PERIOD: Duration = Duration::from_mins(2);
 
 /// A simulated watch and mount, and the outputs.
 struct Play {
@@ -27,7 +27,7 @@ fn play() -> Play {
     let (state, state_rx) = watch::channel(InForce::default());
     let api_stream: ObjectEvents =
         Box::pin(stream::unfold(events, |mut events| async { events.recv().await.map(|event| (event, events)) }));
-    let sources = CopySources { api: Some(api_stream), mount: Some((view, None)), hold: HOLD, start: Instant::now() };
+    let sources = CopySources { api: Some(api_stream), mount: Some((view, None)), hold: HOLD_PERIOD, start: Instant::now() };
     tokio::spawn(follow::<EgressDocument>(sources, FollowOutputs { services, state }));
     Play { api, mount, services: services_rx, state: state_rx }
 }
@@ -76,7 +76,7 @@ async fn mount_is_used_before_the_watch_and_after_the_hold() {
     play.show(3);
     let before = Instant::now();
     play.becomes(3).await;
-    assert!(before.elapsed() >= HOLD && before.elapsed() < 2 * HOLD, "{:?}", before.elapsed());
+    assert!(before.elapsed() >= HOLD_PERIOD && before.elapsed() < 2 * HOLD_PERIOD, "{:?}", before.elapsed());
     play.until("lost", |state| matches!(state.link, WatchHealth::Lost { reason: "Timeout", .. }) && state.source == Some(CopySource::File))
         .await;
     play.say(ObjectEvent::Current(keys(4)));

@@ -29,7 +29,7 @@ use super::request::answer;
 use super::{Closing, Limits, SitePort};
 
 /// Time for an idle client to close after GOAWAY or `Connection: close`.
-const FAREWELL: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a connection was rejected.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +163,7 @@ where
             }
             () = told_to_go(&mut closing, &mut finishing, &activity), if !draining => {
                 connection.as_mut().graceful_shutdown();
-                (draining, over) = (true, Instant::now() + FAREWELL);
+                (draining, over) = (true, Instant::now() + CLOSE_TIMEOUT);
             }
             () = sleep_until(over) => {
                 if activity.end_stalled(stall, |turn| port.counts.aborted(if turn == Turn::Client { "Client" } else { "Backend" })) {
@@ -172,12 +172,12 @@ where
                 let now = Instant::now();
                 match activity.until(patience) {
                     // A request is running, or ended a moment ago.
-                    None => over = now + if draining { FAREWELL } else { limits.idle_timeout }.min(look),
+                    None => over = now + if draining { CLOSE_TIMEOUT } else { limits.idle_timeout }.min(look),
                     Some(until) if !draining && until > now => over = until.min(now + look),
                     Some(_) if draining => return,
                     Some(_) => {
                         connection.as_mut().graceful_shutdown();
-                        (draining, over) = (true, now + FAREWELL);
+                        (draining, over) = (true, now + CLOSE_TIMEOUT);
                     }
                 }
             }

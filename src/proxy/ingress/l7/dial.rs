@@ -17,9 +17,9 @@ use crate::edge::tls::{Connector, TlsError};
 use super::body::Upload;
 
 /// Timeout of TCP and TLS together; Pods are near.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval and timeout of HTTP/2 pings on busy connections.
-const PING: Duration = Duration::from_secs(15);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum size of a response head.
 const HEAD: usize = 256 << 10;
 /// Maximum number of headers of an HTTP/1.1 head: hyper allocates room for all of them.
@@ -37,7 +37,7 @@ pub(super) enum Sender {
 pub(super) enum DialError {
     #[error("cannot connect to {address}: {source}")]
     Connect { address: SocketAddr, source: io::Error },
-    #[error("no connection to {0} within {CONNECT:?}")]
+    #[error("no connection to {0} within {CONNECT_TIMEOUT:?}")]
     Deadline(SocketAddr),
     #[error("{address}: {source}")]
     Tls { address: SocketAddr, source: TlsError },
@@ -86,7 +86,7 @@ impl<P> Dialer<'_, P> {
             let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;
             handshake(address, stream, http2, permit).await
         };
-        timeout(CONNECT, open).await.unwrap_or(Err(DialError::Deadline(address)))
+        timeout(CONNECT_TIMEOUT, open).await.unwrap_or(Err(DialError::Deadline(address)))
     }
 }
 
@@ -98,7 +98,7 @@ where
     let stream = TokioIo::new(stream);
     if is_http2 {
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(PING).keep_alive_timeout(PING).adaptive_window(false);
+        builder.timer(TokioTimer::new()).keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_INTERVAL).adaptive_window(false);
         builder.initial_stream_window_size(WINDOW).initial_connection_window_size(4 * WINDOW).max_header_list_size(64 << 10);
         let (mut sender, connection) = builder.handshake(stream).await.map_err(http)?;
         tokio::spawn(drive(address, connection, permit));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::{Ledger, PACE};
+use super::{Ledger, MIN_WRITE_INTERVAL};
 use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, state};
 use crate::model::base::netmap::{NetMap, SelfNode};
@@ -42,7 +42,7 @@ pub struct ReportInputs {
     pub room: usize,
 }
 
-/// Updates the ledger with the state in force, at most one status per [`PACE`]; ends when an input's sender is dropped.
+/// Updates the ledger with the state in force, at most one status per [`MIN_WRITE_INTERVAL`]; ends when an input's sender is dropped.
 ///
 /// The first complete status is reported at once: under the Tailscale operator the previous replica may be gone already, and no replica
 /// serves until this one is reported. Without a netmap nothing is reported, because the next status would then have to wait.
@@ -80,7 +80,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             return;
         }
         if reported.is_some() {
-            sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
+            sleep(MIN_WRITE_INTERVAL.saturating_sub(start.elapsed().saturating_sub(now))).await;
         }
     }
 }

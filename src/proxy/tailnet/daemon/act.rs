@@ -25,7 +25,7 @@ use crate::model::tailnet::supervise::{DaemonAction, DaemonPhase, Login, Secret,
 /// `NetfilterMode` in which tailscaled creates its own chains but no jumps to them.
 const NODIVERT: i64 = 1;
 /// Time during which a daemon that was taken over keeps its advertised services, whatever this process finds to be in place.
-const ADVERTISES_ON: Duration = Duration::from_secs(10);
+const TAKEOVER_GRACE: Duration = Duration::from_secs(10);
 /// Default socket path of the `tailscale` command.
 const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
 
@@ -142,7 +142,7 @@ impl Supervisor {
         let same = from_file || args == line(None);
         info!(pid = process.pid(), args, "tailscaled runs already{}", if same { "" } else { ", and not as it should: it is ended" });
         self.from_file = from_file;
-        self.advertises_until = Some(Instant::now() + ADVERTISES_ON);
+        self.advertises_until = Some(Instant::now() + TAKEOVER_GRACE);
         let event = self.begin(process);
         if !same {
             self.signal(Signal::SIGTERM);

@@ -18,15 +18,15 @@ use crate::model::base::netmap::NetMap;
 use crate::model::tailnet::ipn_bus::{Fold, Snapshot};
 
 /// Interval of comparisons with the complete status, for daemons that lose messages silently (before 1.102).
-const COMPARE: Duration = Duration::from_mins(5);
+const COMPARISON_INTERVAL: Duration = Duration::from_mins(5);
 /// Interval of liveness checks: a daemon that hangs keeps its connections open but forwards nothing.
-const PULSE: Duration = Duration::from_secs(3);
+const LIVENESS_INTERVAL: Duration = Duration::from_secs(3);
 /// Minimum duration of a stream after which the next one is opened without delay.
-const STEADY: Duration = Duration::from_secs(5);
+const MIN_STREAM_LIFETIME: Duration = Duration::from_secs(5);
 /// Delay before a failed status request is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of the first message.
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of messages read before publishing, if messages arrive without pause.
 const BATCH: usize = 256;
 
@@ -103,7 +103,7 @@ impl Reader {
                         *view = BusView { epoch, connected: true, capver: bus.capver, snapshot, fault: view.fault.take() };
                     });
                     let end = Stream { reader: self, fold, pending: None, stale: false }.read(bus, mask).await;
-                    if opened.elapsed() >= STEADY {
+                    if opened.elapsed() >= MIN_STREAM_LIFETIME {
                         retry.reset();
                     }
                     match end {
@@ -139,7 +139,7 @@ struct Stream<'a> {
 
 impl Stream<'_> {
     async fn read(&mut self, mut bus: Bus, mask: u32) -> StreamEnd {
-        match timeout(FIRST, bus.next()).await {
+        match timeout(FIRST_MESSAGE_TIMEOUT, bus.next()).await {
             Ok(Ok(Some(message))) => {
                 if mask != MASK_OLD && message.initial_status.is_none() {
                     let is_old = bus.capver.is_none_or(|capver| capver < INITIAL_STATUS_CAPVER);
@@ -153,7 +153,7 @@ impl Stream<'_> {
             Ok(Err(fault)) => return StreamEnd::Lost(Some(fault)),
         }
         self.publish();
-        let mut compare = Instant::now() + COMPARE;
+        let mut compare = Instant::now() + COMPARISON_INTERVAL;
         let mut heartbeat = heartbeat(&self.reader.api);
         loop {
             tokio::select! {
@@ -175,7 +175,7 @@ impl Stream<'_> {
                     Err(fault) => return StreamEnd::Lost(Some(fault)),
                 },
                 () = sleep_until(compare) => {
-                    compare = Instant::now() + COMPARE;
+                    compare = Instant::now() + COMPARISON_INTERVAL;
                     self.request_status();
                 }
             }
@@ -272,11 +272,11 @@ impl Stream<'_> {
     }
 }
 
-/// Liveness check after [`PULSE`].
+/// Liveness check after [`LIVENESS_INTERVAL`].
 fn heartbeat(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
     let api = api.clone();
     async move {
-        sleep(PULSE).await;
+        sleep(LIVENESS_INTERVAL).await;
         // The only call that takes no lock: a daemon that waits for an API server does not hang.
         api.usermetrics().await.map(drop)
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::api::condition::PROXY_READY;
 use crate::model::controller::policy::assignment::StandaloneScope;
 use crate::model::controller::workload::naming;
-use crate::model::flows::drain::{Budget, DISCO_MUTE};
+use crate::model::flows::drain::{Budget, DISCO_MUTE_PERIOD};
 
 /// A cluster with an exposed Service.
 fn world() -> World {
@@ -80,7 +80,7 @@ fn second_pod_shares_identity_and_lease() {
     for set in [&first, &second] {
         assert_eq!(value(set, "TAILYARD_ACTIVE_LEASE"), pod(&sets()[0]));
         assert_eq!(value(set, "TAILYARD_DRAIN_TIMEOUT"), "8s");
-        assert!(Budget::of(Duration::from_secs(8), true).flows <= DISCO_MUTE);
+        assert!(Budget::of(Duration::from_secs(8), true).flows <= DISCO_MUTE_PERIOD);
         assert!(set["spec"]["template"]["spec"]["topologySpreadConstraints"].is_array());
     }
     assert_eq!(value(&second, "POD_NAME"), pod(&sets()[0]));

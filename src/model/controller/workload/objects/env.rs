@@ -49,7 +49,7 @@ pub(crate) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Ve
             let file = format!("{}/{}", unreachable_note::DIRECTORY, unreachable_note::FILE);
             env.push(value(unreachable_note::VARIABLE, &file));
         }
-        let leaving = shape.drain_timeout() + Budget::BESIDE_FLOWS;
+        let leaving = shape.drain_timeout() + Budget::CLEANUP_PERIOD;
         env.push(value("TAILYARD_DRAIN_TIMEOUT", &format!("{}s", leaving.as_secs())));
     }
     for variable in shape.container().into_iter().flat_map(|container| of_class(shape, container)) {

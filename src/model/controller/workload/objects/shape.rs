@@ -29,7 +29,7 @@ pub(crate) const ADMIN: u16 = 9003;
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
 /// Maximum drain timeout of a Pod with a standby: with the time beside flows the drain ends just within one disco mute, so that peers take
 /// the other Pod's endpoint soon.
-const STANDBY_DRAIN: Duration = Duration::from_secs(2);
+const STANDBY_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Let's Encrypt's staging environment.
 const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// Maximum drain timeout in seconds: a day.
@@ -178,7 +178,7 @@ impl<'a> RenderContext<'a> {
         let own = self.own().and_then(|own| own.drain_timeout_seconds).and_then(|grace| grace.clamp(0, LONGEST_GRACE).try_into().ok());
         let timeout = own.map_or(self.settings.drain_timeout, Duration::from_secs);
         // Its flows cannot continue in the second Pod, and new ones wait for that.
-        if self.standby() { timeout.min(STANDBY_DRAIN) } else { timeout }
+        if self.standby() { timeout.min(STANDBY_DRAIN_TIMEOUT) } else { timeout }
     }
 
     /// `terminationGracePeriodSeconds`.

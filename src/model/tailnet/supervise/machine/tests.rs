@@ -124,7 +124,7 @@ fn repeated_crashes_back_off_until_a_steady_run() {
     }
     assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
     lab.all([DaemonEvent::Connected, backend(BackendState::Running)]);
-    lab.now += STEADY;
+    lab.now += MIN_STABLE_RUN;
     assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
 }
 

@@ -97,7 +97,7 @@ impl Play {
 
     /// The file's content after all changes so far are written.
     async fn reported(&self) -> BTreeMap<String, String> {
-        tokio::time::sleep(2 * PACE).await;
+        tokio::time::sleep(2 * MIN_WRITE_INTERVAL).await;
         timeout(LONG, self.ledger.written()).await.expect("written");
         let file = std::fs::read(self.place.path().join("state.json")).unwrap_or_else(|_| b"{}".to_vec());
         serde_json::from_slice(&file).expect("an object of text")
@@ -185,12 +185,12 @@ async fn early_status_does_not_delay_the_status_after_connecting() {
     assert_eq!(play.reported().await, BTreeMap::new());
     let begin = Instant::now();
     play.netmap.send_replace(Some(netmap(true)));
-    tokio::time::sleep(PACE / 10).await;
+    tokio::time::sleep(MIN_WRITE_INTERVAL / 10).await;
     play.accept(10000, true);
-    tokio::time::sleep(PACE / 10).await;
+    tokio::time::sleep(MIN_WRITE_INTERVAL / 10).await;
     timeout(LONG, play.ledger.written()).await.expect("written");
     assert!(play.ledger.wanted.borrow().changes.contains_key(egress::KEY), "it is said within a tenth of the pace");
-    assert!(begin.elapsed() < 2 * PACE, "and written within the writer's own: {:?}", begin.elapsed());
+    assert!(begin.elapsed() < 2 * MIN_WRITE_INTERVAL, "and written within the writer's own: {:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,7 +216,7 @@ async fn unresolved_service_is_reported_after_its_grace_period() {
         published = play.status().await.services;
     }
     assert_eq!(published.expect("published in the end")["db"].tailnet_target_ips, None);
-    assert!(begin.elapsed() >= RESOLUTION_GRACE && begin.elapsed() < RESOLUTION_GRACE + 5 * PACE, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= RESOLUTION_GRACE && begin.elapsed() < RESOLUTION_GRACE + 5 * MIN_WRITE_INTERVAL, "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
