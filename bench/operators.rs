@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use kit::cluster::audit::Log;
+use kit::servers::tailscale_release;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::time::sleep;
@@ -80,6 +81,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         }
     }
     let mut sheet = Sheet::new("Egress Services on a real cluster: the Tailscale operator and Tailyard's reconciler");
+    sheet.version("Tailscale operator", tailscale_release());
     for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
         add_samples(&mut sheet, party, taken);
     }

@@ -16,6 +16,7 @@ use std::thread::sleep;
 use anyhow::{Context, Result};
 use kit::cluster::chart::NAMESPACE;
 use kit::operators::PORT;
+use kit::servers::tailscale_release;
 
 use crate::players::{OURS, OperatorPair, THEIRS};
 use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
@@ -55,6 +56,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     }
     let mut sheet =
         Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
+    sheet.version("Tailscale operator", tailscale_release());
     for event in ALL {
         for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
             let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");

@@ -11,6 +11,7 @@ pub(crate) mod many;
 mod proxy;
 
 use anyhow::Result;
+use kit::servers::tailscale_release;
 
 use crate::players::{OURS, Operator, OperatorPair, THEIRS};
 use crate::rolling::event::{Event, Proxies};
@@ -53,6 +54,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         }
     }
     let mut sheet = Sheet::new("The proxy of one Service under new connections on a real cluster: the Tailscale operator's and Tailyard's");
+    sheet.version("Tailscale operator", tailscale_release());
     for event in ALL {
         for (party, taken) in PARTIES.iter().zip(&all) {
             taken.add_to(&mut sheet, event, party.name, goals(event, party));

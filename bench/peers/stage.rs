@@ -10,7 +10,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use kit::apiserver::{Cluster, cluster};
 use kit::machine::{Machine, Process};
-use kit::servers::servers;
+use kit::servers::{servers, tailscale_release};
 use kit::tailnet::Tailnet;
 use tailyard::demo::services::{FIRST_TARGET_PORT, TARGET_PORTS};
 use tailyard::demo::target::DemoTarget;
@@ -46,7 +46,7 @@ pub(crate) struct Stage {
 pub(crate) fn on_stage(args: &Args, question: &str, measure: impl FnOnce(&Stage, &Args, &mut Sheet) -> Result<()> + Send) -> Result<Sheet> {
     stage(|stage| {
         let mut sheet = Sheet::new(question);
-        stage.versions(&mut sheet);
+        sheet.version("containerboot and tailscaled", tailscale_release());
         measure(stage, args, &mut sheet)?;
         Ok(sheet)
     })
@@ -89,14 +89,6 @@ impl Stage {
             _target: (served, tailscaled),
             tailnet,
         })
-    }
-
-    /// Notes which versions of the others' programs are measured.
-    fn versions(&self, sheet: &mut Sheet) {
-        let version =
-            self.tailnet.control_machine().command(&self.tailnet.control_machine().bin().join("tailscaled")).arg("--version").output();
-        let version = version.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
-        sheet.version("containerboot and tailscaled", version.unwrap_or_default());
     }
 
     /// A name for a machine that no other has.

@@ -119,7 +119,7 @@ impl ControlClient {
         }
     }
 
-    /// Creates an auth key for one device, single use, valid for [`KEY_LIFETIME`]. `note` is its description for users.
+    /// Creates an auth key for one device, single use, valid for an hour. `note` is its description for users.
     pub async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
         match self {
             Self::Tailscale(client) => client.mint_key(tags, note).await,

@@ -67,10 +67,11 @@ fn figures_of_readme(sheet: &Sheet) -> String {
             .map(|line| format!("{:.digits$}{}{}", line.median, if line.unit.is_empty() { "" } else { " " }, line.unit));
         format!("| {title} | {} |\n", cells.join(" | "))
     };
+    let release = &sheet.conditions.versions["Tailscale operator"];
     let count = systems.map(|system| line("failed connects", system).count).into_iter().min().unwrap_or_default();
     [
         "[Measured](docs/benchmarks.md#both-groups-under-load) on one cluster with two replicas and 200 new connections a second, medians of\n".to_owned(),
-        format!("{count} rolling restarts of each:\n\n| | Tailyard | Tailscale operator |\n|---|---:|---:|\n"),
+        format!("{count} rolling restarts of each:\n\n| | Tailyard | Tailscale operator {release} |\n|---|---:|---:|\n"),
         row("Failed connections", "failed connects", 0),
         row("Longest time without an answer", "longest time without an answer", 2),
         row("Duration", "until all Pods are new and ready", 1),
