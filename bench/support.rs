@@ -114,6 +114,7 @@ pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<()> {
     print(sheet, &mut std::io::stdout())?;
     if let Some(directory) = &args.json {
         let path = directory.join(format!("{name}.json"));
+        std::fs::create_dir_all(directory)?;
         std::fs::write(&path, serde_json::to_vec_pretty(sheet)?).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
