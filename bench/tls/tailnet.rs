@@ -114,7 +114,8 @@ async fn ours(tailnet: &Tailnet, cluster: &Cluster, authority: &Authority, (name
     cluster.write_config("ours", &keys).await;
     let account = cluster.service_account();
     let conf = json!({"AdvertiseServices": ["svc:ours"]});
-    let member = Member::start_with(tailnet, "ours", &conf, &json!({}), Some(&json!({})), |machine| in_pod(machine, &account, "ts/ours"));
+    let member =
+        Member::launch(tailnet, "ours", &conf, &json!({}), Some(&json!({})), |machine| in_pod(machine, &account, "ts/ours")).joined();
     member.wait_ready();
     assert!(member.advertised().contains("svc:ours"), "{}", member.output());
     member

@@ -217,10 +217,11 @@ fn site_is_reached_over_https_through_either_replica() {
 
         let account = cluster.service_account();
         let start = |name: &'static str| {
-            Member::start_with(&tailnet, name, &json!({"AdvertiseServices": ["svc:web"]}), &json!({}), Some(&json!({})), |machine| {
+            Member::launch(&tailnet, name, &json!({"AdvertiseServices": ["svc:web"]}), &json!({}), Some(&json!({})), |machine| {
                 let own = [("TAILYARD_ACME_DIRECTORY", pebble.directory()), ("TAILYARD_ACME_CA", pebble.ca().display().to_string())];
                 in_pod(machine, &account, "ts/web-ingress-config").into_iter().chain(own).collect()
             })
+            .joined()
         };
         let begin = Instant::now();
         let mut members = [start("web-0"), start("web-1")];
@@ -275,7 +276,7 @@ fn client_port_can_be_reused_after_a_tls_connection() {
         let account = cluster.service_account();
         let conf = json!({"AdvertiseServices": ["svc:web"]});
         let member =
-            Member::start_with(&tailnet, "web-0", &conf, &json!({}), Some(&json!({})), |machine| in_pod(machine, &account, "ts/web"));
+            Member::launch(&tailnet, "web-0", &conf, &json!({}), Some(&json!({})), |machine| in_pod(machine, &account, "ts/web")).joined();
         member.wait_ready();
         eventually("a way to the service", DEADLINE, || client.node.connect(SocketAddr::new(vips[0], 443), TRY).ok());
         let asking = port::Client { node: &client.node, host: HOST, at: vips[0], authority: made.cert.der().clone() };
@@ -297,13 +298,14 @@ fn serve_config_of_the_stock_proxy_is_replaced() {
         "svc:old": {"TCP": {"443": {"HTTPS": true}}, "Web": web("old")},
     }});
     let ours = json!({"Services": {"svc:web": {"TCP": {"443": {"TCPForward": "127.0.0.1:9443", "ProxyProtocol": 2}}}}});
-    let member = Member::start_with(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
+    let member = Member::launch(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
         let tailscaled = stock::start(&tailnet, machine, &[]);
         stock::serve(machine, &leftover, &["svc:web", "svc:old"]);
         tailscaled.leave();
         // Its config advertises no service: with this setting, served ones are advertised.
         vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
-    });
+    })
+    .joined();
     let _listener = preamble::listen(&member.machine.node, 9443);
     let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(SocketAddr::new(vips[0], 443), TRY).ok());
     assert_eq!(greeting.name, "one");
@@ -365,7 +367,8 @@ fn headscale_replicas_fail_over_a_shared_route() {
     let vip: IpAddr = VIP.parse().expect("an address");
     let conf = json!({"AdvertiseRoutes": [format!("{VIP}/32")]});
     let mapped = json!({"svc:db": mapping(&[vip], backend.address)});
-    let start = |name: &'static str, config: &serde_json::Value| Member::start_with(&tailnet, name, &conf, config, None, |_| Vec::new());
+    let start =
+        |name: &'static str, config: &serde_json::Value| Member::launch(&tailnet, name, &conf, config, None, |_| Vec::new()).joined();
     let approve = |name: &str| {
         let id = tailnet.node_id(name).to_string();
         tailnet.headscale(&["nodes", "approve-routes", "-i", &id, "-r", &format!("{VIP}/32")]);

@@ -58,24 +58,16 @@ pub fn in_pod(machine: &Machine, account: &Path, configs: &str) -> Vec<(&'static
 impl Member {
     /// Starts a replica with these services in its config, an L4 config and optionally a serve config.
     pub fn start(tailnet: &Tailnet, name: &str, services: &[&str], ingress: &Value, serve: Option<&Value>) -> Self {
-        Self::start_with(tailnet, name, &json!({"AdvertiseServices": services}), ingress, serve, |_| Vec::new())
+        Self::launch(tailnet, name, &json!({"AdvertiseServices": services}), ingress, serve, |_| Vec::new()).joined()
     }
 
-    /// The same with more tailscaled config, and with an environment from the prepared machine.
-    pub fn start_with(
-        tailnet: &Tailnet,
-        name: &str,
-        conf: &Value,
-        ingress: &Value,
-        serve: Option<&Value>,
-        prepare: impl FnOnce(&Machine) -> Vec<(&'static str, String)>,
-    ) -> Self {
-        let member = Self::launch(tailnet, name, conf, ingress, serve, prepare);
-        eventually("its tailscaled", DEADLINE, || member.prefs());
-        member
+    /// Waits until its tailscaled answers.
+    pub fn joined(self) -> Self {
+        eventually("its tailscaled", DEADLINE, || self.prefs());
+        self
     }
 
-    /// The same, without waiting for its tailscaled.
+    /// As [`Self::start`], with more tailscaled config, and with an environment from the prepared machine. Does not wait for its tailscaled.
     pub fn launch(
         tailnet: &Tailnet,
         name: &str,

@@ -1,5 +1,6 @@
 //! Checks of users' Services and Ingresses.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
@@ -87,7 +88,10 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
     let objects = [&facts.services, &facts.ingresses].into_iter().flatten().flatten();
     // Labels of namespaces that opt out are not read.
     let namespaces = objects.filter_map(|object| Some(object["metadata"]["namespace"].as_str()?.to_owned())).collect();
-    let policy = ObjectPolicy { rules: AssignmentRules { namespaces, ..settings.assignment() }, settings, facts };
+    let rules = AssignmentRules { namespaces, ..settings.assignment() };
+    let groups = facts.groups.iter().flatten().filter_map(|group| ProxyGroup::deserialize(group).ok()).collect();
+    let cluster_ips = facts.services.iter().flatten().filter_map(cluster_ip).collect();
+    let policy = ObjectPolicy { settings, rules, groups, cluster_ips };
     let services = facts.services.iter().flatten().filter_map(|service| Service::deserialize(service).ok());
     let ingresses = facts.ingresses.iter().flatten().filter_map(|ingress| Ingress::deserialize(ingress).ok());
     let mut found: Vec<_> = services.flat_map(|service| policy.refusals(Parent::Service(&service))).collect();
@@ -103,13 +107,14 @@ fn policy(facts: &ClusterFacts) -> Vec<Check> {
 struct ObjectPolicy<'a> {
     settings: Settings,
     rules: AssignmentRules,
-    facts: &'a ClusterFacts,
+    groups: Vec<ProxyGroup>,
+    /// Addresses of Services by namespace and name.
+    cluster_ips: BTreeMap<(&'a str, &'a str), IpAddr>,
 }
 
 impl ObjectPolicy<'_> {
     fn refusals(&self, object: Parent<'_>) -> Vec<String> {
-        let Self { settings, rules, facts } = self;
-        let groups: Vec<ProxyGroup> = facts.groups.iter().flatten().filter_map(|group| ProxyGroup::deserialize(group).ok()).collect();
+        let Self { settings, rules, groups, .. } = self;
         let tenants = |group: &ProxyGroup| group.spec.tailyard.as_ref().map(|own| own.tenants.clone()).unwrap_or_default();
         let named = match object {
             Parent::Service(service) => rules.published(service).group().or(rules.egress(service).group()),
@@ -141,15 +146,18 @@ impl ObjectPolicy<'_> {
     fn is_refused_service(&self, host: &str) -> bool {
         let mut labels = host.split('.');
         let (Some(name), Some(namespace), Some("svc")) = (labels.next(), labels.next(), labels.next()) else { return false };
-        let is_it = |service: &&Value| service["metadata"]["name"] == name && service["metadata"]["namespace"] == namespace;
-        let service = self.facts.services.iter().flatten().find(is_it);
-        let address = service.and_then(|service| service["spec"]["clusterIP"].as_str()?.parse::<IpAddr>().ok());
         let (allowed, denied) = (self.settings.allowed_targets.clone(), self.settings.denied_targets.clone());
-        address.is_some_and(|address| {
+        self.cluster_ips.get(&(namespace, name)).is_some_and(|&address| {
             let rules = TargetRules { allowed, denied, cluster: vec![address.into()], ..TargetRules::default() };
             TargetPolicy { rules: rules.into(), ..TargetPolicy::default() }.refuses_answer(address, false, host).is_some()
         })
     }
+}
+
+/// Namespace, name and address of a Service; `None` without an address.
+fn cluster_ip(service: &Value) -> Option<((&str, &str), IpAddr)> {
+    let metadata = &service["metadata"];
+    Some(((metadata["namespace"].as_str()?, metadata["name"].as_str()?), service["spec"]["clusterIP"].as_str()?.parse().ok()?))
 }
 
 /// Groups and standalone proxies that accept routes which cover addresses of the cluster. Missing rights are reported elsewhere.

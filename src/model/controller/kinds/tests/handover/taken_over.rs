@@ -21,13 +21,18 @@ fn taken_over(form: &[&str]) -> World {
     world
 }
 
+/// Deletes the Service: its Tailscale Service and every form of the finalizer go, another finalizer stays.
+fn assert_deletion_ends(world: &mut World, form: &[&str]) {
+    Case::Service.delete(world);
+    world.settle();
+    assert_eq!((Case::Service.finalizers(world), world.hosted.vips.len()), (vec![FOREIGN.to_owned()], 0), "{form:?}");
+}
+
 #[test]
 fn deletion_removes_every_form_of_the_finalizer() {
     for form in FORMS {
         let mut world = taken_over(form);
-        Case::Service.delete(&mut world);
-        world.settle();
-        assert_eq!((Case::Service.finalizers(&world), world.hosted.vips.len()), (vec![FOREIGN.to_owned()], 0), "{form:?}");
+        assert_deletion_ends(&mut world, form);
     }
 }
 
@@ -51,9 +56,7 @@ fn move_to_another_group_ends_with_a_deletion() {
         Case::Service.put(&mut world, Some("next"));
         world.settle();
         assert!(world.observed_replicas("next").values().any(|replica| serves(replica, "svc:shop")), "{form:?}");
-        Case::Service.delete(&mut world);
-        world.settle();
-        assert_eq!((Case::Service.finalizers(&world), world.hosted.vips.len()), (vec![FOREIGN.to_owned()], 0), "{form:?}");
+        assert_deletion_ends(&mut world, form);
     }
 }
 
