@@ -16,6 +16,7 @@ pub mod replica;
 pub mod routes;
 mod schema;
 pub mod serve;
+pub mod siblings;
 pub mod state;
 pub mod tailnet;
 pub mod targets;
@@ -23,6 +24,6 @@ pub mod vip;
 pub mod whois;
 
 /// Condition of an omitted field.
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -80,6 +80,7 @@ impl Planned {
         next.world = world.clone();
         next.plan.source = source(world);
         next.ruleset.source = next.plan.source.clone();
+        next.ruleset.siblings = siblings(world);
         egress::update(&mut next, &self.world);
         ingress::update(&mut next, &self.world);
         next
@@ -99,6 +100,16 @@ impl Planned {
             index: egress::Index::default(),
         }
     }
+}
+
+/// Sibling replicas of each address of the Pod.
+fn siblings(world: &World) -> OrdMap<IpAddr, SortedSet<IpAddr>> {
+    let own: BTreeSet<IpAddr> = world.pod_ips.iter().map(IpAddr::to_canonical).collect();
+    let of = |own_ip: &IpAddr| -> SortedSet<IpAddr> {
+        let is_sibling = |ip: &&IpAddr| Family::of(**ip) == Family::of(*own_ip) && !own.contains(ip);
+        world.siblings.iter().filter(is_sibling).copied().collect()
+    };
+    own.iter().map(|ip| (*ip, of(ip))).filter(|(_, siblings)| !siblings.is_empty()).collect()
 }
 
 /// First address of this node for each family.

@@ -1,11 +1,11 @@
 //! The replica's tailnet: netmaps from a supervised tailscaled or from a file.
 
 pub mod auth_key_watch;
+pub mod config_values;
 pub mod daemon;
 pub mod peer_warmup;
 pub mod recent_peers;
 pub mod start;
-pub mod target_rules;
 
 use std::path::Path;
 use std::sync::Arc;

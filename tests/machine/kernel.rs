@@ -7,3 +7,4 @@ mod firewall;
 mod flows;
 mod packets;
 mod repair;
+mod siblings;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kit::wait::wait_for_value;
 
 use super::build::build;
-use super::routing_rules::sync;
+use super::routing_rules::{open_tunnel, sync};
 use super::*;
 use crate::edge::netns::Namespace;
 
@@ -138,6 +138,9 @@ fn listed(family: &str) -> Vec<String> {
     rules
 }
 
+/// The rule for lookups that show whether the tunnel is open.
+const TUNNEL: &str = "5189: from all fwmark 0x1000000/0x1000000 lookup 151";
+
 #[test]
 fn routing_rules_of_our_priority_become_the_wanted_ones() {
     use crate::model::firewall::routing::rules;
@@ -148,13 +151,35 @@ fn routing_rules_of_our_priority_become_the_wanted_ones() {
         for _ in 0..2 {
             sync(&rules(&name("ts0"), &nets)).await.expect("written");
             let four = ["5190: from all iif ts0 [detached] lookup main", "5190: from all to 10.244.0.0/16 iif lo lookup main"];
-            assert_eq!(listed("-4"), [four[0], four[1], "5270: from all lookup 52"]);
+            assert_eq!(listed("-4"), [TUNNEL, four[0], four[1], "5270: from all lookup 52"]);
             let six = ["5190: from all iif ts0 [detached] lookup main", "5190: from all to fd00:10::/56 iif lo lookup main"];
-            assert_eq!(listed("-6"), six);
+            assert_eq!(listed("-6"), [TUNNEL, six[0], six[1]]);
         }
         run_ip("rule del pref 5190 iif ts0");
+        run_ip("rule del pref 5189");
+        run_ip("rule add pref 5189 fwmark 0x1000000 lookup 151");
         sync(&rules(&name("ts0"), [])).await.expect("written");
-        assert_eq!(listed("-4"), ["5190: from all iif ts0 [detached] lookup main", "5270: from all lookup 52"]);
-        assert_eq!(listed("-6"), ["5190: from all iif ts0 [detached] lookup main"]);
+        assert_eq!(listed("-4"), [TUNNEL, "5190: from all iif ts0 [detached] lookup main", "5270: from all lookup 52"]);
+        assert_eq!(listed("-6"), [TUNNEL, "5190: from all iif ts0 [detached] lookup main"]);
+    });
+}
+
+#[test]
+fn route_of_an_open_tunnel_ends_with_its_interface() {
+    between_two(async |_| {
+        let route = |family| {
+            let output =
+                std::process::Command::new("ip").args([family, "route", "show", "table", "151"]).output().expect("ip is installed");
+            String::from_utf8(output.stdout).expect("text").split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(open_tunnel(&name("ghost")).await.expect_err("no such link").reason(), "Missing");
+        run_ip("tuntap add ts0 mode tun");
+        run_ip("link set ts0 up");
+        for _ in 0..2 {
+            open_tunnel(&name("ts0")).await.expect("written");
+            assert_eq!(["-4", "-6"].map(route), ["default dev ts0", "default dev ts0"]);
+        }
+        run_ip("link del ts0");
+        assert_eq!(["-4", "-6"].map(route), ["", ""]);
     });
 }

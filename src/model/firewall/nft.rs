@@ -13,7 +13,7 @@ use std::fmt::Write;
 use self::element::{Element, ElementKey, Set, Value, edits, elements};
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::tailnet_range;
-use crate::model::firewall::ruleset::{Delta, PROBE_MARK, Ruleset, SLOTS};
+use crate::model::firewall::ruleset::{Delta, FALLBACK_MARK, PROBE_MARK, Ruleset, SLOTS};
 
 pub use self::json::delta;
 
@@ -95,6 +95,9 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
 }
 
 /// Static translating rules, one for each line; blank lines separate chains.
+///
+/// A replica whose tunnel is closed translates to a sibling replica, unless the packet is from one: two such replicas would send it to each
+/// other. The kernel closes the tunnel, as it deletes a route with its interface: no process needs to live for that.
 fn translating(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -106,6 +109,8 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 	}}
 
 	chain from-cluster {{
+		ip daddr @replica4 ip saddr != @replica4 jump if-closed
+		ip6 daddr @replica6 ip6 saddr != @replica6 jump if-closed
 		meta nfproto ipv4 dnat ip to meta l4proto . th dport map @port4
 		meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @port6
 		meta l4proto . th dport @port-many ct mark set numgen random mod {SLOTS}
@@ -116,6 +121,22 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 		meta l4proto . th dport @reserved return
 {cluster}	}}
 
+	chain if-closed {{
+		meta mark set meta mark | {FALLBACK_MARK:#010x}
+		fib saddr . mark oifname != "{interface}" jump to-sibling
+		meta mark set meta mark & {unmarked:#010x}
+	}}
+
+	chain to-sibling {{
+		meta l4proto != {{ tcp, udp }} return
+		meta l4proto tcp th dport != @traffic-tcp return
+		meta l4proto udp th dport != @traffic-udp return
+		meta mark set meta mark & {unmarked:#010x}
+		ct mark set {FALLBACK_MARK:#010x}
+		dnat ip to ip daddr map @fallback4
+		dnat ip6 to ip6 daddr map @fallback6
+	}}
+
 	chain from-tailnet {{
 {tailnet}	}}
 
@@ -125,6 +146,7 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 		oifname "{interface}" ct status dnat snat ip6 to oifname map @source6
 		ct status dnat masquerade
 	}}"#,
+        unmarked = !FALLBACK_MARK,
         cluster = whole_address("pod"),
         tailnet = whole_address("vip"),
     );
@@ -135,7 +157,7 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 ///
 /// Tailnet traffic (to a match port, an L3 address of the Pod, or tailnet ranges) that would leave by another interface while tailscaled and
 /// its routes are away is dropped in `stray`: it would reach the target's address in the cluster unencrypted, and its conntrack entry would
-/// keep it off the tailnet.
+/// keep it off the tailnet. A flow to a sibling replica leaves in the cluster.
 fn forwarding(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -166,7 +188,7 @@ fn forwarding(text: &mut String, interface: &InterfaceName) {
 
 	chain relayed {{
 		oifname "{interface}" goto outward
-		ct direction original goto stray
+		ct direction original ct mark != {FALLBACK_MARK:#010x} goto stray
 		meta l4proto tcp ct original proto-dst @traffic-tcp
 		meta l4proto udp ct original proto-dst @traffic-udp
 	}}

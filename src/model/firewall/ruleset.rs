@@ -21,6 +21,10 @@ pub const SLOTS: usize = 60;
 /// Mark of our probe and reset segments, which bypass conntrack. Outside of tailscaled's 0xff0000.
 pub const PROBE_MARK: u32 = 0x5459;
 
+/// Mark of a route lookup that shows whether the tunnel is open ([`crate::model::firewall::routing`]), and connection mark of flows to a
+/// sibling replica. Neither a slot nor in tailscaled's 0xff0000.
+pub const FALLBACK_MARK: u32 = 0x0100_0000;
+
 /// Content of the kernel's NAT maps.
 ///
 /// The maps are persistent: copies share structure, and [`diff`] skips shared parts, so the cost of a change does not depend on the number
@@ -39,6 +43,10 @@ pub struct Ruleset {
     /// Targets of packets from the cluster to an address of the Pod, any protocol and port except reserved ones, same family. Without
     /// target they are rejected.
     pub from_cluster: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    /// Address of the Pod → addresses of the sibling replicas in its family. While the tunnel of this replica is closed, one of them gets
+    /// its new flows to match ports. nftables only.
+    #[serde(skip_serializing_if = "OrdMap::is_empty")]
+    pub siblings: OrdMap<IpAddr, SortedSet<IpAddr>>,
     /// Ports of the Pod itself, excluded from `from_cluster`.
     pub reserved: BTreeSet<PortKey>,
 }
@@ -52,6 +60,7 @@ impl Ruleset {
             ports: OrdMap::new(),
             from_tailnet: OrdMap::new(),
             from_cluster: OrdMap::new(),
+            siblings: OrdMap::new(),
             reserved: BTreeSet::new(),
         }
     }
@@ -83,6 +92,9 @@ pub struct Delta {
     pub from_tailnet: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
     /// Changes of addresses served to the cluster.
     pub from_cluster: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
+    /// Changes of sibling replicas.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub siblings: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
 }
 
 impl Delta {
@@ -93,7 +105,7 @@ impl Delta {
 
     /// Number of changed keys.
     pub fn keys(&self) -> usize {
-        self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len()
+        self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len() + self.siblings.len()
     }
 
     /// The ruleset that `before` becomes, the static part excepted: the inverse of [`diff`].
@@ -104,6 +116,7 @@ impl Delta {
         edit_map(&mut after.ports, &self.ports);
         edit_map(&mut after.from_tailnet, &self.from_tailnet);
         edit_map(&mut after.from_cluster, &self.from_cluster);
+        edit_map(&mut after.siblings, &self.siblings);
         after
     }
 }
@@ -125,6 +138,7 @@ pub fn diff(before: &Ruleset, after: &Ruleset) -> Delta {
         ports: diff_map(&before.ports, &after.ports),
         from_tailnet: diff_map(&before.from_tailnet, &after.from_tailnet),
         from_cluster: diff_map(&before.from_cluster, &after.from_cluster),
+        siblings: diff_map(&before.siblings, &after.siblings),
     }
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::api::siblings::Siblings;
 use crate::api::targets::TargetRules;
 use crate::model::base::net::Proto;
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
@@ -381,4 +382,17 @@ proptest! {
             prop_assert!(served || portless || planned.plan.rejected.contains_key(name), "{}", name);
         }
     }
+}
+
+#[test]
+fn siblings_are_the_other_replicas_by_family() {
+    let siblings = |all: &[&str]| {
+        let siblings = Siblings::new(all.iter().map(|text| ip(text)));
+        Planned::new(&World { siblings: Arc::new(siblings), ..world("{}") }).ruleset.siblings
+    };
+    assert!(siblings(&["10.0.0.5", "fd00::5"]).is_empty(), "only this replica");
+    let found = siblings(&["10.0.0.5", "10.0.0.6", "10.0.0.4"]);
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [(ip("10.0.0.5"), [ip("10.0.0.4"), ip("10.0.0.6")].into())]);
+    let changed = Planned::new(&world("{}")).next(&World { siblings: Arc::new(Siblings::new([ip("fd00::6")])), ..world("{}") });
+    assert_eq!(changed.ruleset.siblings.get(&ip("fd00::5")), Some(&[ip("fd00::6")].into()));
 }

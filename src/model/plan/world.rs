@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::api::is_default;
+use crate::api::siblings::Siblings;
 use crate::model::base::net::{InterfaceName, PortKey};
 use crate::model::base::netmap::{Fqdn, NetMap};
 use crate::model::config::{EgressConfig, IngressConfig};
@@ -74,6 +76,9 @@ pub struct World {
     /// Tailnet interface.
     pub interface: InterfaceName,
     pub pod_ips: BTreeSet<IpAddr>,
+    /// Addresses of all replicas of the group, this one included or not.
+    #[serde(skip_serializing_if = "is_default")]
+    pub siblings: Arc<Siblings>,
     /// Ports of the Pod itself (health, metrics): never match ports.
     pub reserved: BTreeSet<PortKey>,
     /// Single-proxy mode, if any.
@@ -97,6 +102,7 @@ impl World {
         Self {
             interface,
             pod_ips,
+            siblings: Arc::default(),
             reserved,
             single,
             via_ingress,

@@ -8,7 +8,6 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 
-use crate::api::targets::TargetRules;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::targets::TargetPolicy;
@@ -16,6 +15,7 @@ use crate::model::plan::world::World;
 use crate::model::plan::{Planned, Reason};
 
 use crate::proxy::forwarding::resolve::ResolvedNames;
+use crate::proxy::tailnet::config_values::ConfigValues;
 
 /// Inputs that change at run time; `None` means not received yet.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub struct Inputs {
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     pub names: watch::Receiver<ResolvedNames>,
-    pub rules: watch::Receiver<Arc<TargetRules>>,
+    pub values: ConfigValues,
 }
 
 /// Publishes the plan of the newest world; ends when all senders are dropped.
@@ -46,7 +46,8 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
             Ok(()) = inputs.ingress.changed() => {}
             Ok(()) = inputs.netmap.changed() => {}
             Ok(()) = inputs.names.changed() => {}
-            Ok(()) = inputs.rules.changed() => {}
+            Ok(()) = inputs.values.rules.changed() => {}
+            Ok(()) = inputs.values.siblings.changed() => {}
             else => return,
         }
     }
@@ -76,8 +77,9 @@ impl Inputs {
         let ingress = self.ingress.borrow_and_update().clone();
         let netmap = self.netmap.borrow_and_update().clone();
         let names = Arc::clone(&self.names.borrow_and_update());
-        let targets = TargetPolicy { rules: Arc::clone(&self.rules.borrow_and_update()), ..base.targets.clone() };
-        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, targets, ..base.clone() })
+        let targets = TargetPolicy { rules: Arc::clone(&self.values.rules.borrow_and_update()), ..base.targets.clone() };
+        let siblings = Arc::clone(&self.values.siblings.borrow_and_update());
+        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, targets, siblings, ..base.clone() })
     }
 }
 
@@ -85,6 +87,7 @@ impl Inputs {
 mod tests {
     use super::*;
     use crate::model::base::net::InterfaceName;
+    use crate::proxy::tailnet::config_values;
 
     #[tokio::test]
     async fn no_plan_before_all_inputs_are_present() {
@@ -94,7 +97,7 @@ mod tests {
         let (_names, rx_names) = watch::channel(ResolvedNames::default());
         let (tx, mut planned) = watch::channel(None);
         let inputs =
-            Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, rules: watch::channel(Arc::default()).1 };
+            Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names, values: config_values::channel(None).1 };
         tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
         netmap.send_replace(Some(Arc::new(NetMap::default())));
         tokio::task::yield_now().await;

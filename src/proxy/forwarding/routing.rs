@@ -1,4 +1,4 @@
-//! Keeps the routing rules, and publishes the accepted routes that cover addresses of the cluster.
+//! Keeps the routing rules and the route of an open tunnel, and publishes the accepted routes that cover addresses of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,10 +9,13 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::edge::link::routing_rules::sync;
+use crate::edge::link::LinkState;
+use crate::edge::link::routing_rules::{open_tunnel, sync};
 use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::NetMap;
 use crate::model::firewall::routing::rules;
+use crate::proxy::tailnet::daemon::DaemonState;
+use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::runtime::watch_ext::put;
 
 /// Interval of retries after a failure.
@@ -55,6 +58,58 @@ pub async fn run(
         tokio::select! {
             Ok(()) = netmap.changed() => {}
             () = sleep_until(due) => {}
+        }
+    }
+}
+
+/// What shows whether the tunnel is open.
+#[derive(Debug)]
+pub struct TunnelInputs {
+    pub link: watch::Receiver<LinkState>,
+    /// A supervised tailscaled, and the warm-up of its peers.
+    pub supervised: Option<(watch::Receiver<DaemonState>, watch::Receiver<WarmupProgress>)>,
+}
+
+impl TunnelInputs {
+    /// Start of tailscaled whose tunnel is open; `None` if it is closed.
+    fn open_start(&mut self) -> Option<u64> {
+        if !self.link.borrow_and_update().present {
+            return None;
+        }
+        let Some((daemon, warmup)) = &mut self.supervised else { return Some(0) };
+        let restarts = daemon.borrow_and_update().restarts;
+        warmup.borrow_and_update().start.filter(|start| *start == restarts)
+    }
+}
+
+/// Writes the route that shows the rules an open tunnel, after each start of tailscaled: with it new flows are forwarded here, no longer by a
+/// sibling replica. The kernel deletes it.
+pub async fn show_tunnel(tailnet: InterfaceName, mut inputs: TunnelInputs) {
+    let (mut written, mut due) = (None, Instant::now());
+    loop {
+        let open = inputs.open_start();
+        if open.is_some() && (written != open || Instant::now() >= due) {
+            let result = open_tunnel(&tailnet).await;
+            due = Instant::now() + if result.is_ok() { POLL_INTERVAL } else { RETRY_INTERVAL };
+            if let Err(error) = result {
+                tracing::warn!(reason = error.reason(), "cannot show that the tunnel is open; a sibling replica gets new flows: {error}");
+            }
+        }
+        written = open;
+        let restarted = async {
+            match &mut inputs.supervised {
+                Some((daemon, warmup)) => tokio::select! {
+                    Ok(()) = daemon.changed() => {}
+                    Ok(()) = warmup.changed() => {}
+                    else => std::future::pending().await,
+                },
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Ok(()) = inputs.link.changed() => {}
+            () = restarted => {}
+            () = sleep_until(due), if open.is_some() => {}
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::proxy::config::inputs::ConfigPart;
 use crate::proxy::forwarding::backend::LiveKernel;
 use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::forwarding::flow_cleanup::{FlowCleaner, TerminatedFlows};
-use crate::proxy::forwarding::routing::{self, RouteOverlaps};
+use crate::proxy::forwarding::routing::{self, RouteOverlaps, TunnelInputs};
 use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
 use crate::proxy::forwarding::{planner, resolve};
 use crate::proxy::state_secret::writer::Store;
@@ -70,7 +70,7 @@ impl ForwardingPart {
         let (egress, ingress) = (configs.egress.services.clone(), configs.ingress.services.clone());
         let (names, report) = start_names(settings, ingress.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
-        let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names, rules: tailnet.rules.clone() };
+        let inputs = planner::Inputs { egress, ingress, netmap: tailnet.netmap.clone(), names, values: tailnet.values.clone() };
         let base = base(settings).await;
         let pod_ips = base.pod_ips.clone();
         tasks.run_until_stop("planner", planner::run(base, inputs, planned_in));
@@ -91,6 +91,11 @@ impl ForwardingPart {
             let (store, pod) = (Store::of(settings, cluster), settings.pod.uid.clone());
             tasks.run_until_stop("predecessor", recent_peers::load(store, pod, restarted, predecessor.clone()));
             warmup = tailnet.daemon.as_ref().map(|daemon| start_warmup(daemon, &planned, predecessor.subscribe(), tasks));
+            if let Some(link) = link.clone() {
+                let supervised = tailnet.daemon.as_ref().map(DaemonHandle::state).zip(warmup.clone());
+                let inputs = TunnelInputs { link, supervised };
+                tasks.run_until_stop("tunnel route", routing::show_tunnel(settings.interface.clone(), inputs));
+            }
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
             let shut = settings.single.is_ingress();
             let work = async move {

@@ -1,7 +1,8 @@
 //! Watch of the replica's own config Secret: the API server reports changes in milliseconds, the kubelet mounts them after a minute or two.
 //!
-//! Publishes the newest auth key, the target policy, and the device that was deleted at the control plane; supervision decides what follows. If no Secret is mounted, the config files are written to
-//! the path of a mount, so that the Pod template needs no mount that names the Pod's ordinal.
+//! Publishes the newest auth key, the values for forwarding, and the device that was deleted at the control plane; supervision decides what
+//! follows. If no Secret is mounted, the config files are written to the path of a mount, so that the Pod template needs no mount that names
+//! the Pod's ordinal.
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -10,13 +11,11 @@ use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use crate::api::names::{CONFIG_SECRET_SUFFIX, DELETED_DEVICE_KEY};
-use crate::api::targets;
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
-use crate::proxy::tailnet::target_rules;
-use crate::proxy::tailnet::target_rules::RulesSender;
+use crate::proxy::tailnet::config_values::{self, ConfigValuesSender};
 use crate::runtime::watch_ext::put;
 
 /// Content of this Pod's config Secret.
@@ -31,20 +30,20 @@ pub struct ConfigSecret {
 struct Outputs {
     key: watch::Sender<Option<Secret>>,
     deleted: watch::Sender<Option<String>>,
-    rules: RulesSender,
+    forwarding: ConfigValuesSender,
 }
 
 /// This Pod's config Secret, and the task that watches it until the receivers of the key are dropped. The config files are written to `fill`,
-/// if given, and the target policy to `rules`.
+/// if given, and the values for forwarding to `forwarding`.
 pub fn follow(
     cluster: &Cluster,
     pod: &str,
     fill: Option<PathBuf>,
-    rules: RulesSender,
+    forwarding: ConfigValuesSender,
 ) -> (ConfigSecret, impl Future<Output = ()> + Send + 'static) {
     let ((key, newest), (deleted, gone)) = (watch::channel(None), watch::channel(None));
     let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
-    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted, rules }, fill).await };
+    let work = async move { run(cluster.watch_secret(&name, Backoff::DAEMON), Outputs { key, deleted, forwarding }, fill).await };
     (ConfigSecret { key: newest, deleted: gone }, work)
 }
 
@@ -62,9 +61,7 @@ async fn run(events: impl Stream<Item = ObjectEvent>, outputs: Outputs, fill: Op
                 if let Some(dir) = &fill {
                     write(dir, &values);
                 }
-                if let Some(text) = values.get(targets::KEY) {
-                    target_rules::follow(&outputs.rules, text);
-                }
+                outputs.forwarding.follow(&values);
                 if let Some(key) = newest(&values) {
                     put(&outputs.key, Some(key));
                 }
@@ -89,7 +86,7 @@ fn write(dir: &Path, values: &Values) {
     if !values.keys().any(|name| conffile::is_config(name)) {
         return;
     }
-    let is_ours = |name: &str| conffile::is_config(name) || name == targets::KEY;
+    let is_ours = |name: &str| conffile::is_config(name) || config_values::KEYS.contains(&name);
     let files = values.iter().filter(|(name, _)| is_ours(name)).map(|(name, bytes)| (name.as_str(), bytes.as_ref()));
     match daemon::fill(dir, files) {
         Ok(0) => {}
@@ -121,7 +118,7 @@ mod tests {
 
     async fn key_after(events: Vec<ObjectEvent>) -> Option<String> {
         let ((key, mut receiver), (deleted, _)) = (watch::channel(None), watch::channel(None));
-        let outputs = Outputs { key, deleted, rules: target_rules::channel(None).0 };
+        let outputs = Outputs { key, deleted, forwarding: config_values::channel(None).0 };
         tokio::spawn(run(stream::iter(events).chain(stream::pending()), outputs, None));
         while timeout(Duration::from_secs(1), receiver.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
         receiver.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
@@ -164,8 +161,7 @@ mod tests {
         let two = values(&[("cap-95.hujson", "{}"), ("cap-106.hujson", r#"{"Version":"alpha0"}"#), ("../other", "x")]);
         let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#), ("deleted-device", "17")]);
         let ((key, _seen), (deleted, gone)) = (watch::channel(None), watch::channel(None));
-        let rules = target_rules::channel(None).0;
-        let outputs = || Outputs { key: key.clone(), deleted: deleted.clone(), rules: rules.clone() };
+        let outputs = || Outputs { key: key.clone(), deleted: deleted.clone(), forwarding: config_values::channel(None).0 };
         let events = |events: Vec<ObjectEvent>| run(stream::iter(events), outputs(), Some(dir.clone()));
         let ended = |work| timeout(Duration::from_secs(1), work);
         assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());

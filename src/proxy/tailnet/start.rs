@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::api::targets::TargetRules;
 use crate::edge::kube::{Cluster, StateSecret};
 use crate::model::base::netmap::NetMap;
 use crate::model::settings::{Settings, StateOut, TailnetMode};
@@ -16,18 +15,17 @@ use crate::model::tailnet::supervise::DaemonSettings;
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::tailnet::auth_key_watch;
+use crate::proxy::tailnet::config_values::{self, ConfigValues, ConfigValuesSender};
 use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
 use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, daemon};
-use crate::proxy::tailnet::target_rules;
-use crate::proxy::tailnet::target_rules::RulesSender;
 
 #[derive(Debug)]
 pub struct TailnetPart {
     /// tailscaled, if supervised.
     pub daemon: Option<DaemonHandle>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// Target policy of the reconciler.
-    pub rules: watch::Receiver<Arc<TargetRules>>,
+    /// What the reconciler's config Secret says about forwarding.
+    pub values: ConfigValues,
     /// Backups of tailscaled's state, if its state is in a Secret.
     pub copies: Option<StateCopies>,
     /// The Pod's network ends with tailscaled ([`Settings::ends_with_its_network`]).
@@ -46,16 +44,16 @@ pub struct TailnetInputs {
 impl TailnetPart {
     pub fn start(settings: &Settings, cluster: Option<&Cluster>, inputs: TailnetInputs, tasks: &mut Tasks) -> Self {
         let ends_with_network = settings.ends_with_its_network();
-        let (sender, rules) = target_rules::channel(settings.config_dir.as_deref());
+        let (sender, values) = config_values::channel(settings.config_dir.as_deref());
         match &settings.tailnet {
             TailnetMode::Tailscaled(supervised) => {
                 let (daemon, copies) = supervise(settings, supervised, cluster, (inputs, sender), tasks);
-                Self { netmap: daemon.netmap(), rules, daemon: Some(daemon), copies, ends_with_network }
+                Self { netmap: daemon.netmap(), values, daemon: Some(daemon), copies, ends_with_network }
             }
             TailnetMode::Static(path) => {
                 let (netmap, work) = super::follow_file(path);
                 tasks.run_until_stop("netmap file", work);
-                Self { daemon: None, netmap, rules, copies: None, ends_with_network }
+                Self { daemon: None, netmap, values, copies: None, ends_with_network }
             }
         }
     }
@@ -97,12 +95,12 @@ fn supervise(
     settings: &Settings,
     supervised: &DaemonSettings,
     cluster: Option<&Cluster>,
-    (TailnetInputs { writes, advertise }, rules): (TailnetInputs, RulesSender),
+    (TailnetInputs { writes, advertise }, values): (TailnetInputs, ConfigValuesSender),
     tasks: &mut Tasks,
 ) -> (DaemonHandle, Option<StateCopies>) {
     let (keys, deleted) = match (cluster, &settings.pod.name) {
         (Some(cluster), Some(pod)) => {
-            let (secret, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned), rules);
+            let (secret, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned), values);
             tasks.run_until_stop("config Secret", work);
             (secret.key, Some(secret.deleted))
         }

@@ -18,6 +18,7 @@ mod hostile;
 mod namesakes;
 mod pod_secrets;
 mod proxy_names;
+mod siblings;
 mod target_policy;
 mod upgrade;
 mod variants;

@@ -9,11 +9,12 @@ mod outages;
 mod watch;
 
 /// Scenarios that run in this order, and in a soak in random order.
-pub(super) const REPEATABLE: [Scenario; 11] = [
+pub(super) const REPEATABLE: [Scenario; 12] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
     ("a replica killed", faults::a_killed_replica_is_left_out_once_kubernetes_sees_it),
+    ("a container killed", faults::a_killed_container_passes_new_connections_to_its_sibling),
     ("a supervisor that crashes", faults::a_supervisor_that_crashes_is_not_noticed),
     ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
     ("no reconciler", outages::targets_move_without_a_reconciler),

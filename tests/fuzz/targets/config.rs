@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use tailyard::api::siblings::Siblings;
 use tailyard::api::targets::TargetRules;
 use tailyard::model::base::net::{Family, InterfaceName};
 use tailyard::model::config::{EgressConfig, IngressConfig};
@@ -26,6 +27,10 @@ fuzz_target!(|data: &[u8]| {
         }
         if let Ok(rules) = serde_json::from_slice::<TargetRules>(bytes) {
             world.targets.rules = Arc::new(rules);
+        }
+        if let Ok(siblings) = serde_json::from_slice::<Siblings>(bytes) {
+            world.pod_ips = siblings.iter().copied().take(2).collect();
+            world.siblings = Arc::new(siblings);
         }
         let planned = Planned::new(&world);
         let rules = &world.targets.rules;

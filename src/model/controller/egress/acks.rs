@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::api::egress;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::Observed;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState, pod_addresses};
 use crate::model::controller::workload::readiness::{TIMEOUT, elapsed, readiness};
 
 /// Acknowledgements of a group's replicas.
@@ -139,9 +139,7 @@ pub fn is_from_pod(status: &egress::EgressStatus, pod: &Pod) -> bool {
 
 /// Whether these are the addresses of the Pod.
 pub(crate) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
-    let Some(pod) = pod.status.as_ref() else { return false };
-    let listed = pod.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
-    let addresses: BTreeSet<IpAddr> = listed.chain(pod.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect();
+    let addresses = pod_addresses(pod);
     let says = |ip: &IpAddr| {
         let text = if ip.is_ipv4() { ipv4 } else { ipv6 };
         text.parse() == Ok(*ip)

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::condition::reason;
 use crate::api::names;
+use crate::api::siblings::Siblings;
 use crate::api::targets::TargetRules;
 use crate::model::controller::workload::actions::{ConfigDraft, ControlAction, Delete, end_of_device};
 use crate::model::controller::workload::auth_keys::{KeyDecision, ReplicaLogin, decide};
@@ -22,10 +23,11 @@ use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig};
+use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, pod_addresses};
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
 use crate::model::controller::workload::readiness::elapsed;
+use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::target_rules;
 
 /// Time after the end of a Pod's grace period in which its node reports that it is gone, unless the node is lost.
@@ -48,6 +50,7 @@ struct ReplicaInputs<'a> {
     /// `None`: another writer decides it.
     advertised: Option<&'a ReplicaAdvertisement>,
     targets: Option<&'a TargetRules>,
+    siblings: Option<&'a Siblings>,
 }
 
 /// Plans the Secrets of every desired replica, by ordinal: static endpoints, and what is advertised if the reconciler decides it.
@@ -59,6 +62,7 @@ pub(crate) fn secrets<'a>(
 ) -> PlanPart<'a> {
     let mut work = pass.part();
     let (none, targets) = (ObservedReplica::default(), target_rules::rules(pass, shape));
+    let siblings = siblings(pass, shape);
     for ordinal in 0..shape.spec.replicas {
         work.want(state(&shape.owner, ordinal));
         if work.foreign(&state_ref(&shape.owner, ordinal)) {
@@ -79,6 +83,7 @@ pub(crate) fn secrets<'a>(
             endpoints: endpoints.get(&ordinal),
             advertised: advertised.and_then(|all| all.get(&ordinal)),
             targets: targets.as_ref(),
+            siblings: siblings.as_ref(),
         };
         config(&mut work, shape, ordinal, replica, &inputs);
     }
@@ -91,8 +96,8 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let recorded = replica.device();
     let mint = config.and_then(|config| config.mint.clone());
     let deleted = device_records::deleted(work, ordinal, replica);
-    let (device, targets) = (recorded.cloned(), inputs.targets.cloned());
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, targets, deleted };
+    let (device, targets, siblings) = (recorded.cloned(), inputs.targets.cloned(), inputs.siblings.cloned());
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device, mint, targets, siblings, deleted };
     let state = replica.state.as_deref();
     let key = config.and_then(ReplicaConfig::auth_key);
     let due = (shape.stock() || replica.pod.is_some()) && !awaits_report(work, ordinal, replica);
@@ -120,6 +125,16 @@ fn config(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal: u32, repl
     let draft = draft(work, shape, ReplicaSecret { device: None, deleted: None, ..secret });
     let draft = Box::new(ConfigDraft { tags: tags.clone(), previous, ..draft });
     work.plan.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+}
+
+/// Addresses of the replicas of an egress group that do not leave; `None` for Pods that do not read them.
+fn siblings(pass: &Pass<'_>, shape: &RenderContext<'_>) -> Option<Siblings> {
+    if shape.spec.role != Role::EgressGroup || shape.stock() {
+        return None;
+    }
+    let pods = pass.observed.replicas.values().filter_map(|replica| replica.pod.as_ref());
+    let addresses = pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()).flat_map(|pod| pod_addresses(pod));
+    Some(Siblings::new(addresses))
 }
 
 /// Whether a first key waits for the report of a Pod that is older than its config Secret: the record was deleted, and the Pod most likely has

@@ -24,6 +24,10 @@ pub enum Set {
     Traffic(Proto),
     /// Ports of the Pod itself.
     Reserved,
+    /// Address of the Pod → sibling replica that gets its flows while its tunnel is closed.
+    Fallback(Family),
+    /// Addresses of the Pod with a fallback, and of its sibling replicas.
+    Replica(Family),
     /// L3 address → target, of one [`PacketSide`].
     Host(PacketSide, Family),
     /// L3 addresses with several targets.
@@ -80,7 +84,7 @@ pub struct Edits {
 
 impl Set {
     /// All of them, in order.
-    pub const ALL: [Self; 26] = {
+    pub const ALL: [Self; 30] = {
         use Family::{V4, V6};
         use PacketSide::{Cluster, Tailnet};
         [
@@ -94,6 +98,10 @@ impl Set {
             Self::Traffic(Proto::Tcp),
             Self::Traffic(Proto::Udp),
             Self::Reserved,
+            Self::Fallback(V4),
+            Self::Fallback(V6),
+            Self::Replica(V4),
+            Self::Replica(V6),
             Self::Host(Cluster, V4),
             Self::Host(Cluster, V6),
             Self::Host(Tailnet, V4),
@@ -128,6 +136,10 @@ impl Set {
             Self::Traffic(Proto::Tcp) => "traffic-tcp",
             Self::Traffic(Proto::Udp) => "traffic-udp",
             Self::Reserved => "reserved",
+            Self::Fallback(V4) => "fallback4",
+            Self::Fallback(V6) => "fallback6",
+            Self::Replica(V4) => "replica4",
+            Self::Replica(V6) => "replica6",
             Self::Host(Cluster, V4) => "pod4",
             Self::Host(Cluster, V6) => "pod6",
             Self::Host(Tailnet, V4) => "vip4",
@@ -159,18 +171,18 @@ impl Set {
             Self::PortSlot(V4) => "typeof meta l4proto . th dport . ct mark : ip daddr . th dport",
             Self::PortSlot(V6) => "typeof meta l4proto . th dport . ct mark : ip6 daddr . th dport",
             Self::Traffic(_) => "type inet_service",
-            Self::Host(_, V4) => "typeof ip daddr : ip daddr",
-            Self::Host(_, V6) => "typeof ip6 daddr : ip6 daddr",
+            Self::Host(_, V4) | Self::Fallback(V4) => "typeof ip daddr : ip daddr",
+            Self::Host(_, V6) | Self::Fallback(V6) => "typeof ip6 daddr : ip6 daddr",
             Self::HostSlot(_, V4) => "typeof ip daddr . ct mark : ip daddr",
             Self::HostSlot(_, V6) => "typeof ip6 daddr . ct mark : ip6 daddr",
-            Self::HostMany(_, V4) | Self::HostNone(_, V4) => "typeof ip daddr",
-            Self::HostMany(_, V6) | Self::HostNone(_, V6) => "typeof ip6 daddr",
+            Self::HostMany(_, V4) | Self::HostNone(_, V4) | Self::Replica(V4) => "typeof ip daddr",
+            Self::HostMany(_, V6) | Self::HostNone(_, V6) | Self::Replica(V6) => "typeof ip6 daddr",
         }
     }
 
     /// Whether its elements have values.
     pub fn is_map(self) -> bool {
-        matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Host(..) | Self::HostSlot(..))
+        matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Fallback(_) | Self::Host(..) | Self::HostSlot(..))
     }
 
     pub fn counts(self) -> bool {
@@ -190,6 +202,9 @@ pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
         for (ip, targets) in map {
             host(&mut list, side, *ip, targets);
         }
+    }
+    for (own, siblings) in &ruleset.siblings {
+        fallback(&mut list, *own, siblings);
     }
     list.sort_unstable();
     list.dedup();
@@ -216,6 +231,13 @@ pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
                 if let Some(targets) = targets {
                     host(list, side, *ip, targets);
                 }
+            }
+        }
+    }
+    for (own, Edit { before, after }) in &delta.siblings {
+        for (list, siblings) in [(&mut old, before), (&mut new, after)] {
+            if let Some(siblings) = siblings {
+                fallback(list, *own, siblings);
             }
         }
     }
@@ -262,6 +284,15 @@ fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr
             }));
         }
     }
+}
+
+/// The sibling after this replica gets its flows, in the order of their addresses: each replica is the fallback of one other.
+fn fallback(list: &mut Vec<Element>, own: IpAddr, siblings: &[IpAddr]) {
+    let family = Family::of(own);
+    let Some(next) = siblings.iter().find(|ip| **ip > own).or(siblings.first()) else { return };
+    list.push(Element { set: Set::Fallback(family), key: ElementKey::Host(own), value: Some(Value::Address(*next)) });
+    let replica = |ip: &IpAddr| Element { set: Set::Replica(family), key: ElementKey::Host(*ip), value: None };
+    list.extend(siblings.iter().chain([&own]).map(replica));
 }
 
 /// Every slot with its target; empty without targets.

@@ -31,6 +31,23 @@ pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage
     report("a replica killed", killed, removed_at, &load_report);
 }
 
+/// The first process of the container is killed, and tailscaled with it; the Pod's network goes on.
+pub(crate) fn a_killed_container_passes_new_connections_to_its_sibling(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let load = whole::load(cluster, "container", Some(&whole::free_node(cluster, "eg")), &[]);
+    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    // The container's first process has the lowest number; the pause container's has another name.
+    let first = pods::processes(&uid, Some("tailyard")).into_iter().min().expect("a first process");
+    kill(Pid::from_raw(first), Signal::SIGKILL).expect("killed");
+    eventually("another tailscaled", DEADLINE, || pods::processes(&uid, Some("tailyard")).into_iter().min().filter(|pid| *pid != first));
+    whole::settled(cluster);
+    let load_report = load.end();
+    println!("a container killed: {load_report}");
+    load_report.assert_no_failures("a container killed");
+    let p99 = load_report.connect_p99();
+    assert!(p99 < Duration::from_millis(900), "a SYN that is lost is sent again after a second: {p99:?}");
+}
+
 pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
     let cluster = &stage.cluster;
     let load = whole::load(cluster, "crash", None, &["--active", "8"]);
@@ -101,13 +118,7 @@ pub(crate) fn a_replica_without_pod_network_is_left_out_until_it_is_reached_agai
     let begin = SystemTime::now();
     node.cut_pods();
     let removed_at = endpoints.without(lost);
-    // Longer than a kubelet needs to restore a condition.
-    let end = removed_at + SPREAD + Duration::from_secs(15);
-    let mut returns = 0;
-    eventually("30 seconds without it", DEADLINE, || {
-        returns += u32::from(endpoints.has(lost));
-        (SystemTime::now() > end).then_some(())
-    });
+    let restored = endpoints.seen_until(lost, removed_at + SPREAD + Duration::from_secs(15));
     let node_is_ready = cluster.kubectl(&["get", "node", &away, "-o", r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#]);
     let repaired = SystemTime::now();
     node.join_pods();
@@ -116,9 +127,12 @@ pub(crate) fn a_replica_without_pod_network_is_left_out_until_it_is_reached_agai
     cluster.wait(&["-n", NAMESPACE, "--for=condition=Ready", &format!("pod/{lost}")]);
     whole::settled(cluster);
     let load_report = load.end();
-    println!("a dead Pod network: seen as an endpoint {returns} times while it was cut off; returned after {back:?}");
+    let restored: Vec<Duration> = restored.iter().map(|[from, to]| to.duration_since(*from).unwrap_or_default()).collect();
+    println!("a dead Pod network: an endpoint for {restored:?} while it was cut off; returned after {back:?}");
     report("a dead Pod network", begin, removed_at, &load_report);
-    assert_eq!((returns, node_is_ready.as_str()), (0, "True"));
+    assert_eq!(node_is_ready, "True");
+    // A kubelet that restores the condition before it has delivered the note: docs/failures.md.
+    assert!(restored.iter().sum::<Duration>() < Duration::from_secs(3), "on a busy machine: {restored:?}");
     assert!(back < Duration::from_secs(10), "on a busy machine: {back:?}");
 }
 
@@ -197,6 +211,23 @@ impl<'a> Endpoints<'a> {
     /// Whether a slice has a replica as a ready endpoint.
     fn has(&self, replica: &str) -> bool {
         self.0.values().values().any(|ready| ready.contains(replica))
+    }
+
+    /// Periods until then in which a slice has a replica as a ready endpoint.
+    fn seen_until(&self, replica: &str, end: SystemTime) -> Vec<[SystemTime; 2]> {
+        let mut periods: Vec<[SystemTime; 2]> = Vec::new();
+        let mut was_ready = false;
+        eventually("the end", DEADLINE, || {
+            let (now, is_ready) = (SystemTime::now(), self.has(replica));
+            match periods.last_mut().filter(|_| was_ready) {
+                Some(period) => period[1] = now,
+                None if is_ready => periods.push([now, now]),
+                None => {}
+            }
+            was_ready = is_ready;
+            (now > end).then_some(())
+        });
+        periods
     }
 
     /// Time at which no slice has a replica as a ready endpoint any more.

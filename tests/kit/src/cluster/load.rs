@@ -148,6 +148,11 @@ impl LoadReport {
         self.summary()["flows"]["reset"].as_u64().expect("a count")
     }
 
+    /// 99th percentile of the time until a connection is open.
+    pub fn connect_p99(&self) -> Duration {
+        Duration::from_secs_f64(self.summary()["connect"]["p99_ms"].as_f64().expect("a time") / 1000.0)
+    }
+
     /// Number of long-lived connections without answers.
     pub fn hung(&self) -> u64 {
         self.summary()["flows"]["hung"].as_u64().expect("a count")

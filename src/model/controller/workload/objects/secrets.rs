@@ -4,8 +4,9 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Map, Value};
 
+use crate::api::siblings::Siblings;
 use crate::api::targets::TargetRules;
-use crate::api::{names, targets};
+use crate::api::{names, siblings, targets};
 use crate::model::controller::workload::identity::{DeviceId, DeviceRecord, KeyId, KeyMint};
 use crate::model::controller::workload::objects::{Kind, Manifest, ObjectRef, Owner};
 
@@ -22,6 +23,8 @@ pub struct ReplicaSecret {
     pub mint: Option<KeyMint>,
     /// Target policy, for an image that reads it.
     pub targets: Option<TargetRules>,
+    /// Addresses of the group's replicas, for one that may pass flows to another.
+    pub siblings: Option<Siblings>,
     /// Its device, if that was deleted at the control plane.
     pub deleted: Option<DeviceId>,
 }
@@ -49,8 +52,10 @@ impl ReplicaSecret {
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
         let deleted = self.deleted.as_ref().map(|id| (names::DELETED_DEVICE_KEY.to_owned(), ByteString(id.as_str().into())));
-        let rules = self.targets.iter().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
-        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).chain(rules).collect();
+        let rules = self.targets.as_ref().map(|rules| (targets::KEY.to_owned(), ByteString(serde_json::to_vec(rules).unwrap_or_default())));
+        let siblings =
+            self.siblings.as_ref().map(|all| (siblings::KEY.to_owned(), ByteString(serde_json::to_vec(all).unwrap_or_default())));
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into_iter().chain(deleted).chain(rules).chain(siblings).collect();
         Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
     }
 }
