@@ -20,8 +20,8 @@ const SIZES: [u32; 3] = [100, 10_000, 50_000];
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("nftables: everything from nothing, and one change");
     for mappings in args.sizes(&SIZES) {
-        let plan = |elsewhere| -> Result<Planned> {
-            let config = EgressConfig::parse(&world::config(mappings, elsewhere)?)?;
+        let plan = |moved| -> Result<Planned> {
+            let config = EgressConfig::parse(&world::config(mappings, moved)?)?;
             Ok(Planned::new(&world::with(&world::world(), config)))
         };
         let (before, after) = (plan(None)?.ruleset, plan(Some(3))?.ruleset);

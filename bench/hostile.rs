@@ -89,7 +89,7 @@ async fn latency(stage: &Stage, services: usize, sheet: &mut Sheet) -> Result<()
     stage.quiet(&running).await;
     let secrets = secrets(stage, "x").await;
     let tenant = async |from: usize| tenant(stage, &probed, from..from + services).await;
-    let alone = observe(sheet, "no attack", tenant(0).await?);
+    let without_attack = observe(sheet, "no attack", tenant(0).await?);
     let packed = gzip::pack(&ports(ELEMENTS / 2 - 10))?;
     let states =
         [("200,000 elements", BTreeMap::from([(egress::KEY_COMPRESSED, ByteString(packed))])), ("the largest Secret", expensive()?)];
@@ -104,7 +104,12 @@ async fn latency(stage: &Stage, services: usize, sheet: &mut Sheet) -> Result<()
         let rate = f64::from(writes.get()) / begun.elapsed().as_secs_f64();
         sheet.add(format!("writes of the Pod in a second, {state}"), "", vec![rate], None);
         let p99 = observe(sheet, state, attacked);
-        sheet.add(format!("p99 of a Service of another tenant, {state}: more than without"), "ms", vec![p99 - alone], Some("≤ 1000"));
+        sheet.add(
+            format!("p99 of a Service of another tenant, {state}: more than without"),
+            "ms",
+            vec![p99 - without_attack],
+            Some("≤ 1000"),
+        );
     }
     sheet.add("pauses of failover", "", vec![pauses(&running)], Some("≤ 0"));
     Ok(())
@@ -130,7 +135,7 @@ fn observe(sheet: &mut Sheet, beside: &str, Tenant { taken, requests, gap }: Ten
 /// Creates Services of another tenant, each when it is due; returns the time until each has a child, and the longest gap of probes.
 async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Result<Tenant> {
     let users = Users::watch(stage.users(), |number| format!("100.64.0.{}", number % 250));
-    let mut news = watcher(stage.here::<Service>(), watcher::Config::default()).default_backoff().applied_objects().boxed();
+    let mut changes = watcher(stage.here::<Service>(), watcher::Config::default()).default_backoff().applied_objects().boxed();
     let (unanswered, mut taken, mut requests) = (RefCell::new(BTreeMap::new()), Vec::new(), Vec::new());
     let gap = || probed.iter().map(Health::longest_gap).max().unwrap_or_default();
     gap();
@@ -146,7 +151,7 @@ async fn tenant(stage: &Stage, probed: &[Health], numbers: Range<usize>) -> Resu
     };
     let hear = async {
         while taken.len() < numbers.len() {
-            let child = timeout(PATIENCE, news.try_next()).await.context("no answer")??.context("the watch ended")?;
+            let child = timeout(PATIENCE, changes.try_next()).await.context("no answer")??.context("the watch ended")?;
             let parent = child.labels().get("tailscale.com/parent-resource");
             let answered = parent.and_then(|parent| unanswered.borrow_mut().remove(parent));
             taken.extend(answered.map(|due: Instant| ms(due.elapsed())));

@@ -92,7 +92,7 @@ fn main() -> Result<ExitCode> {
         args.chosen().iter().for_each(|benchmark| println!("{}", benchmark.name()));
         return Ok(ExitCode::SUCCESS);
     }
-    if args.alone { alone(&args) } else { suite(&args) }
+    if args.isolated { run_isolated(&args) } else { suite(&args) }
 }
 
 /// Runs the selected benchmarks one after the other, each in a process of its own, independently of earlier failures.
@@ -116,7 +116,7 @@ fn suite(args: &Args) -> Result<ExitCode> {
 }
 
 /// Runs one benchmark in this process, which ends with the one that started it.
-fn alone(args: &Args) -> Result<ExitCode> {
+fn run_isolated(args: &Args) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL)?;
     let [benchmark] = args.chosen()[..] else { bail!("--{ALONE} is for one benchmark") };
     let (place, measure) = question(benchmark);

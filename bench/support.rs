@@ -55,7 +55,7 @@ pub(crate) struct Args {
     pub(crate) rounds: Option<usize>,
     /// Run the one named benchmark in this process
     #[arg(long = ALONE, hide = true)]
-    pub(crate) alone: bool,
+    pub(crate) isolated: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,

@@ -33,16 +33,16 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 async fn measure(stage: &Stage, nodes: usize, services: usize, sheet: &mut Sheet) -> Result<()> {
     stage.group("g", 0).await;
-    let alone = resident(stage, "alone").await?;
+    let one_group = resident(stage, "alone").await?;
     make(&stage.all::<Node>(), nodes, node).await?;
     make(&stage.users(), services, service).await?;
     make(&Api::<EndpointSlice>::namespaced(stage.client.clone(), kit::reconciler::USERS), services, slice).await?;
     let beside = resident(stage, "beside").await?;
     let of = format!("{nodes} Nodes, {services} Services and EndpointSlices of others");
-    sheet.add("resident, with one group alone", "MB", vec![alone.resident], None);
+    sheet.add("resident, with one group alone", "MB", vec![one_group.resident], None);
     sheet.add(format!("resident, {of}"), "MB", vec![beside.resident], Some("≤ 100"));
     sheet.add(format!("the most resident while it starts, {of}"), "MB", vec![beside.most], None);
-    sheet.add(format!("processor time of its start, {of}"), "ms", vec![ms(beside.processor.saturating_sub(alone.processor))], None);
+    sheet.add(format!("processor time of its start, {of}"), "ms", vec![ms(beside.processor.saturating_sub(one_group.processor))], None);
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Users {
     services: Api<Service>,
     content: Content,
     is_ready: fn(&Service) -> bool,
-    news: BoxStream<'static, watcher::Result<Service>>,
+    changes: BoxStream<'static, watcher::Result<Service>>,
     ready: BTreeSet<String>,
 }
 
@@ -50,8 +50,8 @@ impl Users {
     }
 
     fn with(services: Api<Service>, content: Content, is_ready: fn(&Service) -> bool) -> Self {
-        let news = watcher(services.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
-        Self { services, content, is_ready, news, ready: BTreeSet::new() }
+        let changes = watcher(services.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
+        Self { services, content, is_ready, changes, ready: BTreeSet::new() }
     }
 
     /// Makes the Services of these numbers, of a group; standalone ones are of a class.
@@ -89,7 +89,7 @@ impl Users {
 
     /// The next change of a Service.
     async fn hear(&mut self, patience: Duration) -> Result<Service> {
-        let service = tokio::time::timeout(patience, self.news.next()).await.context("no news")?.context("the watch ended")??;
+        let service = tokio::time::timeout(patience, self.changes.next()).await.context("no news")?.context("the watch ended")??;
         if (self.is_ready)(&service) {
             self.ready.insert(service.name_any());
         } else {

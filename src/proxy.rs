@@ -57,14 +57,14 @@ impl ProxyError {
 /// Runs a replica until a stop is requested and it has drained.
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::default();
-    let (leaver, leave) = tasks::stop();
+    let (leaver, shutdown) = tasks::stop();
     tasks.run_until_stop("signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(settings.kube.as_ref()).await;
     let election = settings.active_lease.as_ref().zip(cluster.clone());
     let standby = election.map(|(lease, cluster)| Standby::start(cluster, lease, &mut tasks));
     if let Some(standby) = &standby
-        && !standby.wait(settings.http, &tasks, &leave).await
+        && !standby.wait(settings.http, &tasks, &shutdown).await
     {
         return Ok(());
     }
@@ -72,18 +72,18 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     if let (Some(standby), Some(daemon)) = (&standby, &replica.tailnet.daemon) {
         let daemon = daemon.clone();
         let kill = async move { daemon.stop(Duration::ZERO).await };
-        tasks.spawn("fence", standby.fence(kill, leave.clone(), tasks.stop()));
+        tasks.spawn("fence", standby.fence(kill, shutdown.clone(), tasks.stop()));
     }
-    let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, leave.clone(), &tasks));
+    let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, shutdown.clone(), &tasks));
     http::start(&mut tasks, &replica.settings, &sources);
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {
-        leave.requested().await;
-        if !leave.is_requested() || (stop.is_requested() && replica.settings.init.is_some()) {
+        shutdown.requested().await;
+        if !shutdown.is_requested() || (stop.is_requested() && replica.settings.init.is_some()) {
             // A crash: the next process adopts tailscaled, ruleset and flows.
             return;
         }
-        replica.leave(cluster.as_ref(), &leave).await;
+        replica.shut_down(cluster.as_ref(), &shutdown).await;
         if let Some(standby) = standby {
             standby.release().await;
         }

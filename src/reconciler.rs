@@ -69,7 +69,7 @@ pub enum ReconcilerError {
 /// Runs until stopped.
 pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let mut tasks = Tasks::default();
-    let (leaver, leave) = tasks::stop();
+    let (leaver, shutdown) = tasks::stop();
     tasks.run_until_stop("signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
@@ -115,7 +115,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     tasks.run_forever("lease", election.hold(watch::channel(Some(())).1, publish, finished(workers_done)));
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
-        leave.requested().await;
+        shutdown.requested().await;
         queue.close();
         stopper.stop();
     });

@@ -79,8 +79,8 @@ impl Node {
         let begun = Instant::now();
         for number in [0, count / 2, count - 1] {
             while !self.answers(number)? {
-                ensure!(begun.elapsed() < PATIENCE, "Service {number} of {count} does not answer; kube-proxy said:\n{}", self.said());
-                ensure!(self.proxy.try_wait()?.is_none(), "kube-proxy ended:\n{}", self.said());
+                ensure!(begun.elapsed() < PATIENCE, "Service {number} of {count} does not answer; kube-proxy said:\n{}", self.log());
+                ensure!(self.proxy.try_wait()?.is_none(), "kube-proxy ended:\n{}", self.log());
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }
@@ -96,7 +96,7 @@ impl Node {
             if processor_time(self.proxy.id())?.saturating_sub(before) < RESTING {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < PATIENCE, "kube-proxy finds no rest:\n{}", self.said());
+            ensure!(begun.elapsed() < PATIENCE, "kube-proxy finds no rest:\n{}", self.log());
         }
     }
 
@@ -131,7 +131,7 @@ impl Node {
         }
     }
 
-    fn said(&self) -> String {
+    fn log(&self) -> String {
         std::fs::read_to_string(self.cluster.path("kube-proxy.log")).unwrap_or_default()
     }
 }

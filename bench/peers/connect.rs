@@ -32,8 +32,8 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
     let mut limit = Route::new(direct(stage, DIALLED));
     for size in sizes {
-        let able = |pod: &&mut Pod<'_>| pod.system.takes_part(*size);
-        let mut measured = pods.iter_mut().filter(able).map(|pod| Measured::begin(stage, pod, *size)).collect::<Result<Vec<_>>>()?;
+        let takes_part = |pod: &&mut Pod<'_>| pod.system.takes_part(*size);
+        let mut measured = pods.iter_mut().filter(takes_part).map(|pod| Measured::begin(stage, pod, *size)).collect::<Result<Vec<_>>>()?;
         let before = limit.rates.len();
         for _ in 0..args.repetitions(5) {
             for way in measured.iter_mut().map(|measured| &mut measured.way).chain([&mut limit]) {

@@ -121,8 +121,8 @@ fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Res
     while works.is_none() && !pod.container()?.ended() && begun.elapsed() < LIMIT {
         works = live(stage, pod, &sample(size), stands, Duration::from_secs(1)).ok();
     }
-    let said = pod.container()?.output();
-    if let Some(last) = said.lines().rfind(|line| line.contains(FATAL)).filter(|_| works.is_none()) {
+    let output = pod.container()?.output();
+    if let Some(last) = output.lines().rfind(|line| line.contains(FATAL)).filter(|_| works.is_none()) {
         println!("{} with {size} services does not work: {last}", pod.system.name);
     }
     let works = if works.is_some() { 1.0 } else { 0.0 };

@@ -220,15 +220,15 @@ async fn measure(sites: [Site; 2], rounds: usize, sheet: &mut Sheet) -> Result<(
         add(sheet, &format!("{what} through the tailnet, our replica"), ours);
         add(sheet, &format!("{what} through the tailnet, the stock proxy"), theirs);
         sheet.add(format!("rate of {what} through the tailnet to the stock proxy's"), "ratio", ratios(&rates(ours), &rates(theirs)), None);
-        for (whose, slices) in [("our replica", ours), ("the stock proxy", theirs)] {
+        for (proxy, slices) in [("our replica", ours), ("the stock proxy", theirs)] {
             let failed = slices.iter().map(|slice| slice.failed).sum();
-            sheet.add(format!("{what} through the tailnet, {whose}: failed"), "count", vec![count(failed)], None);
+            sheet.add(format!("{what} through the tailnet, {proxy}: failed"), "count", vec![count(failed)], None);
         }
         ensure!(ours.iter().chain(theirs).all(|slice| slice.rate > 0.0), "{what}: none was made");
     }
-    for (whose, failed) in [("our replica", failed[0]), ("the stock proxy", failed[1])] {
+    for (proxy, failed) in [("our replica", failed[0]), ("the stock proxy", failed[1])] {
         for (how, step) in [("no connection", Step::Tcp), ("connected, no TLS", Step::Tls)] {
-            let what = format!("handshakes through the tailnet, {whose}: failed, {how}");
+            let what = format!("handshakes through the tailnet, {proxy}: failed, {how}");
             sheet.add(what, "count", vec![count(failed[step as usize])], None);
         }
     }

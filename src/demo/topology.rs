@@ -49,7 +49,7 @@ impl Topology {
         let mut made = Self { client: Namespace::make()?, tailnet: Namespace::make()?, replicas: Vec::new(), targets: Vec::new() };
         switch(&made.client, "pods", POD_MTU)?;
         switch(&made.tailnet, "tailnet", TAILNET_MTU)?;
-        give(&made.client, "pods", pod_nets(1))?;
+        add_addresses(&made.client, "pods", pod_nets(1))?;
         for number in 0..replicas {
             let site = DemoSite {
                 namespace: Namespace::make()?,
@@ -58,14 +58,14 @@ impl Topology {
             };
             connect(&made.client, "pods", &site.namespace, "eth0", number, POD_MTU)?;
             connect(&made.tailnet, "tailnet", &site.namespace, "ts0", number, TAILNET_MTU)?;
-            give(&site.namespace, "eth0", pod_nets(10 + number))?;
-            give(&site.namespace, "ts0", tailnet_nets(FIRST_REPLICA + number))?;
+            add_addresses(&site.namespace, "eth0", pod_nets(10 + number))?;
+            add_addresses(&site.namespace, "ts0", tailnet_nets(FIRST_REPLICA + number))?;
             made.replicas.push(site);
         }
         for number in 0..targets {
             let site = DemoSite { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(FIRST_TARGET + number)), pod: None };
             connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, TAILNET_MTU)?;
-            give(&site.namespace, "ts0", tailnet_nets(FIRST_TARGET + number))?;
+            add_addresses(&site.namespace, "ts0", tailnet_nets(FIRST_TARGET + number))?;
             made.targets.push(site);
         }
         Ok(made)
@@ -152,7 +152,7 @@ fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number
     Ok(there??)
 }
 
-fn give(namespace: &Namespace, link: &str, nets: [IpNet; 2]) -> Result<(), DemoError> {
+fn add_addresses(namespace: &Namespace, link: &str, nets: [IpNet; 2]) -> Result<(), DemoError> {
     let link: InterfaceName = link.parse()?;
     let given = namespace.block_on(|| {
         build(async move |b| {

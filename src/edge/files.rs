@@ -94,12 +94,12 @@ pub fn remove(path: &Path) -> Result<(), FilesError> {
 
 /// As [`replace`], with this mode. Blocks.
 fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".new");
-    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&aside)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(&aside, path)
+    fs::rename(&temporary, path)
 }
 
 /// Target of `..data`; `None` for a plain directory.

@@ -113,16 +113,16 @@ impl Nft {
         self.run("keep back packets outside the tunnel", text).await
     }
 
-    /// Drops new connections from the tailnet, until the disco mute is turned off ([`nft::shut`]).
-    pub async fn shut(&self, interface: &InterfaceName) -> Result<(), NftError> {
-        self.run("drop new connections", nft::shut(interface)).await
+    /// Drops new connections from the tailnet, until the disco mute is turned off ([`nft::drop_new_connections`]).
+    pub async fn drop_new_connections(&self, interface: &InterfaceName) -> Result<(), NftError> {
+        self.run("drop new connections", nft::drop_new_connections(interface)).await
     }
 
-    /// [`Self::shut`], unless our table exists; returns whether it does not.
-    pub async fn shut_without_table(&self, interface: &InterfaceName) -> Result<bool, NftError> {
+    /// [`Self::drop_new_connections`], unless our table exists; returns whether it does not.
+    pub async fn drop_new_connections_without_table(&self, interface: &InterfaceName) -> Result<bool, NftError> {
         let absent = self.blocking(NftSocket::absent).await?;
         if absent {
-            self.shut(interface).await?;
+            self.drop_new_connections(interface).await?;
         }
         Ok(absent)
     }

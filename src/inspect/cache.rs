@@ -98,9 +98,9 @@ impl InspectCache {
             }
             WatchChange::Complete => {
                 let listed = self.listed.remove(&part).unwrap_or_default();
-                let news = self.gaps.remove(&part).is_some() | self.heard.insert(part) | (self.parts.get(&part) != Some(&listed));
+                let changed = self.gaps.remove(&part).is_some() | self.heard.insert(part) | (self.parts.get(&part) != Some(&listed));
                 self.parts.insert(part, listed);
-                news
+                changed
             }
             WatchChange::Live => false,
             WatchChange::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn list_is_applied_when_complete_and_survives_a_lost_watch() {
         let mut gathered = InspectCache::new("ts");
-        for (change, news) in [
+        for (change, changed) in [
             (WatchChange::Begin, false),
             (WatchChange::Listed(group(2)), false),
             (WatchChange::Complete, true),
@@ -167,7 +167,7 @@ mod tests {
             (WatchChange::Complete, false),
         ] {
             let label = format!("{change:?}");
-            assert_eq!(gathered.take(StatusPart::Groups, change), news, "{label}");
+            assert_eq!(gathered.take(StatusPart::Groups, change), changed, "{label}");
         }
         assert_eq!(gathered.view().groups[0].spec.replicas, Some(3));
         assert!(gathered.take(StatusPart::Groups, WatchChange::Gone(group(3))) && gathered.view().groups.is_empty());

@@ -91,13 +91,13 @@ async fn first(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gath
 
 /// Waits for a visible change and for the minimum interval, or for [`POLL_INTERVAL`].
 async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gathered: &mut InspectCache, begin: Instant) {
-    let (mut news, mut end) = (false, begin + POLL_INTERVAL);
+    let (mut redraw, mut end) = (false, begin + POLL_INTERVAL);
     loop {
         tokio::select! {
             () = sleep_until(end) => return,
-            Some((part, change)) = changes.next() => news |= gathered.take(part, change),
+            Some((part, change)) = changes.next() => redraw |= gathered.take(part, change),
         }
-        if news {
+        if redraw {
             end = end.min(begin + MIN_OUTPUT_INTERVAL);
         }
     }

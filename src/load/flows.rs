@@ -19,7 +19,7 @@ pub enum FlowUpdate {
     /// The connection is established; for UDP, the first answer was received.
     Open {
         /// The server's first line.
-        said: String,
+        greeting: String,
     },
     Answered {
         by: TargetIdentity,
@@ -83,11 +83,11 @@ async fn hold_tcp(
     let opening = async {
         let mut stream = TcpStream::connect(flow.to).await.map_err(|error| failure_of(&error))?;
         stream.set_nodelay(true).map_err(|error| failure_of(&error))?;
-        let said = protocol.open(&mut stream).await?;
-        Ok((stream, said))
+        let greeting = protocol.open(&mut stream).await?;
+        Ok((stream, greeting))
     };
-    let (mut stream, said) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| AttemptFailure::Timeout)??;
-    note(FlowUpdate::Open { said });
+    let (mut stream, greeting) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| AttemptFailure::Timeout)??;
+    note(FlowUpdate::Open { greeting });
     let (mut ticks, mut nonce) = (rhythm.ticks(), 0);
     loop {
         // A close by the peer must be detected between requests too.
@@ -141,7 +141,7 @@ async fn hold_udp(
             tries += 1;
         };
         if !std::mem::replace(&mut open, true) {
-            note(FlowUpdate::Open { said: String::new() });
+            note(FlowUpdate::Open { greeting: String::new() });
         }
         note(FlowUpdate::Answered { by, began, ended: start.elapsed() });
         if last {

@@ -52,13 +52,13 @@ impl Https {
     /// Reads enough of the body to compare it with the expected prefix.
     async fn check(&self, answer: Response<Incoming>) -> Result<TargetIdentity, AttemptFailure> {
         let right = answer.status().is_success();
-        let (mut body, mut said) = (answer.into_body(), Vec::new());
-        while said.len() < self.expected.len() {
+        let (mut body, mut received) = (answer.into_body(), Vec::new());
+        while received.len() < self.expected.len() {
             let Some(frame) = body.frame().await else { break };
             let frame = frame.map_err(|error| failed(&error))?;
-            said.extend_from_slice(frame.data_ref().map_or(&[], |data| data.as_ref()));
+            received.extend_from_slice(frame.data_ref().map_or(&[], |data| data.as_ref()));
         }
-        let greeting = greeted(&self.expected, &said);
+        let greeting = greeted(&self.expected, &received);
         if right { greeting } else { Err(AttemptFailure::WrongTarget) }
     }
 }

@@ -50,9 +50,9 @@ impl TargetProtocol {
         match self {
             Self::Identity => self.again(stream, nonce).await,
             Self::Greeting(expected) => {
-                let mut said = Vec::new();
-                stream.take(expected.len() as u64).read_to_end(&mut said).await.map_err(|error| failure_of(&error))?;
-                if said.is_empty() && !expected.is_empty() { Err(AttemptFailure::Closed) } else { greeted(expected, &said) }
+                let mut received = Vec::new();
+                stream.take(expected.len() as u64).read_to_end(&mut received).await.map_err(|error| failure_of(&error))?;
+                if received.is_empty() && !expected.is_empty() { Err(AttemptFailure::Closed) } else { greeted(expected, &received) }
             }
             Self::Https(https) => https.get(stream, aim).await,
         }
@@ -61,12 +61,12 @@ impl TargetProtocol {
     /// Opening exchange of a long-lived connection; returns the server's first line without its line end.
     pub async fn open(&self, stream: &mut TcpStream) -> Result<String, AttemptFailure> {
         let Self::Greeting(expected) = self else { return Ok(String::new()) };
-        let mut said = Vec::new();
-        while !expected.is_empty() && !said.ends_with(b"\n") && said.len() < LINE {
-            said.push(stream.read_u8().await.map_err(|error| failure_of(&error))?);
+        let mut received = Vec::new();
+        while !expected.is_empty() && !received.ends_with(b"\n") && received.len() < LINE {
+            received.push(stream.read_u8().await.map_err(|error| failure_of(&error))?);
         }
-        greeted(expected, &said)?;
-        Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+        greeted(expected, &received)?;
+        Ok(String::from_utf8_lossy(&received).trim_end().to_owned())
     }
 
     /// One request and its answer on an established connection.

@@ -46,7 +46,8 @@ pub enum Line {
 pub enum LoadEvent {
     Open {
         /// The server's first line.
-        said: String,
+        #[serde(rename = "said")]
+        greeting: String,
     },
     NotOpened(AttemptFailure),
     /// Closed or reset, or hung (`timeout`).

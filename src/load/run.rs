@@ -135,9 +135,9 @@ impl HeldConnection {
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
             let mut open = false;
             let note = |update| match update {
-                FlowUpdate::Open { said } => {
+                FlowUpdate::Open { greeting } => {
                     open = true;
-                    self.report(attempt, Some(LoadEvent::Open { said }));
+                    self.report(attempt, Some(LoadEvent::Open { greeting }));
                 }
                 FlowUpdate::Answered { .. } => self.report(attempt, None),
                 FlowUpdate::Lost => {}

@@ -64,8 +64,8 @@ impl LoadView {
 
 fn happened(what: &LoadEvent) -> String {
     match what {
-        LoadEvent::Open { said } if said.is_empty() => "established".to_owned(),
-        LoadEvent::Open { said } => format!("established: {said}"),
+        LoadEvent::Open { greeting } if greeting.is_empty() => "established".to_owned(),
+        LoadEvent::Open { greeting } => format!("established: {greeting}"),
         LoadEvent::NotOpened(failure) => format!("was not opened: {failure}"),
         LoadEvent::Ended(AttemptFailure::Timeout) => "hangs".to_owned(),
         LoadEvent::Ended(failure) => format!("ended: {failure}"),

@@ -75,7 +75,7 @@ impl Settings {
             server: AcmeServer { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
             account: AccountAt { secret, field },
             terms: OrderTerms::ACME,
-            lead: LeaseTerms { duration: issuing.away, ..LeaseTerms::CERT_LEADER },
+            lead: LeaseTerms { lease_duration: issuing.away, ..LeaseTerms::CERT_LEADER },
             state: state.cloned(),
             copy: dir.map(|dir| dir.join("certificates.json")),
         })

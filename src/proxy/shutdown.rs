@@ -36,7 +36,7 @@ const ROUTE_WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Replica {
     /// Shuts down; a second signal aborts.
-    pub async fn leave(&mut self, cluster: Option<&Cluster>, stop: &Stop) {
+    pub async fn shut_down(&mut self, cluster: Option<&Cluster>, stop: &Stop) {
         let began = Instant::now();
         let (limit, has_hook) = (self.settings.drain_timeout, self.settings.http.is_some_and(|http| http.preshutdown));
         let hook = if has_hook { drain::hook_limit(limit) } else { Duration::ZERO };
@@ -45,13 +45,13 @@ impl Replica {
         let available = drain::available(limit, deletion, hook, now).saturating_sub(began.elapsed());
         let budget = Budget::of(available, self.tailnet.daemon.is_some());
         tokio::select! {
-            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "shut down"),
+            () = self.drain(budget) => tracing::info!(took = ?began.elapsed(), "shut down"),
             () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
         }
     }
 
     /// Order of shutdown: disco mute, flows, shields-up off, state, tailscaled, end of the mute.
-    async fn leave_in_order(&mut self, budget: Budget) {
+    async fn drain(&mut self, budget: Budget) {
         tracing::info!(?budget, "draining: established connections continue, readiness is off");
         let nft = self.forwarding.nft().filter(|_| self.tailnet.daemon.is_some());
         let ledger = self.state.as_ref().map(|state| state.ledger.clone());
@@ -70,7 +70,7 @@ impl Replica {
         if let Some(ingress) = &mut self.ingress {
             ingress.reopen(REOPEN_TIMEOUT.min(budget.daemon / 2)).await;
         }
-        self.tailnet.give_back(STATE_SAVE_TIMEOUT.min(budget.daemon / 2)).await;
+        self.tailnet.save_state(STATE_SAVE_TIMEOUT.min(budget.daemon / 2)).await;
         if !muted {
             ledger.iter().for_each(record_mute_start);
         }
@@ -82,17 +82,17 @@ impl Replica {
     async fn end_flows(&mut self, budget: Budget, nft: Option<&Nft>) {
         let began = Instant::now();
         let rest = || budget.flows.saturating_sub(began.elapsed());
-        self.shut(CLOSING_PERIOD.min(budget.flows / 2)).await;
-        let gone = self.withdraw(rest()).await;
+        self.reject_new_connections(CLOSING_PERIOD.min(budget.flows / 2)).await;
+        let moved = self.withdraw(rest()).await;
         if let Some(ingress) = &mut self.ingress {
             ingress.close(rest()).await;
         }
         // Without applied rules there are no flows.
         if self.forwarding.in_use() {
-            self.forwarding.drain(rest(), &gone).await;
+            self.forwarding.drain(rest(), &moved).await;
             if self.settings.single.is_ingress()
                 && let Some(nft) = nft
-                && let Err(error) = nft.shut(&self.settings.interface).await
+                && let Err(error) = nft.drop_new_connections(&self.settings.interface).await
             {
                 tracing::debug!(
                     reason = error.reason(),
@@ -105,7 +105,7 @@ impl Replica {
 
     /// Rejects new connections for advertised services. Records recent peers concurrently, without waiting for the write: the next steps take
     /// longer.
-    async fn shut(&mut self, within: Duration) {
+    async fn reject_new_connections(&mut self, within: Duration) {
         let routed = if self.forwarding.in_use() { self.forwarding.service_addresses() } else { BTreeSet::new() };
         let recent_peers = self.state.as_ref().and_then(|state| state.recent_peers.as_ref());
         let record = async {
@@ -114,7 +114,7 @@ impl Replica {
             }
         };
         match &mut self.ingress {
-            Some(ingress) => ingress.shut(within, &routed, record).await,
+            Some(ingress) => ingress.reject_new_connections(within, &routed, record).await,
             // An unanswered look costs a handshake of the next Pod at most.
             None => drop(timeout(within, record).await),
         }

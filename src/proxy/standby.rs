@@ -70,7 +70,7 @@ impl Standby {
     }
 
     /// Waits for the Lease, and answers probes meanwhile. Returns whether it is held; false if the stop came first.
-    pub async fn wait(&self, listener: Option<HttpListener>, tasks: &Tasks, leave: &Stop) -> bool {
+    pub async fn wait(&self, listener: Option<HttpListener>, tasks: &Tasks, shutdown: &Stop) -> bool {
         let mut leading = self.leading.clone();
         let probes = async {
             if let Some(listener) = listener {
@@ -80,7 +80,7 @@ impl Standby {
         };
         tokio::select! {
             acquired = leading.wait_for(Option::is_some) => acquired.is_ok(),
-            () = leave.requested() => false,
+            () = shutdown.requested() => false,
             () = probes => false,
         }
     }
@@ -89,7 +89,7 @@ impl Standby {
     pub fn fence(
         &self,
         kill: impl Future<Output = ()> + Send + 'static,
-        leave: Stop,
+        shutdown: Stop,
         stop: Stop,
     ) -> impl Future<Output = Result<(), LeaseLost>> + Send + 'static {
         let (mut leading, armed) = (self.leading.clone(), self.fence.clone());
@@ -101,7 +101,7 @@ impl Standby {
             if let Some(fence) = armed {
                 fence.disarm();
             }
-            if !leave.is_requested() {
+            if !shutdown.is_requested() {
                 return Err(LeaseLost);
             }
             stop.requested().await;

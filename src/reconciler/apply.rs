@@ -34,8 +34,8 @@ use crate::model::controller::workload::observed::Observed;
 use services::{Versions, When};
 pub use setbacks::PartialErrors;
 
-mod ask;
 mod change_log;
+mod control_actions;
 mod services;
 mod setbacks;
 mod slices;
@@ -139,7 +139,7 @@ impl Applier {
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
             at_once(run.into_iter().map(|delete| self.delete_apart(delete, setbacks).boxed()).collect()).await?;
         }
-        let (denied, news) = self.control(observed, pass.control).await?;
+        let (denied, requeue) = self.control(observed, pass.control).await?;
         self.services(&pass.services, &versions, When::After, setbacks).await?;
         if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
             self.group_finalizers(observed, finalizers).await?;
@@ -149,7 +149,7 @@ impl Applier {
         denied
             .map_or(Ok(()), |denied| Err(denied.into()))
             .and(setbacks.end())
-            .map(|()| if news || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
+            .map(|()| if requeue || more_slices { ApplyResult::Incomplete } else { ApplyResult::Done })
     }
 
     /// Reports an API rejection in the condition of the group or standalone Service, unless reported already. Returns that of a standalone
@@ -243,7 +243,7 @@ impl Applier {
             let done = self.apply_one(key, manifest).await;
             surprised.fetch_or(matches!(done, Ok(ApplyResult::Incomplete)), Ordering::Relaxed);
             match apart {
-                Some(subject) => setbacks.aside(subject, done.map(drop)),
+                Some(subject) => setbacks.record(subject, done.map(drop)),
                 None => done.map(drop),
             }
         };
@@ -289,7 +289,7 @@ impl Applier {
         let parent = self.stores.cache().parent(&delete.object).map(service);
         let done = self.delete(delete).await;
         match parent {
-            Some(subject) => setbacks.aside(subject, done),
+            Some(subject) => setbacks.record(subject, done),
             None => done,
         }
     }

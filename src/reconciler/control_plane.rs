@@ -172,8 +172,8 @@ impl ControlPlanes {
     /// Marks a control plane as unusable.
     pub fn refused(&self, tailnet: Option<&str>, why: String) -> (ControlPlaneVerdict, bool) {
         let plane = tailnet.map_or_else(|| "The reconciler's own control plane".to_owned(), |name| format!("Tailnet {name}"));
-        let news = self.unavailable(tailnet, format!("{plane}: {why}."));
-        (ControlPlaneVerdict::Refused(why), news)
+        let changed = self.unavailable(tailnet, format!("{plane}: {why}."));
+        (ControlPlaneVerdict::Refused(why), changed)
     }
 
     /// Client for these settings: the existing one if `mark` is the same.
@@ -310,7 +310,7 @@ impl ControlPlanes {
             return Ok(());
         }
         for entry in counted {
-            limits.get_mut(&entry).map(TokenBucket::give_back);
+            limits.get_mut(&entry).map(TokenBucket::refund);
         }
         Err(Denied::TooOften { workload: key.to_string(), request, wait })
     }

@@ -23,7 +23,7 @@ use crate::runtime::queue::WorkOutcome;
 pub async fn reconcile(context: &Context) -> WorkOutcome {
     let Some(files) = &context.control.credentials else { return WorkOutcome::Done };
     let DefaultControlPlane { url, ca, .. } = &context.control;
-    let (verdict, news) = match read(files) {
+    let (verdict, changed) = match read(files) {
         Ok((credentials, mark)) => {
             let mark = digest(json!([url, mark]).to_string().as_bytes());
             let settings =
@@ -32,7 +32,7 @@ pub async fn reconcile(context: &Context) -> WorkOutcome {
         }
         Err(why) => context.controls.refused(None, why),
     };
-    if news {
+    if changed {
         if let ControlPlaneVerdict::Refused(why) = &verdict {
             tracing::warn!(url, "cannot use the default control plane: {why}");
         }

@@ -42,7 +42,7 @@ const CHANGE_INTERVAL: Duration = Duration::from_millis(300);
 /// End of a permission that does not end.
 const ENDLESS_PERIOD: Duration = Duration::from_hours(24 * 365 * 30);
 /// Pause after a request without response: it may still take effect, so another replica must not be marked before.
-const UNKNOWN_OUTCOME_WAIT: Duration = LeaseTerms::FAILOVER.duration.saturating_sub(LeaseTerms::FAILOVER.trust);
+const UNKNOWN_OUTCOME_WAIT: Duration = LeaseTerms::FAILOVER.lease_duration.saturating_sub(LeaseTerms::FAILOVER.renew_deadline);
 
 #[derive(Debug)]
 pub struct Failover {

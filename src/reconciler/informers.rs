@@ -78,8 +78,9 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
             _ => MANAGED,
         };
         // Some of them permit groups to read users' namespaces with backends.
-        let elsewhere = if kind == Kind::RoleBinding { of_users() } else { Vec::new() };
-        let namespaces: BTreeSet<_> = if elsewhere == [None] { [None].into() } else { elsewhere.into_iter().chain([here()]).collect() };
+        let of_role_bindings = if kind == Kind::RoleBinding { of_users() } else { Vec::new() };
+        let namespaces: BTreeSet<_> =
+            if of_role_bindings == [None] { [None].into() } else { of_role_bindings.into_iter().chain([here()]).collect() };
         all.extend(namespaces.into_iter().map(|namespace| watch(WatchRole::Owned(kind), namespace, Some(labels))));
     }
     all

@@ -59,13 +59,13 @@ pub async fn reconcile(context: &Context, name: &str) -> Result<WorkOutcome, Act
 
 /// Reads the credentials and tests them.
 async fn examine(context: &Context, name: &str, tailnet: &Tailnet) -> Result<ControlPlaneVerdict, ActError> {
-    let (verdict, news) = match tried(context, name, tailnet).await {
+    let (verdict, changed) = match tried(context, name, tailnet).await {
         Ok(done) => done,
         // The API server would reject a retry as well: report it to the Tailnet's owner.
         Err(error) if error.refused() => context.controls.refused(Some(name), error.to_string()),
         Err(error) => return Err(error.into()),
     };
-    if news {
+    if changed {
         wake(context, Some(name));
     }
     Ok(verdict)
@@ -84,8 +84,8 @@ async fn tried(context: &Context, name: &str, tailnet: &Tailnet) -> Result<(Cont
         }
         Err(why) => {
             let why = format!("Secret {}/{secret_name} of spec.credentials {why}", context.settings.namespace);
-            let (_, news) = context.controls.refused(Some(name), why.clone());
-            Ok((ControlPlaneVerdict::InvalidSecret(why), news))
+            let (_, changed) = context.controls.refused(Some(name), why.clone());
+            Ok((ControlPlaneVerdict::InvalidSecret(why), changed))
         }
     }
 }

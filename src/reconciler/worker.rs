@@ -91,14 +91,14 @@ impl Context {
 
     /// Logs once that a group's type is not served. Another operator may own the group, so its status is not written.
     fn log_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
-        let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
         match group.filter(|group| !self.settings.types.contains(&group.spec.type_)) {
-            Some(group) if said.insert(name.to_owned()) => {
+            Some(group) if logged.insert(name.to_owned()) => {
                 let kind = &group.spec.type_;
                 tracing::info!(group = name, ?kind, "ProxyGroup type is not managed; leaving it to the Tailscale operator");
             }
             Some(_) => {}
-            None => drop(said.remove(name)),
+            None => drop(logged.remove(name)),
         }
     }
 

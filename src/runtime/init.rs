@@ -59,7 +59,7 @@ pub fn keep(variable: &str) -> io::Result<u8> {
         };
         match next(end, crashed.map(|at| at.elapsed()), signalled) {
             Next::End(status) => return Ok(status),
-            Next::Again => (restarts, why, crashed) = (restarts + 1, said(end), Some(Instant::now())),
+            Next::Again => (restarts, why, crashed) = (restarts + 1, describe(end), Some(Instant::now())),
         }
     }
 }
@@ -102,7 +102,7 @@ fn next(end: WaitStatus, after: Option<Duration>, signalled: bool) -> Next {
     }
 }
 
-fn said(end: WaitStatus) -> String {
+fn describe(end: WaitStatus) -> String {
     match end {
         WaitStatus::Signaled(_, signal, _) => format!("signal {signal}"),
         WaitStatus::Exited(_, code) => format!("exit status {code}"),
@@ -134,6 +134,6 @@ mod tests {
         ] {
             assert_eq!(next(end, after, requested), wanted, "{end:?} {after:?} after a crash, asked: {requested}");
         }
-        assert_eq!((said(killed), said(exited(70))), ("signal SIGSEGV".to_owned(), "exit status 70".to_owned()));
+        assert_eq!((describe(killed), describe(exited(70))), ("signal SIGSEGV".to_owned(), "exit status 70".to_owned()));
     }
 }

@@ -140,10 +140,10 @@ impl<K: QueueKey> WorkItem<K> {
     }
 
     pub fn end(mut self, ended: WorkOutcome) {
-        self.give_back(ended);
+        self.finish(ended);
     }
 
-    fn give_back(&mut self, ended: WorkOutcome) {
+    fn finish(&mut self, ended: WorkOutcome) {
         self.ended = true;
         let retry = Arc::clone(&self.queue.retry);
         let now = Instant::now();
@@ -155,7 +155,7 @@ impl<K: QueueKey> WorkItem<K> {
 impl<K: QueueKey> Drop for WorkItem<K> {
     fn drop(&mut self) {
         if !self.ended {
-            self.give_back(WorkOutcome::Retry(None));
+            self.finish(WorkOutcome::Retry(None));
         }
     }
 }

@@ -173,7 +173,8 @@ fn certificate_is_renewed_at_the_suggested_time() {
 #[test]
 fn retry_after_is_respected_by_every_replica() {
     stage(&[WEB], async |mut stage| {
-        stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
+        stage.lead =
+            LeaseTerms { retry_period: Duration::from_millis(200), lease_duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
         let front = Front::start(&stage.pebble.directory(), 7200).await;
         let first = stage.replica_at(0, &[WEB], &front.directory()).await;
         first.until("refused", |state| named(state, WEB).note.failures == 1).await;
@@ -220,7 +221,8 @@ fn acme_outage_and_lost_account_only_delay_orders() {
 fn dead_replica_repeats_its_order_and_an_absent_one_is_replaced() {
     let manner = Manner { slow: 5, ..Manner::default() };
     stage_with(&[WEB, API], manner, async |mut stage| {
-        stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
+        stage.lead =
+            LeaseTerms { retry_period: Duration::from_millis(200), lease_duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
         let directory = stage.pebble.directory();
         let first = stage.replica_at(0, &[WEB], &directory).await;
         first.until("it orders", |state| named(state, WEB).note.by == "g-0").await;

@@ -74,7 +74,7 @@ fn l4_service_is_advertised_when_mapped_and_withdrawn_before_exit() {
     // One member leaves under load. It accepts no new connections before the address moves, and open ones may finish: so none is cut.
     let (mut attempts, mut failed) = (0, Vec::new());
     thread::scope(|scope| {
-        let leaving = scope.spawn(|| one.leave());
+        let leaving = scope.spawn(|| one.shut_down());
         while !leaving.is_finished() || attempts < 50 {
             attempts += 1;
             if let Err(fault) = client.node.ask_tcp(at, PATIENCE) {
@@ -121,11 +121,11 @@ fn replica_killed_with_shields_up_accepts_again_and_remembers_peers() {
     eventually("an answer through the service", DEADLINE, || client.node.ask_tcp(at, TRY).ok());
 
     let has_recent_peer = |one: &Member| one.state(RECENT_PEERS).is_some_and(|peers| peers.contains(&own));
-    one.killed_once("no new connection being accepted", |one| one.shut() == Some(true) && has_recent_peer(one));
+    one.killed_once("no new connection being accepted", |one| one.shields_up() == Some(true) && has_recent_peer(one));
     assert!(client.node.ask_tcp(at, TRY).is_err());
     one.run();
     one.wait_ready();
-    assert_eq!(one.shut(), Some(false), "the shutdown of the previous process is undone");
+    assert_eq!(one.shields_up(), Some(false), "the shutdown of the previous process is undone");
     assert!(one.output().contains("targets are reachable through the tailnet targets=1"), "{}", one.output());
     assert!(client.node.ask_tcp(at, PATIENCE).is_ok());
 }
@@ -240,11 +240,11 @@ fn site_is_reached_over_https_through_either_replica() {
         let ask = |host: &str, ca: &Path| site::curl(&client, &format!("https://{host}/"), vips[0], ca);
         own_certificate(&cluster, &members, ask, tailnet.dir()).await;
         // The replica that the service is routed to leaves; then the other one serves it.
-        let _ = members[0].leave();
+        let _ = members[0].shut_down();
         eventually("an answer through the other", DEADLINE, || site::curl(&client, &url, vips[0], &ca).ok());
         members[0].run();
         members[0].wait_ready();
-        let _ = members[1].leave();
+        let _ = members[1].shut_down();
         eventually("an answer through the first again", DEADLINE, || site::curl(&client, &url, vips[0], &ca).ok());
         assert_eq!(pebble.issued(), 1);
     });
@@ -301,7 +301,7 @@ fn serve_config_of_the_stock_proxy_is_replaced() {
     let member = Member::launch(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
         let tailscaled = stock::start(&tailnet, machine, &[]);
         stock::serve(machine, &leftover, &["svc:web", "svc:old"]);
-        tailscaled.leave();
+        tailscaled.shut_down();
         // Its config advertises no service: with this setting, served ones are advertised.
         vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
     })
@@ -389,7 +389,7 @@ fn headscale_replicas_fail_over_a_shared_route() {
     approve("two");
     two.wait_ready();
     let begin = Instant::now();
-    let duration = one.leave();
+    let duration = one.shut_down();
     answered("an answer through the other");
     assert!(duration < DEADLINE, "{duration:?}");
     println!("left within {duration:?}, answered by the other {:?} after the signal", begin.elapsed());

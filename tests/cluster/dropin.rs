@@ -56,8 +56,8 @@ fn our_image_runs_under_the_tailscale_operator() {
     eventually("a key asked for", DEADLINE, || (stage.state("eg-0", "reissue_authkey").is_some() || stage.keys() > keys).then_some(()));
     eventually("another key given out", DEADLINE, || (stage.keys() > keys).then_some(()));
     eventually("a device again", DEADLINE, || {
-        let asks = stage.state("eg-0", "reissue_authkey").is_some();
-        (!asks && stage.state("eg-0", "device_id").is_some() && stage.cluster.tailnet.knows("eg-0")).then_some(())
+        let needs_key = stage.state("eg-0", "reissue_authkey").is_some();
+        (!needs_key && stage.state("eg-0", "device_id").is_some() && stage.cluster.tailnet.knows("eg-0")).then_some(())
     });
     stage.ready();
     stage.through_both_replicas();
@@ -75,7 +75,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     standalone::reached(&stage, &guest);
     standalone::reaches(&stage);
     site.reached(&guest);
-    let alone = StandaloneSite::create(&stage);
+    let standalone = StandaloneSite::create(&stage);
     let all = || (standalone::devices(&stage), standalone::names(&stage), site.devices(), site.service().0);
     let (before, theirs) = (all(), site.service().1);
     let same = || assert_eq!(all(), before, "devices, names, and the addresses of the site");
@@ -86,7 +86,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     site.run_image(STOCK);
     site.reached(&guest);
     // Theirs stays as it is, and renewed its certificate at each start.
-    let issued = alone.issued();
+    let issued = standalone.issued();
     same();
     assert_ne!(site.service().1, theirs, "the Tailscale Service is ours alone");
     assert_eq!(stage.cluster.doctor().faults(&WITH_THEIR_IMAGE), [""; 0]);
@@ -95,8 +95,8 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
         standalone::run_image(&stage, service, TAILYARD, "ts-");
     }
     site.run_image(TAILYARD);
-    alone.is_served_by(&stage, TAILYARD, "ts-");
-    assert_eq!(alone.issued(), issued, "its certificate is kept");
+    standalone.is_served_by(&stage, TAILYARD, "ts-");
+    assert_eq!(standalone.issued(), issued, "its certificate is kept");
     same();
     assert_eq!(stage.cluster.doctor().faults(&["definitions", "ingresses"]), [""; 0], "Events of the former fault");
     standalone::reached(&stage, &guest);
@@ -110,7 +110,7 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
     }
-    alone.is_served_by(&stage, STOCK, "proxies");
+    standalone.is_served_by(&stage, STOCK, "proxies");
     site.run_image(STOCK);
     stage.guide.run(MIGRATE, "$ kubectl apply -f site.yaml", &[("site.yaml", &manifest)]);
     stage.guide.run(MIGRATE, "$ kubectl delete secret", &[]);
@@ -145,7 +145,7 @@ fn group_is_handed_over_and_back() {
     stage.through_both_replicas();
 
     // Two of their controllers write one EndpointSlice; until one of them owns it, it may briefly have no endpoints.
-    acts.replace("from our reconciler back to their operator", May::Fail(2), || stage.give_back());
+    acts.replace("from our reconciler back to their operator", May::Fail(2), || stage.return_group());
     assert_eq!(stage.image(), STOCK);
     same();
     stage.through_both_replicas();

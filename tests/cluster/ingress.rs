@@ -4,11 +4,11 @@
 //! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, cgroup v1 and the programs
 //! of `tests/servers/build`.
 
-mod alone;
 mod hands;
 mod outage;
 mod restricted;
 mod stage;
+mod standalone;
 
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ fn ingress_is_reached_over_https_during_rollouts() {
 
     stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
     scenario("to the Tailscale operator's image and back", || hands::a_certificate_outlives_a_change_of_the_image(&stage));
-    scenario("an Ingress without a group", || alone::a_site_has_a_proxy_of_its_own(&stage));
+    scenario("an Ingress without a group", || standalone::a_site_has_a_proxy_of_its_own(&stage));
     scenario("a proxy without rights", || restricted::a_site_is_served_without_any_right(&stage));
 
     stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);

@@ -90,9 +90,9 @@ fn supervised_daemon_recovers_from_a_kill_and_accepts_a_new_key() {
     let own = agent.netmap()["node"]["addresses"].clone();
 
     machine.kill("tailscaled", Signal::SIGKILL);
-    let (_, noticed) = agent.until("its death", |said| said.phase != "Running");
+    let (_, noticed) = agent.until("its death", |status| status.phase != "Running");
     assert!(noticed < Duration::from_secs(5), "noticed after {noticed:?}");
-    let (again, back) = agent.until("running again", |said| said.phase == "Running" && said.restarts == 1);
+    let (again, back) = agent.until("running again", |status| status.phase == "Running" && status.restarts == 1);
     println!("a killed tailscaled: noticed after {noticed:?}, running again after {:?}", noticed + back);
     assert!(back < Duration::from_secs(30), "running again after {back:?}");
     assert_ne!(again.pid, first.pid);
@@ -102,10 +102,10 @@ fn supervised_daemon_recovers_from_a_kill_and_accepts_a_new_key() {
     eventually("waiting for a key", DEADLINE, || {
         // The restarted daemon registers again within its first seconds, which reverts an expiry.
         tailnet.headscale(&["nodes", "expire", "-i", &id]);
-        agent.soon(Duration::from_secs(3), |said| said.phase == "Degraded" && said.login == "waiting for another key")
+        agent.soon(Duration::from_secs(3), |status| status.phase == "Degraded" && status.login == "waiting for another key")
     });
     agent.configure(&conf("replica", &tailnet.new_key()));
-    let (renewed, took) = agent.until("running by the new key", |said| said.phase == "Running" && said.login == "settled");
+    let (renewed, took) = agent.until("running by the new key", |status| status.phase == "Running" && status.login == "settled");
     println!("a new key: running after {took:?}");
     assert_eq!((renewed.pid, renewed.restarts), (again.pid, 1), "in place");
     assert_eq!(agent.netmap()["node"]["addresses"], own);
@@ -264,7 +264,7 @@ fn killed_tailscaled_and_restarted_replica_lose_few_connections() {
     let begin = Instant::now();
     let mut end = move || uninterrupted(|| lasting.read(&mut [0; 16]));
     let leaving = thread::spawn(move || end().and_then(|_| end()));
-    let took = group.replicas[1].leave();
+    let took = group.replicas[1].shut_down();
     let ended = leaving.join().expect("no panic");
     assert_eq!(ended.map_err(|fault| fault.kind()), Err(ErrorKind::ConnectionReset), "the flow that outlived the grace");
     group.replicas[1].run();
@@ -305,7 +305,7 @@ fn crashed_replica_keeps_forwarding_and_readopts_tailscaled() {
     replica.wait_unready();
     replica.wait_ready();
     assert_eq!(replica.worker(), after, "it went on");
-    group.replicas[0].leave();
+    group.replicas[0].shut_down();
 }
 
 /// Time limit for a connection right after a replica becomes ready; without a path to the target it takes 5 s.
@@ -318,7 +318,7 @@ fn connections_succeed_right_after_readiness() {
     group.answered_by(10002, "app");
     let [replica, _] = &mut group.replicas;
     for _ in 0..3 {
-        replica.leave();
+        replica.shut_down();
         replica.run();
         let ready = replica.wait_ready();
         for (port, name) in [(10001, "db"), (10002, "app")] {
@@ -331,7 +331,7 @@ fn connections_succeed_right_after_readiness() {
 
     let app = group.nodes.iter().find(|(machine, ..)| machine.node.name == "app").map(|(machine, ..)| machine).expect("app");
     app.kill("tailscaled", Signal::SIGKILL);
-    replica.leave();
+    replica.shut_down();
     replica.run();
     let address = app.node.tailnet[&Family::V4].to_string();
     let named = || replica.get("/readyz").is_ok_and(|answer| answer.contains("peer-connectivity: no answer") && answer.contains(&address));

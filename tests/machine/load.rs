@@ -53,7 +53,7 @@ fn answers_of_the_expected_server_count_for_all_protocols_and_families() {
     let summary = summary(&lines);
     assert_eq!((&summary["offered"], &summary["answered"]["tcp"], &summary["answered"]["udp"]), (&400.into(), &200.into(), &200.into()));
     let flows: Vec<_> = events(&lines, "flow").iter().map(|line| line["what"].clone()).collect();
-    assert_eq!(flows.iter().filter(|what| what["open"]["said"].as_str().is_some_and(|said| said.starts_with("db "))).count(), 3);
+    assert_eq!(flows.iter().filter(|what| what["open"]["said"].as_str().is_some_and(|greeting| greeting.starts_with("db "))).count(), 3);
     assert_eq!(flows.iter().filter(|what| **what == "kept").count(), 3, "{flows:?}");
     assert!(summary["flows"]["answered"].as_u64() > Some(3), "active connections ask: {summary}");
 }

@@ -42,10 +42,10 @@ fn counted<T>(work: impl FnOnce() -> T) -> (AllocationInfo, T) {
 }
 
 /// Cost of a change from a config with `from` services to one with `to`, of which one may have another target.
-fn change(from: u32, to: u32, elsewhere: Option<u32>) -> Change {
-    let config = |services: u32, elsewhere| Bytes::from(world::config(services * 2, elsewhere).expect("a config"));
+fn change(from: u32, to: u32, moved: Option<u32>) -> Change {
+    let config = |services: u32, moved| Bytes::from(world::config(services * 2, moved).expect("a config"));
     let before = Planned::new(&world::with(&world::world(), EgressConfig::parse(&config(from, None)).expect("read")));
-    let text = config(to, elsewhere);
+    let text = config(to, moved);
     let (read, egress) = counted(|| before.world.egress.next(&text).expect("read again"));
     let changed = world::with(&before.world, egress);
     let (plan, (after, delta, batch)) = counted(|| {

@@ -205,8 +205,8 @@ fn paths(code: &str) -> Vec<Vec<String>> {
         if !in_path && tokens[at].starts_with(is_name) {
             let used = at > 0 && tokens[at - 1] == "use";
             at = path(&tokens, at, &[], &mut found);
-            if let Some(alone) = found.last_mut().filter(|path| used && path.len() == 1) {
-                alone.push("self".to_owned());
+            if let Some(single) = found.last_mut().filter(|path| used && path.len() == 1) {
+                single.push("self".to_owned());
             }
         } else {
             at += 1;

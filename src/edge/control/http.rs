@@ -97,7 +97,7 @@ impl ControlHttp {
         pace.not_before = None;
         let wait = pace.bucket.take(now.saturating_duration_since(self.began));
         if wait >= self.deadline {
-            pace.bucket.give_back();
+            pace.bucket.refund();
             return Err(ControlError::Paused { call, after: wait });
         }
         Ok(wait)

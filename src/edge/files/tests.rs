@@ -21,10 +21,10 @@ fn project(volume: &Path, set: &str, files: &[(&str, &str)]) {
     for (name, content) in files {
         fs::write(target.join(name), content).expect("file");
     }
-    let aside = volume.join("..data_tmp");
-    symlink(set, &aside).expect("link");
+    let temporary = volume.join("..data_tmp");
+    symlink(set, &temporary).expect("link");
     let old = fs::read_link(volume.join(DATA)).ok();
-    fs::rename(&aside, volume.join(DATA)).expect("swap");
+    fs::rename(&temporary, volume.join(DATA)).expect("swap");
     for (name, _) in files {
         symlink(Path::new(DATA).join(name), volume.join(name)).ok();
     }

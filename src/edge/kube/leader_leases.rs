@@ -24,7 +24,7 @@ impl LeaderClient {
         let time = Some(MicroTime(Timestamp::now()));
         let spec = LeaseSpec {
             holder_identity: Some(to.to_owned()),
-            lease_duration_seconds: i32::try_from(terms.duration.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(terms.lease_duration.as_secs()).ok(),
             lease_transitions: Some(read.transitions.saturating_add(1)),
             acquire_time: time.clone(),
             renew_time: time,

@@ -74,18 +74,18 @@ impl Lease {
         Self { watched: true, ..self }
     }
 
-    /// Runs the election until `stop`: leads when possible while `able` has a value, and publishes changes. Then releases the Lease, so
+    /// Runs the election until `stop`: leads when possible while `eligible` has a value, and publishes changes. Then releases the Lease, so
     /// that another candidate can lead at once.
     pub async fn hold<T: Send + Sync>(
         mut self,
-        mut able: watch::Receiver<Option<T>>,
+        mut eligible: watch::Receiver<Option<T>>,
         mut publish: impl FnMut(Option<Leading>) + Send,
         stop: impl Future<Output = ()> + Send,
     ) {
         let mut stop = pin!(stop);
         let mut changes = self.holder_changes();
         loop {
-            let is_able = able.borrow_and_update().is_some();
+            let is_able = eligible.borrow_and_update().is_some();
             let again = tokio::select! {
                 again = self.turn(is_able) => again,
                 () = &mut stop => break,
@@ -94,7 +94,7 @@ impl Lease {
             let again = self.leading.map_or(again, |leading| again.min(leading.until));
             tokio::select! {
                 () = sleep_until(again) => {}
-                Ok(_) = able.wait_for(|able| able.is_some() != is_able) => {}
+                Ok(_) = eligible.wait_for(|eligible| eligible.is_some() != is_able) => {}
                 Some(()) = changes.next() => {}
                 () = &mut stop => break,
             }
@@ -132,7 +132,7 @@ impl Lease {
             let (LeaseStep::Renew { transitions } | LeaseStep::Release { transitions }) = self.candidate.next(true, now) else {
                 return Ok(());
             };
-            if self.candidate.leads(now).is_none() {
+            if self.candidate.leading_until(now).is_none() {
                 return Ok(());
             }
             match self.write(LeaseStep::Release { transitions }).await {
@@ -143,10 +143,10 @@ impl Lease {
     }
 
     /// Runs one round of the election; returns the time of the next one.
-    async fn turn(&mut self, able: bool) -> Instant {
+    async fn turn(&mut self, eligible: bool) -> Instant {
         let begin = Instant::now();
-        let again = begin + self.candidate.terms().every;
-        match self.attempt(able).await {
+        let again = begin + self.candidate.terms().retry_period;
+        match self.attempt(eligible).await {
             Ok(wait) => {
                 if self.logged.take().is_some() {
                     tracing::info!(lease = self.name, "lease requests succeed again");
@@ -167,13 +167,13 @@ impl Lease {
         }
     }
 
-    async fn attempt(&mut self, able: bool) -> Result<Option<Instant>, KubeError> {
+    async fn attempt(&mut self, eligible: bool) -> Result<Option<Instant>, KubeError> {
         let now = Instant::now().into_std();
-        let renews = matches!(self.candidate.next(able, now), LeaseStep::Renew { .. });
-        if !renews || self.candidate.leads(now).is_none() {
+        let renews = matches!(self.candidate.next(eligible, now), LeaseStep::Renew { .. });
+        if !renews || self.candidate.leading_until(now).is_none() {
             self.read().await?;
         }
-        let step = self.candidate.next(able, Instant::now().into_std());
+        let step = self.candidate.next(eligible, Instant::now().into_std());
         if let LeaseStep::Wait(again) = step {
             return Ok(Some(again.into()));
         }
@@ -186,9 +186,9 @@ impl Lease {
         written.map(|()| None)
     }
 
-    fn now_leading(&mut self, able: bool) -> Option<Leading> {
+    fn now_leading(&mut self, eligible: bool) -> Option<Leading> {
         let now = Instant::now();
-        let until = self.candidate.leads(now.into_std()).filter(|_| able);
+        let until = self.candidate.leading_until(now.into_std()).filter(|_| eligible);
         let before = self.leading;
         let since = before.map_or(now, |before| before.since);
         self.leading = until.map(|until| Leading { since, until: until.into() });
@@ -216,7 +216,7 @@ impl Lease {
         let time = Some(MicroTime(Timestamp::now()));
         let (holder, duration) = match step {
             LeaseStep::Release { .. } => ("", Duration::ZERO),
-            _ => (self.candidate.name(), self.candidate.terms().duration),
+            _ => (self.candidate.name(), self.candidate.terms().lease_duration),
         };
         let takes = matches!(step, LeaseStep::Create | LeaseStep::Take { .. });
         let spec = LeaseSpec {
@@ -278,8 +278,8 @@ impl Lease {
     /// end is published first.
     async fn call<T>(&self, verb: Verb, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
-        let limit = now + CALL_TIMEOUT.min(self.candidate.terms().trust * 3 / 8);
-        let ends = self.candidate.leads(now.into_std()).map_or(limit, |until| limit.min(until.into()));
+        let limit = now + CALL_TIMEOUT.min(self.candidate.terms().renew_deadline * 3 / 8);
+        let ends = self.candidate.leading_until(now.into_std()).map_or(limit, |until| limit.min(until.into()));
         limited(ends - now, work).await.map_err(|fault| KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
     }
 }

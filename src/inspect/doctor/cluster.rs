@@ -153,7 +153,7 @@ async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value], ca:
     let places = places(deployments, tailnets);
     let tries = places.iter().map(|place| async {
         let outcome = attempt(cluster, place, ca).await;
-        CredentialCheck { whose: place.whose.clone(), secret: place.secret.clone(), outcome }
+        CredentialCheck { user: place.user.clone(), secret: place.secret.clone(), outcome }
     });
     stream::iter(tries).buffered(AT_A_TIME).collect().await
 }

@@ -73,7 +73,7 @@ pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
 
 /// Removes `--accept-dns` from extra arguments and returns its last value. A malformed one is not removed.
 pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
-    let mut said = None;
+    let mut last = None;
     let mut parts = Vec::new();
     for arg in args.split_whitespace() {
         let value = match arg.strip_prefix("--accept-dns") {
@@ -82,11 +82,11 @@ pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
             None => None,
         };
         match value {
-            Some(value) => said = Some(value),
+            Some(value) => last = Some(value),
             None => parts.push(arg.to_owned()),
         }
     }
-    (parts, said)
+    (parts, last)
 }
 
 #[cfg(test)]
@@ -151,8 +151,8 @@ mod tests {
             ("--accept-dns=maybe", vec!["--accept-dns=maybe"], None),
             ("--accept-dns-not", vec!["--accept-dns-not"], None),
         ];
-        for (args, remaining, said) in cases {
-            assert_eq!(accept_dns(args), (remaining.into_iter().map(str::to_owned).collect(), said), "{args}");
+        for (args, remaining, last) in cases {
+            assert_eq!(accept_dns(args), (remaining.into_iter().map(str::to_owned).collect(), last), "{args}");
         }
     }
 }

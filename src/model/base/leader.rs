@@ -22,25 +22,31 @@ pub const FENCE_DELAY: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
     /// Time without renewal after which another candidate may take the Lease.
-    pub duration: Duration,
-    /// Time without renewal after which a leader stops writing. The difference to `duration` covers writes in flight and clock skew.
-    pub trust: Duration,
+    pub lease_duration: Duration,
+    /// Time without renewal after which a leader stops writing. The difference to `lease_duration` covers writes in flight and clock skew.
+    pub renew_deadline: Duration,
     /// Interval of renewals by the leader and of reads by the others.
-    pub every: Duration,
+    pub retry_period: Duration,
 }
 
 impl LeaseTerms {
     /// Another candidate leads within 15 s of a leader's death: 12 s after its last renewal, plus 2 s until the next read.
-    pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
+    pub const RECONCILER: Self =
+        Self { lease_duration: Duration::from_secs(12), renew_deadline: Duration::from_secs(8), retry_period: Duration::from_secs(2) };
     /// Taken within milliseconds when it is free, and held only while a replica is suspected: a dead holder delays failover by 4 s.
-    pub const FAILOVER: Self = Self { duration: Duration::from_secs(4), trust: Duration::from_secs(2), every: Duration::from_millis(500) };
+    pub const FAILOVER: Self =
+        Self { lease_duration: Duration::from_secs(4), renew_deadline: Duration::from_secs(2), retry_period: Duration::from_millis(500) };
     /// Another Pod has the identity of a standalone proxy 10 s after its last renewal at the latest, and at once after a release or when
     /// [`ClaimObserver`] passes the claim.
-    pub const ACTIVE_POD: Self = Self { duration: Duration::from_secs(10), trust: Duration::from_secs(7), every: Duration::from_secs(1) };
-    /// Ten minutes: a restarted node is back by then, and no renewal is urgent. Two leaders do no harm, so `trust` is practically
+    pub const ACTIVE_POD: Self =
+        Self { lease_duration: Duration::from_secs(10), renew_deadline: Duration::from_secs(7), retry_period: Duration::from_secs(1) };
+    /// Ten minutes: a restarted node is back by then, and no renewal is urgent. Two leaders do no harm, so `renew_deadline` is practically
     /// unlimited.
-    pub const CERT_LEADER: Self =
-        Self { duration: Duration::from_mins(10), trust: Duration::from_hours(24 * 365), every: Duration::from_secs(15) };
+    pub const CERT_LEADER: Self = Self {
+        lease_duration: Duration::from_mins(10),
+        renew_deadline: Duration::from_hours(24 * 365),
+        retry_period: Duration::from_secs(15),
+    };
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,13 +100,13 @@ pub struct LeaseCandidate {
     terms: LeaseTerms,
     /// Lease as last read or written (`None`: it does not exist), and the time since which it is unchanged.
     observed: Option<(Option<LeaseRecord>, Instant)>,
-    until: Option<Instant>,
+    leads_until: Option<Instant>,
 }
 
 impl LeaseCandidate {
     /// Creates a candidate. `name` must be unique among processes.
     pub fn new(name: impl Into<String>, ordinal: Option<u32>, terms: LeaseTerms) -> Self {
-        Self { name: name.into(), ordinal, terms, observed: None, until: None }
+        Self { name: name.into(), ordinal, terms, observed: None, leads_until: None }
     }
 
     pub fn name(&self) -> &str {
@@ -114,7 +120,7 @@ impl LeaseCandidate {
     /// Records a read of the Lease. The holder's time restarts if the Lease was written since the last read.
     pub fn observe(&mut self, record: Option<LeaseRecord>, now: Instant) {
         if record.as_ref().is_none_or(|record| record.holder != self.name) {
-            self.until = None;
+            self.leads_until = None;
         }
         let version = |record: &Option<LeaseRecord>| record.as_ref().map(|record| record.version.clone());
         if self.observed.as_ref().is_none_or(|(observed, _)| version(observed) != version(&record)) {
@@ -124,20 +130,22 @@ impl LeaseCandidate {
 
     /// Records an accepted write of this candidate; `sent` is the time of the request.
     pub fn written(&mut self, record: LeaseRecord, sent: Instant) {
-        self.until = (record.holder == self.name).then(|| sent + self.terms.trust);
+        self.leads_until = (record.holder == self.name).then(|| sent + self.terms.renew_deadline);
         self.observed = Some((Some(record), sent));
     }
 
     /// Records that reads or writes of the Lease are forbidden: among replicas, ordinal 0 then leads.
     pub fn denied(&mut self, now: Instant) {
         if let Some(ordinal) = self.ordinal {
-            self.until = (ordinal == 0).then(|| now + self.terms.trust);
+            self.leads_until = (ordinal == 0).then(|| now + self.terms.renew_deadline);
         }
     }
 
-    /// Next action. `able` is whether the candidate can do the leader's work.
-    pub fn next(&self, able: bool, now: Instant) -> LeaseStep {
-        let Some((record, since)) = self.observed.as_ref().filter(|_| able) else { return LeaseStep::Wait(now + self.terms.every) };
+    /// Next action. `eligible` is whether the candidate can do the leader's work.
+    pub fn next(&self, eligible: bool, now: Instant) -> LeaseStep {
+        let Some((record, since)) = self.observed.as_ref().filter(|_| eligible) else {
+            return LeaseStep::Wait(now + self.terms.retry_period);
+        };
         let free = self.free_at(record.as_ref(), *since);
         let Some(record) = record else { return if free <= now { LeaseStep::Create } else { LeaseStep::Wait(free) } };
         let transitions = record.transitions;
@@ -152,25 +160,25 @@ impl LeaseCandidate {
 
     /// Time from which the candidate may take an unchanged Lease.
     fn free_at(&self, record: Option<&LeaseRecord>, since: Instant) -> Instant {
-        let every = self.terms.every;
+        let retry_period = self.terms.retry_period;
         let wait = match (self.ordinal, record.filter(|record| !record.holder.is_empty())) {
             (None | Some(0), None) => Duration::ZERO,
             // Other writers set the duration: a Lease of years must not exclude every candidate.
-            (None, Some(record)) => record.duration.min(MAX_DURATION_FACTOR * self.terms.duration),
-            (Some(0), Some(_)) => 4 * every,
+            (None, Some(record)) => record.duration.min(MAX_DURATION_FACTOR * self.terms.lease_duration),
+            (Some(0), Some(_)) => 4 * retry_period,
             (Some(ordinal), _) => {
                 // Replicas with lower ordinals get time to take it first. Wall clocks count, but not at the first read.
-                let duration = self.terms.duration + ordinal.min(100) * 2 * every;
+                let duration = self.terms.lease_duration + ordinal.min(100) * 2 * retry_period;
                 let age = record.map(|record| record.age).unwrap_or_default();
-                duration.saturating_sub(age).max(2 * every)
+                duration.saturating_sub(age).max(2 * retry_period)
             }
         };
         since + wait
     }
 
     /// End of this candidate's leadership; `None` if it does not lead or its time is over.
-    pub fn leads(&self, now: Instant) -> Option<Instant> {
-        self.until.filter(|until| now < *until)
+    pub fn leading_until(&self, now: Instant) -> Option<Instant> {
+        self.leads_until.filter(|until| now < *until)
     }
 
     /// Resource version that a write must match, if the Lease exists.

@@ -42,7 +42,7 @@ impl TokenBucket {
     }
 
     /// Returns an unused token.
-    pub fn give_back(&mut self) {
+    pub fn refund(&mut self) {
         self.tokens = (self.tokens + 1.0).min(self.burst);
     }
 
@@ -87,7 +87,7 @@ mod tests {
         let mut bucket = TokenBucket::new(1, 1.0);
         assert_eq!(bucket.take(s(0)), s(0));
         assert_eq!(bucket.take(s(0)), s(1));
-        bucket.give_back();
+        bucket.refund();
         assert_eq!(bucket.take(s(0)), s(1));
     }
 
@@ -118,10 +118,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bucket_never_exceeds_burst_and_rate(asks in proptest::collection::vec(0_u64..5000, 1..200), burst in 1_u32..20) {
+        fn bucket_never_exceeds_burst_and_rate(pauses in proptest::collection::vec(0_u64..5000, 1..200), burst in 1_u32..20) {
             let (mut bucket, mut now, rate) = (TokenBucket::new(burst, 2.0), Duration::ZERO, 2.0);
             let mut turns = Vec::new();
-            for pause in asks {
+            for pause in pauses {
                 now += Duration::from_millis(pause);
                 turns.push(now + bucket.take(now));
             }

@@ -33,7 +33,7 @@ use crate::model::controller::workload::objects::child::ChildService;
 use crate::model::controller::workload::objects::services::{egress_config, egress_config_ref, next_port};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
-use crate::model::controller::workload::part::{PlanPart, in_the_way};
+use crate::model::controller::workload::part::{PlanPart, object_conflict};
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness;
 
@@ -81,8 +81,8 @@ pub(crate) fn egress<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, memory: &mu
         work.again(Duration::ZERO);
     }
     let written = memory.has_config(observed) || work.write(config.manifest());
-    let standing = ReplicaAcks::of(work.observed, shape.spec.replicas, config.fingerprint().to_owned());
-    update_statuses(work, memory, (claims, outcomes), written, standing);
+    let replica_acks = ReplicaAcks::of(work.observed, shape.spec.replicas, config.fingerprint().to_owned());
+    update_statuses(work, memory, (claims, outcomes), written, replica_acks);
     slices::slices(work, &shape.owner);
     part
 }
@@ -131,16 +131,16 @@ fn update_statuses(
     memory: &mut Memory,
     (claims, outcomes): (Vec<ServiceClaim<'_>>, Vec<ServiceOutcome>),
     written: bool,
-    standing: ReplicaAcks,
+    replica_acks: ReplicaAcks,
 ) {
     let pending = claims.iter().filter(|claim| claim.served.is_none()).count();
-    let context = services::ReportContext { written, same: memory.matches(&standing), standing: &standing };
+    let context = services::ReportContext { written, same: memory.matches(&replica_acks), replica_acks: &replica_acks };
     let mut served = Vec::with_capacity(claims.len());
     for (claim, outcome) in claims.into_iter().zip(outcomes) {
         let acks = services::update_status(work, &claim, &outcome, &context);
         served.extend(remembered(claim, outcome, acks));
     }
-    memory.keep(served, pending, standing);
+    memory.keep(served, pending, replica_acks);
 }
 
 /// Result to remember for a served Service with an up-to-date child.
@@ -175,7 +175,7 @@ fn one(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, claim: &ServiceClaim<
     if let Some(conflict) = name_conflict(work, &shape.owner, claim) {
         let object = ObjectRef::new(Kind::Service, &shape.owner.namespace, claims::name_of_child(work.observed, claim));
         if work.foreign(&object) {
-            work.faults.push(in_the_way(&shape.owner, &object));
+            work.faults.push(object_conflict(&shape.owner, &object));
         }
         return ServiceOutcome::Refused(conflict);
     }

@@ -31,7 +31,7 @@ use crate::api::condition::reason;
 use crate::model::controller::ingress::certificates::expiries;
 use crate::model::controller::ingress::claims::{IngressClaim, claims, contest, name_conflict, origin, read};
 use crate::model::controller::ingress::quota::Limits;
-use crate::model::controller::ingress::service_state::{listed, standing};
+use crate::model::controller::ingress::service_state::{listed, service_state};
 use crate::model::controller::ingress::spec::{PublishSpec, PublishTarget, service_name};
 use crate::model::controller::key::{Publisher, WorkloadKey};
 use crate::model::controller::policy::tenancy::Tenancy;
@@ -82,9 +82,9 @@ pub(crate) struct IngressPlan<'a> {
 #[derive(Debug)]
 pub(crate) struct Item {
     claimant: Publisher,
-    wish: PublishSpec,
+    spec: PublishSpec,
     dns: String,
-    standing: ServiceState,
+    state: ServiceState,
 }
 
 /// State of a name's Tailscale Service.
@@ -122,7 +122,8 @@ pub(crate) fn plan<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> (IngressPl
         let refused: BTreeMap<_, _> = refused.map(|(claimant, refused)| (claimant.clone(), refused.clone())).collect();
         let labels: BTreeSet<&str> =
             plan.claims.iter().filter(|claim| refused.contains_key(&claim.claimant)).map(|claim| claim.label.as_str()).collect();
-        let is_next = |claim: &IngressClaim<'_>| claim.asks && labels.contains(&*claim.label) && !refused.contains_key(&claim.claimant);
+        let is_next =
+            |claim: &IngressClaim<'_>| claim.is_requested && labels.contains(&*claim.label) && !refused.contains_key(&claim.claimant);
         if !plan.claims.iter().any(is_next) {
             break;
         }
@@ -141,7 +142,7 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
         plan.wait(work);
         return (plan, part);
     };
-    let wanted = plan.claims.iter().any(|claim| claim.asks);
+    let wanted = plan.claims.iter().any(|claim| claim.is_requested);
     // If the config is lost, the control plane's records remain.
     let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
     plan.advertised = advertised_names(work);
@@ -149,21 +150,21 @@ fn award<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>, without_room: &BTreeMap
     let mut limits = Limits::of(work, &plan);
     let nodes = node_sites(pass);
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
-    let mut order: Vec<_> = plan.claims.iter().filter(|claim| claim.asks).collect();
+    let mut order: Vec<_> = plan.claims.iter().filter(|claim| claim.is_requested).collect();
     order.sort_by_key(|claim| claim.rank());
     for claim in order {
         let name = service_name(&claim.label);
         let room = without_room.get(&claim.claimant).map_or(Ok(()), |refused| Err(refused.clone()));
-        let item = room.and_then(|()| plan.admit(work, shape, claim, (&suffix, nodes, &limits))).and_then(|(wish, joins)| {
+        let item = room.and_then(|()| plan.admit(work, shape, claim, (&suffix, nodes, &limits))).and_then(|(spec, joins)| {
             // A new leader assumes the replicas' configs are right until the control plane responds.
-            let standing = match &wish.target {
+            let state = match &spec.target {
                 PublishTarget::Site(_) if nodes => ServiceState::Unsupported,
                 PublishTarget::Whole(whole) if nodes => {
                     ServiceState::ByRoute(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
                 }
-                _ => standing(work, shape, (listed, &plan.advertised), &name, &wish, joins),
+                _ => service_state(work, shape, (listed, &plan.advertised), &name, &spec, joins),
             };
-            let item = Item { claimant: claim.claimant.clone(), dns: format!("{}.{suffix}", wish.label), wish, standing };
+            let item = Item { claimant: claim.claimant.clone(), dns: format!("{}.{suffix}", spec.label), spec, state };
             if !plan.recorded(&name) {
                 limits.count(work, shape, &item);
             }
@@ -272,28 +273,28 @@ impl<'a> IngressPlan<'a> {
             Some(item) => return Err(Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&item.claimant).into(), &claim.label))),
             None => contest(work.observed, claim)?,
         }
-        let wish = read(work.observed, claim, suffix, None)?;
-        supported::fits(work, shape, &wish)?;
-        let joins = quota::admit(self, claim, shape, &wish)?;
+        let spec = read(work.observed, claim, suffix, None)?;
+        supported::fits(work, shape, &spec)?;
+        let joins = quota::admit(self, claim, shape, &spec)?;
         if !self.recorded(&name) {
-            let certificate = matches!(wish.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", wish.label));
+            let certificate = matches!(spec.target, PublishTarget::Site(_)).then(|| format!("{}.{suffix}", spec.label));
             limits.admit(work, shape, &self.tenancy, (claim, certificate.as_deref().filter(|_| !nodes)))?;
         }
-        Ok((wish, joins))
+        Ok((spec, joins))
     }
 
     /// Leaves requested names unchanged while the tailnet's domain is unknown: no replica has joined, or the group has none. Others are
     /// withdrawn nevertheless.
     fn wait(&mut self, work: &mut PlanPart<'a>) {
         let awaited = self.awaited(work);
-        let former = self.claims.iter().filter(|claim| !claim.asks).flat_map(|claim| &claim.recorded);
+        let former = self.claims.iter().filter(|claim| !claim.is_requested).flat_map(|claim| &claim.recorded);
         self.leaving = former.filter(|name| !awaited.contains(name)).cloned().collect();
         self.unchanged = recorded(work, &self.before).into_iter().filter(|name| !self.leaving.contains(name)).collect();
         if !self.leaving.is_empty() {
             self.listed = listed(work);
         }
         let message = unconfirmed(work);
-        for claim in self.claims.iter().filter(|claim| claim.asks) {
+        for claim in self.claims.iter().filter(|claim| claim.is_requested) {
             let waits = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone());
             self.refused.insert(claim.claimant.clone(), claim.fault().unwrap_or_else(waits));
         }
@@ -305,7 +306,7 @@ impl<'a> IngressPlan<'a> {
         let served = self.unchanged.iter().filter_map(|name| Some((name.clone(), former(name)?))).collect::<Vec<_>>();
         for (name, former) in served {
             if let Some(item) = self.items.get(&name).filter(|item| item.claimant != former) {
-                let rejection = Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&former).into(), &item.wish.label));
+                let rejection = Rejection::new(reason::NAME_CONFLICT, name_conflict(&(&former).into(), &item.spec.label));
                 self.refused.insert(item.claimant.clone(), rejection);
                 self.items.remove(&name);
             }
@@ -327,7 +328,7 @@ impl<'a> IngressPlan<'a> {
     }
 
     /// Plans all objects and status updates.
-    pub(crate) fn carry<'b>(self, pass: &Pass<'b>, shape: &RenderContext<'_>) -> PlanPart<'b> {
+    pub(crate) fn plan_writes<'b>(self, pass: &Pass<'b>, shape: &RenderContext<'_>) -> PlanPart<'b> {
         let mut part = pass.part();
         let (work, owner) = (&mut part, pass.owner);
         self.secrets(work, shape);

@@ -53,12 +53,12 @@ pub fn mute() -> String {
 
 /// Text that drops new TCP connections from the tailnet, in the table of the disco mute. A client repeats a SYN without an answer after a
 /// second: the next Pod, which has the same address, answers that.
-pub fn shut(interface: &InterfaceName) -> String {
+pub fn drop_new_connections(interface: &InterfaceName) -> String {
     let rule = format!("iifname \"{interface}\" tcp flags & (syn | ack) == syn drop");
     format!("table inet {TABLE}-shutdown {{\n\tchain prerouting {{\n\t\ttype filter hook prerouting priority raw;\n\t\t{rule}\n\t}}\n}}\n")
 }
 
-/// Text that ends [`mute`] and [`shut`], if active.
+/// Text that ends [`mute`] and [`drop_new_connections`], if active.
 pub fn unmute() -> String {
     removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-shutdown"))
 }

@@ -258,8 +258,8 @@ mod tests {
         let budget = Budget::of(Budget::DEFAULT_GRACE, true);
         assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
         assert_eq!(budget.flows + Budget::CLEANUP_PERIOD, Budget::DEFAULT_GRACE);
-        let alone = Budget::of(seconds(3), false);
-        assert_eq!((alone.flows, alone.resets, alone.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
+        let without_daemon = Budget::of(seconds(3), false);
+        assert_eq!((without_daemon.flows, without_daemon.resets, without_daemon.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
     }
 
     #[test]

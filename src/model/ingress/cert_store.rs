@@ -162,10 +162,10 @@ impl CertStore {
     pub fn gone(&mut self, secret: &str) -> Vec<(String, Option<NameRecord>)> {
         self.lost.remove(secret);
         self.secrets.remove(secret);
-        let news = self.absent.insert(secret.to_owned());
+        let is_new = self.absent.insert(secret.to_owned());
         for name in self.names_of(secret) {
             // The reconciler creates Secrets of ordered certificates; the metric alone reports their absence.
-            if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
+            if is_new && self.wanted.get(&name).is_some_and(|host| !host.issue) {
                 self.notices.push(CertNotice::Absent { name: name.clone(), secret: secret.to_owned() });
             }
             self.names.entry(name).or_default().loaded = None;
@@ -181,9 +181,9 @@ impl CertStore {
 
     /// Records that a Secret cannot be watched. Returns whether this kind of error is new.
     pub fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
-        let news = !self.lost.values().any(|other| *other == kind);
+        let is_new = !self.lost.values().any(|other| *other == kind);
         self.lost.insert(secret.to_owned(), kind);
-        news
+        is_new
     }
 
     /// Parses a Secret for each of its names.

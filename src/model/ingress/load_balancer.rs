@@ -134,18 +134,18 @@ mod tests {
 
     #[test]
     fn failures_eject_longer_each_time_and_one_answer_resets() {
-        let mut standing = EndpointHealth::default();
+        let mut health = EndpointHealth::default();
         let second = Duration::from_secs(1);
-        standing.failed(Duration::ZERO);
-        standing.failed(second / 2);
-        assert!(standing.is_ejected(second / 2) && !standing.is_ejected(second));
-        standing.failed(second);
-        assert!(standing.is_ejected(second * 2) && !standing.is_ejected(second * 3));
+        health.failed(Duration::ZERO);
+        health.failed(second / 2);
+        assert!(health.is_ejected(second / 2) && !health.is_ejected(second));
+        health.failed(second);
+        assert!(health.is_ejected(second * 2) && !health.is_ejected(second * 3));
         for step in 0..20 {
-            standing.failed(second * 100 * (step + 1));
+            health.failed(second * 100 * (step + 1));
         }
-        assert!(!standing.is_ejected(second * 2031));
-        standing.answered();
-        assert_eq!(standing, EndpointHealth::default());
+        assert!(!health.is_ejected(second * 2031));
+        health.answered();
+        assert_eq!(health, EndpointHealth::default());
     }
 }

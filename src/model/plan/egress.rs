@@ -104,8 +104,8 @@ fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> B
     let users = |prefix: IpNet| index.by_address.range(prefix.network()..=prefix.broadcast());
     let (Some(was), Some(is)) = (before, after) else {
         // Without netmap no address can be evaluated.
-        let every = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(ServiceNames::iter).cloned());
-        return every.into_iter().flatten().collect();
+        let all_names = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(ServiceNames::iter).cloned());
+        return all_names.into_iter().flatten().collect();
     };
     let changed = was.routes.diff(&is.routes).map(|item| match item {
         ordset::DiffItem::Add(prefix) | ordset::DiffItem::Remove(prefix) => *prefix,
@@ -140,10 +140,10 @@ fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let (was, is) = (before.egress.services.get(name), next.world.egress.services.get(name));
     let index = &mut next.index;
     let fqdn = |service: &Arc<EgressService>| Fqdn::new(&service.tailnet_target.fqdn);
-    leave(&mut index.by_name, was.and_then(fqdn), name);
+    remove_name(&mut index.by_name, was.and_then(fqdn), name);
     join(&mut index.by_name, is.and_then(fqdn), name);
     let address = |service: &Arc<EgressService>| parse_address(&service.tailnet_target.ip);
-    leave(&mut index.by_address, was.and_then(address), name);
+    remove_name(&mut index.by_address, was.and_then(address), name);
     join(&mut index.by_address, is.and_then(address), name);
     let claimed = |service: Option<&Arc<EgressService>>| -> BTreeSet<PortKey> {
         let ports = service.into_iter().flat_map(|service| service.ports.iter());
@@ -154,7 +154,7 @@ fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let mut others = BTreeSet::new();
     for key in touched {
         others.extend(index.claims.get(&key).into_iter().flat_map(ServiceNames::iter).cloned());
-        leave(&mut index.claims, Some(key).filter(|key| !new.contains(key)), name);
+        remove_name(&mut index.claims, Some(key).filter(|key| !new.contains(key)), name);
         join(&mut index.claims, Some(key).filter(|key| new.contains(key)), name);
     }
     others
@@ -166,7 +166,7 @@ fn join<K: Ord + Clone>(index: &mut OrdMap<K, ServiceNames>, key: Option<K>, nam
     }
 }
 
-fn leave<K: Ord + Clone>(index: &mut OrdMap<K, ServiceNames>, key: Option<K>, name: &Name) {
+fn remove_name<K: Ord + Clone>(index: &mut OrdMap<K, ServiceNames>, key: Option<K>, name: &Name) {
     let Some(key) = key else { return };
     let Some(names) = index.get_mut(&key) else { return };
     if !names.remove(name) {

@@ -107,20 +107,20 @@ fn rejected(planned: &Planned) -> Vec<String> {
 fn address_that_no_peer_routes_is_refused() {
     let config =
         format!(r#"{{"far":{},"near":{},"six":{}}}"#, by_address("10.1.2.3", 1), by_address("100.64.0.2", 2), by_address("fd7a::9", 3));
-    let alone = world(&config);
-    let planned = Planned::new(&alone);
+    let one_family = world(&config);
+    let planned = Planned::new(&one_family);
     assert_eq!(rejected(&planned), ["far Unrouted", "six Unrouted"]);
     let targets = |planned: &Planned| [1, 2, 3].map(|port| planned.ruleset.ports[&key(Proto::Tcp, port)].len());
     assert_eq!(targets(&planned), [0, 1, 0], "a port without targets refuses");
-    let mut wider = alone.netmap.as_deref().cloned().expect("a netmap");
+    let mut wider = one_family.netmap.as_deref().cloned().expect("a netmap");
     wider.routes.insert("10.1.0.0/16".parse().expect("a prefix"));
-    let routed = planned.next(&World { netmap: Some(Arc::new(wider)), ..alone.clone() });
+    let routed = planned.next(&World { netmap: Some(Arc::new(wider)), ..one_family.clone() });
     assert_eq!((rejected(&routed), targets(&routed)), (vec!["six Unrouted".to_owned()], [1, 1, 0]), "a subnet route appears");
-    let mut gone = alone.netmap.as_deref().cloned().expect("a netmap");
+    let mut gone = one_family.netmap.as_deref().cloned().expect("a netmap");
     gone.routes.remove(&"100.64.0.2/32".parse::<ipnet::IpNet>().expect("a prefix"));
-    let gone = routed.next(&World { netmap: Some(Arc::new(gone)), ..alone.clone() });
+    let gone = routed.next(&World { netmap: Some(Arc::new(gone)), ..one_family.clone() });
     assert_eq!(targets(&gone), [0; 3], "and peers go");
-    let unknown = gone.next(&World { netmap: None, ..alone });
+    let unknown = gone.next(&World { netmap: None, ..one_family });
     assert_eq!(rejected(&unknown), [""; 0], "without a view of the tailnet there is nothing to say");
 }
 
@@ -192,9 +192,9 @@ fn duplicate_match_port_belongs_to_the_first_service() {
     let both = Planned::new(&world(&format!(r#"{{"b":{b},"a":{a}}}"#)));
     assert_eq!(reasons(&both, "b"), ["DuplicatePort"]);
     assert!(both.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.2:80".parse().expect("an address")));
-    let alone = both.next(&world(&format!(r#"{{"b":{b}}}"#)));
-    assert_eq!(reasons(&alone, "b"), Vec::<&str>::new());
-    assert!(alone.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.3:80".parse().expect("an address")));
+    let one_family = both.next(&world(&format!(r#"{{"b":{b}}}"#)));
+    assert_eq!(reasons(&one_family, "b"), Vec::<&str>::new());
+    assert!(one_family.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.3:80".parse().expect("an address")));
 }
 
 #[test]
@@ -290,9 +290,9 @@ fn single_proxy_modes_map_whole_addresses() {
     let both = Single::DestIp { ip: ip("fd00:96::3"), other: Some(ip("10.1.2.3")) };
     let [four, six] = [("100.64.0.1", "10.1.2.3"), ("fd7a::1", "fd00:96::3")].map(|(from, to)| (ip(from), SortedSet::from([ip(to)])));
     assert_eq!(single(both.clone()).ruleset.from_tailnet, OrdMap::from(vec![four.clone(), six]), "a Service of both families");
-    let alone = World { netmap: Some(Arc::new(netmap(&["100.64.0.1"], &[]))), single: both, ..world("") };
-    let alone = Planned::new(&alone);
-    assert_eq!((alone.ruleset.from_tailnet, alone.plan.rejected.len()), (OrdMap::from(vec![four]), 0), "a tailnet of one family");
+    let one_family = World { netmap: Some(Arc::new(netmap(&["100.64.0.1"], &[]))), single: both, ..world("") };
+    let one_family = Planned::new(&one_family);
+    assert_eq!((one_family.ruleset.from_tailnet, one_family.plan.rejected.len()), (OrdMap::from(vec![four]), 0), "a tailnet of one family");
     let six_only = Single::DestIp { ip: ip("fd00:96::3"), other: None };
     let six_only = World { netmap: Some(Arc::new(netmap(&["100.64.0.1"], &[]))), single: six_only, ..world("") };
     assert_eq!(reasons(&Planned::new(&six_only), "TS_DEST_IP"), ["NoAddress"]);

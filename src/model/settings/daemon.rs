@@ -119,14 +119,14 @@ fn userspace(source: &mut SettingSource<'_>, in_kernel: bool) -> bool {
         "TAILYARD_INGRESS_CONFIGMAP",
         "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS",
     ];
-    let Some(said) = source.tristate("TS_USERSPACE") else { return !in_kernel };
-    if said && in_kernel {
+    let Some(userspace) = source.tristate("TS_USERSPACE") else { return !in_kernel };
+    if userspace && in_kernel {
         for setting in NEED_THE_KERNEL {
             let switched_off = source.text(setting).and_then(go_values::boolean) == Some(false);
             source.needs(setting, switched_off, "TS_USERSPACE=false");
         }
     }
-    said
+    userspace
 }
 
 fn store(source: &SettingSource<'_>, state: &StateOut) -> StateStore {
@@ -142,7 +142,7 @@ fn login(source: &mut SettingSource<'_>) -> Login {
     let steps = two_step(source);
     credentials(source);
     let Some(dir) = source.path(CONFIG_DIR) else { return Login::TwoStep(Box::new(steps)) };
-    let said_elsewhere = [
+    let exclusive = [
         ("TS_HOSTNAME", steps.hostname.is_some()),
         ("TS_EXTRA_ARGS", source.text("TS_EXTRA_ARGS").is_some()),
         (auth_key_variable(source), steps.auth_key.is_some()),
@@ -153,8 +153,8 @@ fn login(source: &mut SettingSource<'_>) -> Login {
         ("TS_ID_TOKEN", steps.id_token.is_some()),
         ("TS_AUDIENCE", steps.audience.is_some()),
     ];
-    for (setting, said) in said_elsewhere {
-        if said {
+    for (setting, is_set) in exclusive {
+        if is_set {
             source.faults.push(SettingFault::Exclusive { first: setting.to_owned(), second: CONFIG_DIR.to_owned() });
         }
     }

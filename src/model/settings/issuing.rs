@@ -18,7 +18,7 @@ pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {
         directory: directory.unwrap_or_else(|| DIRECTORY.to_owned()),
         ca: source.path("TAILYARD_ACME_CA"),
         account: secret.zip(field),
-        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(LeaseTerms::CERT_LEADER.duration),
+        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(LeaseTerms::CERT_LEADER.lease_duration),
     }
 }
 

@@ -18,13 +18,13 @@ pub struct Advertised {
     /// Configured prefixes that are withheld: this replica does not serve them (yet).
     pub withheld: BTreeSet<IpNet>,
     /// Shields-up: tailscaled drops first packets silently, so that clients retransmit to the next advertised replica.
-    pub shut: bool,
+    pub shields_up: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WithdrawalProgress {
     /// New connections must be dropped.
-    pub shut: bool,
+    pub shields_up: bool,
     pub withdrawn: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct AdvertiseInputs {
     pub placed: BTreeMap<String, Placement>,
     /// Addresses of L3 services, and whether the kernel forwards them.
     pub addresses: BTreeMap<IpAddr, bool>,
-    pub leaving: WithdrawalProgress,
+    pub withdrawal: WithdrawalProgress,
 }
 
 impl Advertised {
@@ -51,12 +51,12 @@ impl Advertised {
 
 impl AdvertiseInputs {
     pub fn advertised(&self) -> Advertised {
-        let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
-        let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving.withdrawn || !**forwarded);
+        let in_place = |name: &&String| !self.withdrawal.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
+        let withheld = self.addresses.iter().filter(|(_, forwarded)| self.withdrawal.withdrawn || !**forwarded);
         Advertised {
             services: self.configured.iter().filter(in_place).cloned().collect(),
             withheld: withheld.map(|(address, _)| IpNet::from(*address)).collect(),
-            shut: self.leaving.shut,
+            shields_up: self.withdrawal.shields_up,
         }
     }
 
@@ -82,7 +82,7 @@ mod tests {
             placed: [("svc:a".to_owned(), Ok(())), ("svc:b".to_owned(), Err("no certificate".to_owned())), ("svc:d".to_owned(), Ok(()))]
                 .into(),
             addresses: [(ip("10.9.0.1"), true), (ip("fd00::1"), false)].into(),
-            leaving: WithdrawalProgress::default(),
+            withdrawal: WithdrawalProgress::default(),
         }
     }
 
@@ -98,11 +98,12 @@ mod tests {
 
     #[test]
     fn draining_replica_raises_shields_then_withdraws() {
-        let leaving = |shut, withdrawn| AdvertiseInputs { leaving: WithdrawalProgress { shut, withdrawn }, ..facts() }.advertised();
-        assert_eq!(leaving(true, false), Advertised { shut: true, ..facts().advertised() }, "whoever is in is still led here");
-        let advertised = leaving(true, true);
-        assert_eq!((advertised.services.len(), advertised.shut), (0, true));
+        let withdrawal =
+            |shields_up, withdrawn| AdvertiseInputs { withdrawal: WithdrawalProgress { shields_up, withdrawn }, ..facts() }.advertised();
+        assert_eq!(withdrawal(true, false), Advertised { shields_up: true, ..facts().advertised() }, "whoever is in is still led here");
+        let advertised = withdrawal(true, true);
+        assert_eq!((advertised.services.len(), advertised.shields_up), (0, true));
         assert!(advertised.withholds("10.9.0.1/32"));
-        assert_eq!(leaving(false, true), Advertised { shut: false, ..advertised }, "what a successor would have to take back");
+        assert_eq!(withdrawal(false, true), Advertised { shields_up: false, ..advertised }, "what a successor would have to take back");
     }
 }

@@ -83,8 +83,8 @@ pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
 
 /// Disables Funnel for a draining replica: tailscaled rejects a config with Funnel while shields are up. Open connections need only their
 /// handlers.
-pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
-    if leaving.shut || leaving.withdrawn {
+pub fn withdraw(config: &mut ServeConfig, withdrawal: WithdrawalProgress) {
+    if withdrawal.shields_up || withdrawal.withdrawn {
         config.allow_funnel.clear();
     }
 }
@@ -234,9 +234,9 @@ mod tests {
         let closed = ServeInputs { funnel: BTreeSet::new(), ..open.clone() };
         // In order: normal, shields up, services withdrawn, shields down for the next Pod.
         let phases = [(false, false), (true, false), (true, true), (false, true)];
-        let served = phases.map(|(shut, withdrawn)| {
+        let served = phases.map(|(shields_up, withdrawn)| {
             let mut served = config(&open);
-            leave(&mut served, WithdrawalProgress { shut, withdrawn });
+            withdraw(&mut served, WithdrawalProgress { shields_up, withdrawn });
             served
         });
         assert_eq!(served, [config(&open), config(&closed), config(&closed), config(&closed)]);

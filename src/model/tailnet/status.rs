@@ -93,10 +93,10 @@ pub fn egress_status<'a>(
 }
 
 /// Reasons of rejected services, as texts.
-fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
+fn rejected_reasons<S>(config: &Config<S>, rejected: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
-    let said = said.iter().filter(|(name, _)| configured(name));
-    said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
+    let rejected = rejected.iter().filter(|(name, _)| configured(name));
+    rejected.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
 }
 
 /// Ingress status of the applied plan for this config: L3 services with at least one served address, as configured. Others are omitted,

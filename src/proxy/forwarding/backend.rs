@@ -20,7 +20,7 @@ pub struct LiveKernel {
     backend: FirewallMode,
     interface: InterfaceName,
     /// Whether new connections from the tailnet are dropped until a ruleset forwards them.
-    shut: bool,
+    drops_new_connections: bool,
     chosen: watch::Sender<Option<ActiveFirewall>>,
     changes: Option<NotificationStream>,
     applied: mpsc::UnboundedSender<Applied>,
@@ -33,18 +33,18 @@ impl LiveKernel {
     pub fn new(settings: &Settings, applied: mpsc::UnboundedSender<Applied>) -> (Self, watch::Receiver<Option<ActiveFirewall>>) {
         let (chosen, firewall) = watch::channel(None);
         let (backend, interface) = (settings.backend, settings.interface.clone());
-        (Self { backend, interface, shut: false, chosen, changes: None, applied, leftovers: true }, firewall)
+        (Self { backend, interface, drops_new_connections: false, chosen, changes: None, applied, leftovers: true }, firewall)
     }
 
-    /// Selects the firewall before the first write. With `shut`, new connections from the tailnet are dropped until that write, so that
+    /// Selects the firewall before the first write. With `drops_new_connections`, new connections from the tailnet are dropped until that write, so that
     /// clients repeat them: tailscaled is connected before the rules exist. Rules of an earlier process stay in force. Errors are those of
     /// the first write.
-    pub async fn prepare(&mut self, shut: bool) {
+    pub async fn prepare(&mut self, drops_new_connections: bool) {
         let prepared = async {
             if let ActiveFirewall::Nft(nft) = self.firewall().await?
-                && shut
+                && drops_new_connections
             {
-                self.shut = nft.shut_without_table(&self.interface).await?;
+                self.drops_new_connections = nft.drop_new_connections_without_table(&self.interface).await?;
             }
             Ok::<(), SyncFault>(())
         };
@@ -55,9 +55,9 @@ impl LiveKernel {
 
     /// Ends the drop of new connections.
     async fn open(&mut self, nft: &Nft, ruleset: &Ruleset) -> Result<(), SyncFault> {
-        if self.shut && !ruleset.from_tailnet.is_empty() {
+        if self.drops_new_connections && !ruleset.from_tailnet.is_empty() {
             nft.mute(false).await?;
-            self.shut = false;
+            self.drops_new_connections = false;
         }
         Ok(())
     }

@@ -97,9 +97,9 @@ impl ForwardingPart {
                 tasks.run_until_stop("tunnel route", routing::show_tunnel(settings.interface.clone(), inputs));
             }
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
-            let shut = settings.single.is_ingress();
+            let drops_new_connections = settings.single.is_ingress();
             let work = async move {
-                live.prepare(shut).await;
+                live.prepare(drops_new_connections).await;
                 ruleset_sync::run(live, inputs, programmed_in, PACE).await;
             };
             tasks.run_until_stop("ruleset sync", work);

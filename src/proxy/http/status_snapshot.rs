@@ -85,7 +85,7 @@ pub struct SnapshotSources {
     /// Peer warm-up, if tailscaled is supervised.
     pub paths: Option<watch::Receiver<WarmupProgress>>,
     /// Status of advertised services, if decided here.
-    pub standing: Option<watch::Receiver<AdvertiseStatus>>,
+    pub advertise_status: Option<watch::Receiver<AdvertiseStatus>>,
     /// Commands for sysctls that are off.
     pub switches: watch::Receiver<Vec<String>>,
     pub report: Option<watch::Receiver<WriterHealth>>,
@@ -112,7 +112,7 @@ pub struct SnapshotSources {
 impl SnapshotSources {
     pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks) -> Self {
         let Replica { settings, configs, tailnet, forwarding, ingress, state } = replica;
-        let sites = ingress.as_ref().and_then(|ingress| ingress.sites.as_ref());
+        let sites = ingress.as_ref().and_then(|ingress| ingress.front_end.as_ref());
         Self {
             metrics,
             pod_ips: settings.pod.ips.clone(),
@@ -134,7 +134,7 @@ impl SnapshotSources {
             interface: settings.interface.clone(),
             link: forwarding.link.clone(),
             paths: forwarding.warmup.clone(),
-            standing: ingress.as_ref().map(|ingress| ingress.standing.clone()),
+            advertise_status: ingress.as_ref().map(|ingress| ingress.advertise_status.clone()),
             switches: forwarding.switches.clone(),
             report: state.as_ref().map(|state| state.ledger.health()),
             sites: sites.map(|sites| sites.l7.clone()),
@@ -213,13 +213,13 @@ impl SnapshotSources {
 
     /// Services that are awaited since tailscaled's start.
     fn services(&self) -> BTreeMap<String, String> {
-        let (Some(standing), Some(daemon)) = (&self.standing, &self.daemon) else { return BTreeMap::new() };
-        let standing = standing.borrow();
-        if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
+        let (Some(advertise_status), Some(daemon)) = (&self.advertise_status, &self.daemon) else { return BTreeMap::new() };
+        let advertise_status = advertise_status.borrow();
+        if advertise_status.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { advertise_status.waiting.clone() }
     }
 
     pub(super) fn funnel_errors(&self) -> BTreeMap<String, FunnelError> {
-        self.standing.as_ref().and_then(|standing| standing.borrow().funnel_errors.clone()).unwrap_or_default()
+        self.advertise_status.as_ref().and_then(|advertise_status| advertise_status.borrow().funnel_errors.clone()).unwrap_or_default()
     }
 
     /// State of the ruleset; records the start of a lag.

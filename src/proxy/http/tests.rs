@@ -77,7 +77,7 @@ fn lab_with(unreachable_note: Option<PathBuf>) -> Lab {
         interface: crate::model::base::net::InterfaceName::tailscale0(),
         link: None,
         paths: None,
-        standing: None,
+        advertise_status: None,
         switches: switches_seen,
         report: None,
         sites: None,

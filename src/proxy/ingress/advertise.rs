@@ -44,14 +44,14 @@ pub struct Inputs {
     /// Peer warm-up, if enabled: nothing is advertised before it.
     pub paths: Option<watch::Receiver<WarmupProgress>>,
     /// Progress of the withdrawal.
-    pub leaving: watch::Receiver<WithdrawalProgress>,
+    pub withdrawal: watch::Receiver<WithdrawalProgress>,
 }
 
 #[derive(Debug)]
 pub struct AdvertiseOutputs {
     pub wanted: watch::Sender<Option<Arc<ServeConfig>>>,
     pub advertised: watch::Sender<Advertised>,
-    pub standing: watch::Sender<AdvertiseStatus>,
+    pub status: watch::Sender<AdvertiseStatus>,
 }
 
 /// Decides after each change of an input; ends when a sender is dropped.
@@ -71,10 +71,10 @@ pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutpu
         }
         let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + MAX_READINESS_DELAY));
         let late = due.is_some_and(|due| Instant::now() >= due);
-        let mut standing = view.status(&facts);
-        let done = view.is_complete() && (standing.waiting.is_empty() || late);
-        follow(&mut standing, &outputs.standing.borrow(), start, done, late);
-        put(&outputs.standing, standing);
+        let mut status = view.status(&facts);
+        let done = view.is_complete() && (status.waiting.is_empty() || late);
+        follow(&mut status, &outputs.status.borrow(), start, done, late);
+        put(&outputs.status, status);
         tokio::select! {
             changed = inputs.changed() => if changed.is_err() { return },
             () = until(due.filter(|_| !late)) => {}
@@ -108,8 +108,8 @@ impl Inputs {
         let programmed = self.programmed.borrow_and_update().clone();
         let view = AdvertiseView {
             mode,
-            leaving: *self.leaving.borrow_and_update(),
-            daemon: DaemonReport { running, configured: daemon.configured, advertised: daemon.advertised, shut: daemon.shut },
+            withdrawal: *self.withdrawal.borrow_and_update(),
+            daemon: DaemonReport { running, configured: daemon.configured, advertised: daemon.advertised, shields_up: daemon.shields_up },
             netmap: self.netmap.borrow_and_update().clone(),
             served: self.served.borrow_and_update().clone(),
             ingress: self.ingress.borrow_and_update().clone(),
@@ -135,7 +135,7 @@ impl Inputs {
             Ok(()) = self.in_place.changed() => Ok(()),
             Ok(()) = self.serving.changed() => Ok(()),
             Ok(()) = changed(&mut self.paths) => Ok(()),
-            changed = self.leaving.changed() => changed,
+            changed = self.withdrawal.changed() => changed,
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::proxy::ingress::start::{IngressPart, Listening};
 impl IngressPart {
     /// With advertised services: rejects new connections, and waits for those to `routed` addresses and virtual hosts, at most for `within`.
     /// `meanwhile` runs concurrently and is dropped at the deadline.
-    pub async fn shut(&mut self, within: Duration, routed: &BTreeSet<IpAddr>, meanwhile: impl Future<Output = ()>) {
-        if self.standing.borrow().leading.is_empty() {
+    pub async fn reject_new_connections(&mut self, within: Duration, routed: &BTreeSet<IpAddr>, meanwhile: impl Future<Output = ()>) {
+        if self.advertise_status.borrow().active.is_empty() {
             return;
         }
         let began = Instant::now();
@@ -25,13 +25,13 @@ impl IngressPart {
             tracing::warn!("cannot enable shields-up in tailscaled; connections that begin before services are withdrawn are closed");
             return;
         }
-        if let Some(sites) = &self.sites {
-            sites.closing.send_replace(Closing::Draining);
+        if let Some(front_end) = &self.front_end {
+            front_end.closing.send_replace(Closing::Draining);
         }
         let rest = within.saturating_sub(began.elapsed());
         let began = Instant::now();
         let ended =
-            timeout(rest, join3(wait_for_last_connection(self.sites.as_ref()), wait_for_last_flow(routed), meanwhile)).await.is_ok();
+            timeout(rest, join3(wait_for_last_connection(self.front_end.as_ref()), wait_for_last_flow(routed), meanwhile)).await.is_ok();
         let took = began.elapsed();
         if ended {
             tracing::info!(?took, "rejecting new connections; none are in progress");
@@ -42,25 +42,25 @@ impl IngressPart {
 
     /// Accepts new connections again, at most for `within`: tailscaled stores shields-up, also for the next Pod.
     pub async fn reopen(&mut self, within: Duration) {
-        if self.leaving.borrow().shut && !self.set_shields_up(false, within).await {
+        if self.withdrawal.borrow().shields_up && !self.set_shields_up(false, within).await {
             tracing::warn!("cannot disable shields-up in tailscaled; the next start does it");
         }
     }
 
     /// Sets shields-up and waits until tailscaled confirms, at most for `within`; returns whether it did.
     async fn set_shields_up(&mut self, on: bool, within: Duration) -> bool {
-        self.leaving.send_modify(|leaving| leaving.shut = on);
-        timeout(within, self.standing.wait_for(|standing| standing.shut == on)).await.is_ok()
+        self.withdrawal.send_modify(|withdrawal| withdrawal.shields_up = on);
+        timeout(within, self.advertise_status.wait_for(|status| status.shields_up == on)).await.is_ok()
     }
 
     /// Withdraws everything and waits until the control plane confirms, at most for `within`; returns whether it did.
     pub async fn withdraw(&mut self, within: Duration) -> bool {
-        let before = self.standing.borrow().leading.len();
-        self.leaving.send_modify(|leaving| leaving.withdrawn = true);
+        let before = self.advertise_status.borrow().active.len();
+        self.withdrawal.send_modify(|withdrawal| withdrawal.withdrawn = true);
         let began = Instant::now();
-        let done = timeout(within, self.standing.wait_for(|standing| standing.leading.is_empty())).await.is_ok();
+        let done = timeout(within, self.advertise_status.wait_for(|status| status.active.is_empty())).await.is_ok();
         if !done {
-            let services = &self.standing.borrow().leading;
+            let services = &self.advertise_status.borrow().active;
             tracing::warn!(?services, "the control plane may still route services to this replica: it has not confirmed their withdrawal");
         } else if before > 0 {
             tracing::info!(services = before, took = ?began.elapsed(), "no service is routed to this replica any more");
@@ -70,17 +70,17 @@ impl IngressPart {
 
     /// Waits for running requests of virtual hosts, at most for `within`.
     pub async fn close(&mut self, within: Duration) {
-        let Some(sites) = &mut self.sites else { return };
-        sites.closing.send_replace(Closing::Closed);
-        if timeout(within, sites.closed.wait_for(|closed| *closed)).await.is_err() {
+        let Some(front_end) = &mut self.front_end else { return };
+        front_end.closing.send_replace(Closing::Closed);
+        if timeout(within, front_end.closed.wait_for(|closed| *closed)).await.is_err() {
             tracing::info!("drain timeout reached: closing the remaining HTTP connections");
         }
     }
 }
 
 /// Waits until no connection to a virtual host is open, and none was for a while.
-async fn wait_for_last_connection(sites: Option<&Listening>) {
-    let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
+async fn wait_for_last_connection(front_end: Option<&Listening>) {
+    let Some(mut open) = front_end.map(|front_end| front_end.l7.stats.open()) else { return };
     // The sender is dropped with the front end.
     while open.wait_for(|open| *open == 0).await.is_ok() {
         if timeout(IDLE_PERIOD, open.wait_for(|open| *open > 0)).await.is_err() {

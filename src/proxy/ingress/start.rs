@@ -28,12 +28,12 @@ use crate::proxy::tailnet::start::TailnetPart;
 /// The running ingress part: advertising and the HTTP front end.
 #[derive(Debug)]
 pub struct IngressPart {
-    pub standing: watch::Receiver<AdvertiseStatus>,
+    pub advertise_status: watch::Receiver<AdvertiseStatus>,
     pub serving: watch::Receiver<ServeStatus>,
     /// The HTTP front end, if it can serve.
-    pub sites: Option<Listening>,
+    pub front_end: Option<Listening>,
     /// Progress of the withdrawal.
-    pub(super) leaving: watch::Sender<WithdrawalProgress>,
+    pub(super) withdrawal: watch::Sender<WithdrawalProgress>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,27 +62,27 @@ impl IngressPart {
         let IngressInputs { settings, configs, tailnet, forwarding, .. } = inputs;
         let daemon = tailnet.daemon.as_ref().filter(|_| settings.limits_advertising())?;
         let how = AdvertiseMode { serves: settings.serve.is_some(), on_node: settings.node_sites, auto_advertise: settings.auto_advertise };
-        let sites = if how.serves { Listening::start(inputs, daemon, tasks) } else { None };
+        let front_end = if how.serves { Listening::start(inputs, daemon, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(ServeStatus::default());
-        let (standing_in, standing) = watch::channel(AdvertiseStatus::default());
-        let (leaving, told_to_leave) = watch::channel(WithdrawalProgress::default());
+        let (status_sender, advertise_status) = watch::channel(AdvertiseStatus::default());
+        let (withdrawal, withdrawal_watch) = watch::channel(WithdrawalProgress::default());
         let inputs = advertise::Inputs {
             daemon: daemon.state(),
             netmap: tailnet.netmap.clone(),
             served: configs.serve.services.clone(),
             ingress: configs.ingress.services.clone(),
             programmed: forwarding.programmed.clone(),
-            in_place: sites.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |sites| sites.l7.in_place.clone()),
+            in_place: front_end.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |front_end| front_end.l7.in_place.clone()),
             serving: serving.clone(),
             paths: forwarding.warmup.clone(),
-            leaving: told_to_leave,
+            withdrawal: withdrawal_watch,
         };
-        let outputs = advertise::AdvertiseOutputs { wanted, advertised, standing: standing_in };
+        let outputs = advertise::AdvertiseOutputs { wanted, advertised, status: status_sender };
         tasks.run_until_stop("advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
         tasks.run_until_stop("serve", serve_config_writer::run(daemon.api.clone(), inputs, serving_in));
-        Some(Self { standing, serving, sites, leaving })
+        Some(Self { advertise_status, serving, front_end, withdrawal })
     }
 }
 

@@ -57,7 +57,7 @@ impl StatePart {
             programmed: forwarding.programmed.clone(),
             netmap: tailnet.netmap.clone(),
             serving: ingress.map_or_else(unset, |ingress| ingress.serving.clone()),
-            standing: ingress.map_or_else(unset, |ingress| ingress.standing.clone()),
+            advertise_status: ingress.map_or_else(unset, |ingress| ingress.advertise_status.clone()),
             overlaps: forwarding.overlaps.clone(),
         };
         tasks.run_until_stop("reporter", reporter::run(published, about, ledger.clone()));
@@ -78,13 +78,13 @@ pub fn record_mute_start(ledger: &Ledger) {
 /// Starts the recorder of recent peers, if clients of the tailnet are served and peers are warmed up.
 fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> Option<RecentPeersWriter> {
     let StateInputs { settings, tailnet, forwarding, ingress, .. } = inputs;
-    let standing = ingress.map(|ingress| ingress.standing.clone());
-    if standing.is_none() && !settings.single.is_ingress() {
+    let advertise_status = ingress.map(|ingress| ingress.advertise_status.clone());
+    if advertise_status.is_none() && !settings.single.is_ingress() {
         return None;
     }
     let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
     let writer = RecentPeersWriter { api: daemon.api.clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
-    tasks.run_until_stop("recent-peers", writer.clone().keep(standing));
+    tasks.run_until_stop("recent-peers", writer.clone().keep(advertise_status));
     Some(writer)
 }
 

@@ -85,7 +85,7 @@ pub struct DaemonState {
     pub configured: Option<Arc<BTreeSet<String>>>,
     pub advertised: Arc<BTreeSet<String>>,
     /// Whether shields-up is on, as reported by tailscaled: it rejects new connections.
-    pub shut: bool,
+    pub shields_up: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -307,13 +307,13 @@ impl Supervisor {
             self.no_store = !self.from_file;
             self.fault("StateStore", &"it cannot read its stored state; restarting it until it can");
         }
-        let shut = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
+        let shields_up = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
         let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
         let (login_broken, have_node_key) = (snapshot.login_broken(), snapshot.have_node_key);
         let bus = BusState { state: snapshot.state, login_broken, have_node_key, no_store };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
-            state.shut = shut;
+            state.shields_up = shields_up;
             if *state.advertised != advertised {
                 state.advertised = Arc::new(advertised);
             }

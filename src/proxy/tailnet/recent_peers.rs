@@ -99,14 +99,14 @@ fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
 
 impl RecentPeersWriter {
     /// Checks while services are routed to this replica, or always without a status; ends when the status's sender is dropped.
-    pub async fn keep(self, mut standing: Option<watch::Receiver<AdvertiseStatus>>) {
-        if standing.is_none() {
+    pub async fn keep(self, mut advertise_status: Option<watch::Receiver<AdvertiseStatus>>) {
+        if advertise_status.is_none() {
             // The predecessor's record is loaded meanwhile.
             sleep(MIN_CHECK_INTERVAL).await;
         }
         loop {
-            if let Some(standing) = &mut standing
-                && standing.wait_for(|standing| !standing.leading.is_empty()).await.is_err()
+            if let Some(advertise_status) = &mut advertise_status
+                && advertise_status.wait_for(|advertise_status| !advertise_status.active.is_empty()).await.is_err()
             {
                 return;
             }

@@ -60,10 +60,10 @@ impl TailnetPart {
 
     /// Writes changes that only a file of this Pod has to the Secret, e.g. that shields-up is off again: another Pod does not see the file.
     /// Takes at most `within`.
-    pub async fn give_back(&self, within: Duration) {
+    pub async fn save_state(&self, within: Duration) {
         let from_file = self.daemon.as_ref().is_some_and(|daemon| daemon.state().borrow().from_file);
         let Some(copies) = self.copies.as_ref().filter(|_| from_file) else { return };
-        match timeout(within, copies.give_back()).await {
+        match timeout(within, copies.write_secret()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(reason = error.reason(), "cannot save tailscaled's state; the next Pod starts with an older one: {error}");

@@ -39,7 +39,7 @@ impl Applier {
     ) -> Result<(), KubeError> {
         let one = async |update: &ObjectUpdate| {
             let subject = WorkloadKey::of_object(update.source, &update.namespace, &update.name);
-            setbacks.aside(subject, self.service(update, versions, when).await)
+            setbacks.record(subject, self.service(update, versions, when).await)
         };
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
     }

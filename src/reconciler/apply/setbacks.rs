@@ -25,7 +25,7 @@ struct SetAside {
 
 impl PartialErrors {
     /// Sets aside an error that concerns only this Service; returns any other outcome.
-    pub(super) fn aside(&self, subject: WorkloadKey, done: Result<(), KubeError>) -> Result<(), KubeError> {
+    pub(super) fn record(&self, subject: WorkloadKey, done: Result<(), KubeError>) -> Result<(), KubeError> {
         match done {
             Err(error) if error.refused() => {
                 let mut errors = self.errors();
@@ -72,12 +72,12 @@ mod tests {
     fn only_errors_of_a_single_object_are_set_aside() {
         let setbacks = PartialErrors::default();
         for code in [403, 409, 422, 500] {
-            assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_ok(), "{code}");
+            assert!(setbacks.record(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_ok(), "{code}");
         }
         for code in [401, 429, 503] {
-            assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_err(), "{code}");
+            assert!(setbacks.record(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_err(), "{code}");
         }
-        assert!(setbacks.aside(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
+        assert!(setbacks.record(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
         let faults = setbacks.take_faults();
         assert_eq!(faults.len(), 3, "another writer's change emits no Event: {faults:?}");
         assert_eq!(setbacks.end().expect_err("the first").reason(), "Forbidden");

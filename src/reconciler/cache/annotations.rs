@@ -75,9 +75,9 @@ mod tests {
             (5, json!({}), false),
             (6, wrong, true),
         ];
-        for (version, annotations, news) in steps {
-            assert_eq!(cache.put_json(WatchRole::Service, service(version, &annotations)).contains(&key), news, "{version}");
-            assert_eq!(cache.report_annotations(&publisher).is_some(), news, "{version}");
+        for (version, annotations, changed) in steps {
+            assert_eq!(cache.put_json(WatchRole::Service, service(version, &annotations)).contains(&key), changed, "{version}");
+            assert_eq!(cache.report_annotations(&publisher).is_some(), changed, "{version}");
             assert_eq!(cache.report_annotations(&publisher), None, "{version}");
             assert_eq!((cache.stored(WatchRole::Service), cache.count(WatchRole::Service)), (1, 0), "it is not stored whole");
         }

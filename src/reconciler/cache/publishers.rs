@@ -130,14 +130,14 @@ impl ClusterCache {
             backed,
             rivals,
             namesakes,
-            elsewhere: self.elsewhere(key),
+            served_by_others: self.served_by_others(key),
             listed: None,
             approved: BTreeMap::new(),
         }
     }
 
     /// Objects of a workload that the config of another group has.
-    fn elsewhere(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
+    fn served_by_others(&self, key: &WorkloadKey) -> BTreeSet<Publisher> {
         let Some(members) = self.indices.workloads.get(key) else { return BTreeSet::new() };
         let publisher = |source, (namespace, name): &Id| Publisher { source, namespace: namespace.clone(), name: name.clone() };
         let ingresses = members.ingresses.keys().map(|id| publisher(PublishSource::Ingress, id));

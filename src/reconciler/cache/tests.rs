@@ -323,9 +323,9 @@ fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
         world.complete(role, None);
     }
     world.put_json(WatchRole::Group, group("g", 1));
-    let mut asks = group("h", 2);
-    asks["spec"]["proxyClass"] = "direct".into();
-    world.put_json(WatchRole::Group, asks);
+    let mut direct = group("h", 2);
+    direct["spec"]["proxyClass"] = "direct".into();
+    world.put_json(WatchRole::Group, direct);
     assert!(!world.wants_nodes() && world.missing().is_empty());
     let class = json!({"metadata": {"name": "direct", "resourceVersion": "3"},
         "spec": {"staticEndpoints": {"nodePort": {"ports": [{"port": 31000}]}}}});

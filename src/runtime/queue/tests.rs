@@ -187,7 +187,7 @@ proptest! {
             requested.insert(key, false);
             order.end(&key, now, WorkOutcome::Done, &|_| Duration::ZERO);
         }
-        prop_assert!(requested.values().all(|wish| !wish), "{requested:?}");
+        prop_assert!(requested.values().all(|pending| !pending), "{requested:?}");
         prop_assert_eq!(order.depth(now), Depth::default());
     }
 }

@@ -62,9 +62,9 @@ impl Replica {
         let set = format!("..{service}");
         fs::create_dir(self.mount.path().join(&set)).expect("a set");
         fs::write(self.mount.path().join(&set).join("egress-services"), config(service)).expect("a file");
-        let aside = self.mount.path().join("..data_tmp");
-        symlink(Path::new(&set), &aside).expect("a link");
-        fs::rename(aside, self.mount.path().join("..data")).expect("a swap");
+        let temporary = self.mount.path().join("..data_tmp");
+        symlink(Path::new(&set), &temporary).expect("a link");
+        fs::rename(temporary, self.mount.path().join("..data")).expect("a swap");
     }
 
     async fn becomes(&mut self, service: &str) {

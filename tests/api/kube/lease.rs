@@ -69,7 +69,7 @@ fn one_of_two_candidates_leads_and_releases_the_lease() {
         tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("another leads");
         assert!(first.leads() && !second.leads());
         first.stop().await;
-        assert!(second.until(true).await < LeaseTerms::RECONCILER.duration, "a Lease that was given back is not waited for");
+        assert!(second.until(true).await < LeaseTerms::RECONCILER.lease_duration, "a Lease that was given back is not waited for");
     });
 }
 
@@ -130,7 +130,7 @@ fn frozen_api_server_ends_leadership_before_the_lease_expires() {
         let mut first = leader(&cluster).await;
         cluster.freeze_server();
         let ended = first.until(false).await;
-        assert!(ended <= LeaseTerms::RECONCILER.duration, "{ended:?} is after another may lead");
+        assert!(ended <= LeaseTerms::RECONCILER.lease_duration, "{ended:?} is after another may lead");
         assert!(!first.leads());
         cluster.thaw_server();
         first.until(true).await;

@@ -26,7 +26,7 @@ struct Waiting {
     standby: Standby,
     tasks: Tasks,
     leaver: Stopper,
-    leave: tasks::Stop,
+    shutdown: tasks::Stop,
 }
 
 impl Waiting {
@@ -34,12 +34,12 @@ impl Waiting {
         let mut tasks = Tasks::default();
         let election = ActiveLease { name: NAME.to_owned(), pod_uid: uid.to_owned() };
         let standby = Standby::start(cluster.pod().await, &election, &mut tasks);
-        let (leaver, leave) = tasks::stop();
-        Self { standby, tasks, leaver, leave }
+        let (leaver, shutdown) = tasks::stop();
+        Self { standby, tasks, leaver, shutdown }
     }
 
     async fn becomes_active(&self, within: Duration) -> bool {
-        timeout(within, self.standby.wait(None, &self.tasks, &self.leave)).await.unwrap_or(false)
+        timeout(within, self.standby.wait(None, &self.tasks, &self.shutdown)).await.unwrap_or(false)
     }
 }
 
@@ -73,20 +73,20 @@ fn second_pod_waits_and_answers_probes_until_the_first_has_left() {
         let second = Waiting::start(&cluster, "second").await;
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("an address");
         let listener = HttpListener { address, metrics: false, preshutdown: false };
-        let waits = second.standby.wait(Some(listener), &second.tasks, &second.leave);
+        let waits = second.standby.wait(Some(listener), &second.tasks, &second.shutdown);
         let probes = async {
             let ask = async |path: &'static str| spawn_blocking(move || status(address, path)).await.expect("a thread");
             let alive = |found: &Option<String>| found.as_deref() == Some("HTTP/1.1 200 OK");
             eventually_async("liveness", DEADLINE, async || ask("/livez").await, alive).await;
             assert_eq!(ask("/readyz").await.as_deref(), Some("HTTP/1.1 503 Service Unavailable"));
-            tokio::time::sleep(2 * LeaseTerms::ACTIVE_POD.every).await;
+            tokio::time::sleep(2 * LeaseTerms::ACTIVE_POD.retry_period).await;
         };
         tokio::select! {
             _ = waits => panic!("both are active"),
             () = probes => {}
         }
         first.standby.release().await;
-        assert!(second.becomes_active(LeaseTerms::ACTIVE_POD.trust).await, "a Lease that was released is not waited for");
+        assert!(second.becomes_active(LeaseTerms::ACTIVE_POD.renew_deadline).await, "a Lease that was released is not waited for");
     });
 }
 
@@ -100,11 +100,11 @@ fn passed_claim_stops_the_active_pod_and_starts_the_other_at_once() {
         let observer = LeaderClient::new(cluster.pod().await, watch::channel(Some(leading)).1, Arc::new(|_, _, _| ()));
         let mut pods = [(&first, "first"), (&second, "second")];
         // The watch is established.
-        tokio::time::sleep(2 * LeaseTerms::ACTIVE_POD.every).await;
+        tokio::time::sleep(2 * LeaseTerms::ACTIVE_POD.retry_period).await;
         let mut total = Duration::ZERO;
         for _ in 0..6 {
             let [(active, _), (waiting, uid)] = pods;
-            let fence = active.standby.fence(async {}, active.leave.clone(), active.tasks.stop());
+            let fence = active.standby.fence(async {}, active.shutdown.clone(), active.tasks.stop());
             let begin = Instant::now();
             let passed = async || {
                 let read = observer.lease(NAME).await.expect("an answer").expect("a Lease");
@@ -118,7 +118,7 @@ fn passed_claim_stops_the_active_pod_and_starts_the_other_at_once() {
             pods.reverse();
         }
         println!("six claims passed in {total:?}");
-        assert!(total < 2 * LeaseTerms::ACTIVE_POD.every, "no Pod waits for its next read: {total:?}");
+        assert!(total < 2 * LeaseTerms::ACTIVE_POD.retry_period, "no Pod waits for its next read: {total:?}");
     });
 }
 
@@ -131,20 +131,20 @@ fn holder_that_cannot_renew_stops_tailscaled() {
             async move {
                 let _ = killed.send(());
             },
-            first.leave.clone(),
+            first.shutdown.clone(),
             first.tasks.stop(),
         );
         cluster.freeze_server();
-        let ended = timeout(LeaseTerms::ACTIVE_POD.duration, fence).await.expect("before another Pod may be active");
+        let ended = timeout(LeaseTerms::ACTIVE_POD.lease_duration, fence).await.expect("before another Pod may be active");
         assert!(ended.is_err(), "the process ends");
         kill.await.expect("tailscaled is killed first");
         cluster.thaw_server();
         // A Pod that leaves kills it as well, and goes on with its shutdown.
         assert!(first.becomes_active(DEADLINE).await);
         first.leaver.escalate();
-        let fence = first.standby.fence(async {}, first.leave.clone(), first.tasks.stop());
+        let fence = first.standby.fence(async {}, first.shutdown.clone(), first.tasks.stop());
         cluster.freeze_server();
-        timeout(LeaseTerms::ACTIVE_POD.duration, fence).await.expect_err("it waits for the end of the shutdown");
+        timeout(LeaseTerms::ACTIVE_POD.lease_duration, fence).await.expect_err("it waits for the end of the shutdown");
         cluster.thaw_server();
     });
 }

@@ -97,8 +97,8 @@ fn proxy_changes_only_data_and_the_order_annotation_of_its_secrets() {
         for (secret, (field, patch)) in secrets.iter().flat_map(|secret| refused_changes().into_iter().map(move |change| (secret, change)))
         {
             let (code, message) = try_patch(&proxy, secret, &patch).await.expect_err(field);
-            let said = format!("{workload} cannot change {field} of Secret {secret}: proxies change only data");
-            assert!(code == 403 && message.contains(&said), "{secret} {field}: {code} {message}");
+            let expected = format!("{workload} cannot change {field} of Secret {secret}: proxies change only data");
+            assert!(code == 403 && message.contains(&expected), "{secret} {field}: {code} {message}");
         }
         let (code, _) = try_patch(&proxy, &secrets[0], &Patch::Merge(json!({"type": "example.com/x"}))).await.expect_err("type");
         assert!(matches!(code, 403 | 422), "{code}");

@@ -333,8 +333,8 @@ fn doctor_checks_a_machine_without_a_cluster() {
     stage(async |stage| {
         let nowhere = stage.tailyard("admin", &["doctor", "--node-checks", "-o", "json"]).env("KUBECONFIG", "/nowhere").output().await;
         let nowhere = nowhere.expect("the binary");
-        let alone = stage.tailyard("admin", &["doctor"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
-        assert_eq!(alone.status.code(), Some(1), "without a cluster there is nothing else to look at");
+        let doctor = stage.tailyard("admin", &["doctor"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
+        assert_eq!(doctor.status.code(), Some(1), "without a cluster there is nothing else to look at");
         let checks: Vec<Value> = serde_json::from_slice(&nowhere.stdout).expect("JSON");
         let finding =
             |name: &str| checks.iter().find(|check| check["name"] == name).map(|check| check["finding"].clone()).unwrap_or_default();

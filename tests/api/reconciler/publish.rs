@@ -265,13 +265,13 @@ fn failed_funnel_is_reported_to_its_ingress() {
         let wanted = "PartiallyAdvertised It is not reached from the internet (Funnel), as the tailnet does not let this node be.";
         eventually_async("why it is not reached", DEADLINE, reported, |reported| reported.iter().any(|reported| reported == wanted)).await;
         let published = async || stage.says("g", "TailyardServicesAdvertised").await;
-        eventually_async("the group says who", DEADLINE, published, |said| {
-            said.contains("1 of 2") && said.contains("default/app (PartiallyAdvertised)")
+        eventually_async("the group says who", DEADLINE, published, |status| {
+            status.contains("1 of 2") && status.contains("default/app (PartiallyAdvertised)")
         })
         .await;
         assert_eq!(stage.events("inside").await, [""; 0]);
         stage.cluster.patch_secret("g-0", &[("tailyard-funnel-errors.json", "{}")]).await;
-        eventually_async("all is well", DEADLINE, published, |said| said.starts_with("True")).await;
+        eventually_async("all is well", DEADLINE, published, |status| status.starts_with("True")).await;
         stage.quiet(&running).await;
     });
 }

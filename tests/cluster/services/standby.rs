@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Longest time for which two Pods may run tailscaled, if one of them is on a lost node.
-const FENCE: Duration = LeaseTerms::ACTIVE_POD.trust.saturating_add(FENCE_DELAY);
+const FENCE: Duration = LeaseTerms::ACTIVE_POD.renew_deadline.saturating_add(FENCE_DELAY);
 
 /// Name and holder of each Lease, by lines.
 const LEASES: &str = r"jsonpath={range .items[*]}{.metadata.name} {.spec.holderIdentity}{'\n'}{end}";
@@ -67,7 +67,7 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     eventually("another Pod", DEADLINE, || holder(cluster).filter(|holder| *holder != uid && !holder.is_empty()));
     let moved = began.elapsed();
     println!("the active Pod is deleted by force: another has the Lease after {moved:?}");
-    assert!(moved < LeaseTerms::ACTIVE_POD.trust, "it was released: {moved:?}");
+    assert!(moved < LeaseTerms::ACTIVE_POD.renew_deadline, "it was released: {moved:?}");
     let second = settled(cluster);
 
     let uid = pods::uid(cluster, NAMESPACE, &second.active);
@@ -83,7 +83,7 @@ pub(crate) fn a_waiting_pod_takes_over(stage: &Stage) {
     let name = pods::node(cluster, NAMESPACE, &fourth.active);
     let node = cluster.nodes.iter().find(|node| node.name == name).expect("a node");
     let moved = fail(&fourth, "the node of the active Pod is lost", FENCE, &|| cluster.tailnet.cut(&node.machine));
-    assert!(moved < LeaseTerms::ACTIVE_POD.trust, "a reconciler passed its claim: {moved:?}");
+    assert!(moved < LeaseTerms::ACTIVE_POD.renew_deadline, "a reconciler passed its claim: {moved:?}");
     cluster.tailnet.repair(&node.machine);
     cluster.wait(&["--for=condition=Ready", &format!("node/{name}")]);
     assert_eq!(settled(cluster).active, fourth.waiting);
@@ -132,13 +132,13 @@ fn outage(uids: &[String; 2], (what, both): (&str, Duration), fault: &dyn Fn(), 
         || uids.each_ref().map(|uid| pods::processes(uid, Some("tailscaled")).into_iter().filter(|pid| !pods::is_ending(*pid)).min());
     let (before, begin) = (running(), Instant::now());
     fault();
-    let (mut ended, mut moved, mut failed, mut alone) = (None, None, begin, begin);
+    let (mut ended, mut moved, mut failed, mut single_since) = (None, None, begin, begin);
     while ended.is_none() || moved.is_none_or(|moved: Instant| moved.max(failed).elapsed() < QUIET) {
         let now = running();
         if now.contains(&None) {
-            alone = Instant::now();
+            single_since = Instant::now();
         } else {
-            assert!(alone.elapsed() <= both, "{what}: both Pods run tailscaled after {:?}: {now:?}", begin.elapsed());
+            assert!(single_since.elapsed() <= both, "{what}: both Pods run tailscaled after {:?}: {now:?}", begin.elapsed());
         }
         if before.iter().flatten().all(|pid| !now.contains(&Some(*pid))) {
             ended.get_or_insert_with(|| begin.elapsed());

@@ -150,8 +150,8 @@ impl Replica {
     }
 
     /// Sends SIGTERM; the exit status must be 0. Returns the elapsed time.
-    pub(crate) fn leave(&mut self) -> Duration {
-        self.process.take().expect("a running replica").leave()
+    pub(crate) fn shut_down(&mut self) -> Duration {
+        self.process.take().expect("a running replica").shut_down()
     }
 }
 

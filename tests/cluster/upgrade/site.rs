@@ -67,7 +67,7 @@ impl Site {
         cluster.tailnet.set_cert_domains(&[&cluster.tailnet.name_of("alone")]);
         cluster.apply(&site::backends("web", ANSWER));
         cluster.apply(&[pods::client(), site::class(&self.front.directory), site::group("in", "in"), whole::group("eg")]);
-        cluster.apply(&[site::ingress("web", "in"), plain(), whole::service("db", "eg", &fqdn), alone(), solo(), out(&fqdn)]);
+        cluster.apply(&[site::ingress("web", "in"), plain(), whole::service("db", "eg", &fqdn), standalone_ingress(), solo(), out(&fqdn)]);
         self.settle(QUIET);
         cluster.wait(&["--for=condition=Ready", "pod/client"]);
         self.assert_serves();
@@ -158,7 +158,7 @@ impl Site {
 }
 
 /// Ingress with a proxy of its own.
-fn alone() -> Value {
+fn standalone_ingress() -> Value {
     let mut ingress = site::ingress("alone", "");
     ingress["metadata"]["annotations"] = json!({"tailscale.com/proxy-class": site::CLASS});
     ingress["spec"]["defaultBackend"]["service"]["name"] = json!("web");

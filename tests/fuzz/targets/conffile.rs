@@ -11,18 +11,18 @@ use tailyard::model::tailnet::supervise::conffile::{self, ConfFault, ConfFile};
 fuzz_target!(|data: &[u8]| {
     let services = BTreeSet::from(["svc:a".to_owned()]);
     for advertised in
-        [Advertised::default(), Advertised { services, withheld: ["10.0.0.0/8".parse().expect("a prefix")].into(), shut: true }]
+        [Advertised::default(), Advertised { services, withheld: ["10.0.0.0/8".parse().expect("a prefix")].into(), shields_up: true }]
     {
-        let said = conffile::advertising(data, &advertised);
-        assert_eq!(conffile::advertising(&said, &advertised), said);
+        let written = conffile::advertising(data, &advertised);
+        assert_eq!(conffile::advertising(&written, &advertised), written);
         match conffile::check(data) {
             Ok(before) => {
-                let wanted = ConfFile { services: advertised.services, shields_up: advertised.shut || before.shields_up, ..before };
-                assert_eq!(conffile::check(&said), Ok(wanted));
+                let wanted = ConfFile { services: advertised.services, shields_up: advertised.shields_up || before.shields_up, ..before };
+                assert_eq!(conffile::check(&written), Ok(wanted));
             }
             // This is the one field that is overwritten whatever its value.
-            Err(ConfFault::Type { field: "AdvertiseServices", .. }) => assert!(conffile::check(&said).is_ok()),
-            Err(_) => assert!(conffile::check(&said).is_err()),
+            Err(ConfFault::Type { field: "AdvertiseServices", .. }) => assert!(conffile::check(&written).is_ok()),
+            Err(_) => assert!(conffile::check(&written).is_err()),
         }
     }
     if let Ok(text) = std::str::from_utf8(data) {

@@ -317,7 +317,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.leave();
+        self.store_for_reuse();
         for child in [self.controllers.take(), self.server.take(), self.etcd.take()].into_iter().flatten() {
             end(child);
         }

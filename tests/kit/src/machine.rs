@@ -221,7 +221,7 @@ impl Process {
     }
 
     /// Sends SIGTERM and waits; the exit status must be 0. Returns the time it took.
-    pub fn leave(mut self) -> Duration {
+    pub fn shut_down(mut self) -> Duration {
         let begin = Instant::now();
         self.signal(Signal::SIGTERM);
         assert!(self.wait().success(), "{}", self.output());

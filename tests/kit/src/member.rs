@@ -153,7 +153,7 @@ impl Member {
     }
 
     /// Whether tailscaled has `ShieldsUp` set.
-    pub fn shut(&self) -> Option<bool> {
+    pub fn shields_up(&self) -> Option<bool> {
         self.prefs().map(|prefs| prefs.shields_up)
     }
 
@@ -184,8 +184,8 @@ impl Member {
     }
 
     /// Sends SIGTERM and waits; the exit status must be 0. Returns the time it took.
-    pub fn leave(&mut self) -> Duration {
-        self.process.take().expect("a running replica").leave()
+    pub fn shut_down(&mut self) -> Duration {
+        self.process.take().expect("a running replica").shut_down()
     }
 
     /// Sends SIGTERM, then SIGKILL to replica and tailscaled as soon as a condition holds.

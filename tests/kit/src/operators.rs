@@ -190,7 +190,7 @@ impl Stage {
     }
 
     /// Returns the group to the Tailscale operator as docs/migrate.md describes.
-    pub fn give_back(&self) {
+    pub fn return_group(&self) {
         self.guide.run(MIGRATE, "ns=tailscale", &[]);
         eventually("no endpoints but theirs", DEADLINE, || {
             let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");

@@ -138,8 +138,8 @@ impl Conditions {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let internal = |argument: &str| ["bench", ALONE].iter().any(|name| argument.strip_prefix("--") == Some(name));
         let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| !internal(argument)).collect();
-        let version = format!("{} {}", env!("CARGO_PKG_VERSION"), said("git", &["describe", "--always", "--dirty"]));
-        let nft = said("nft", &["--version"]).split_whitespace().nth(1).unwrap_or("unknown").to_owned();
+        let version = format!("{} {}", env!("CARGO_PKG_VERSION"), first_output("git", &["describe", "--always", "--dirty"]));
+        let nft = first_output("nft", &["--version"]).split_whitespace().nth(1).unwrap_or("unknown").to_owned();
         Self {
             date: Timestamp::now().round(Unit::Second).map(|now| now.to_string()).unwrap_or_default(),
             command: format!("cargo bench --bench suite -- {}", arguments.join(" ")),
@@ -154,7 +154,7 @@ impl Conditions {
 }
 
 /// The output of a program, or empty text.
-fn said(program: &str, arguments: &[&str]) -> String {
+fn first_output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

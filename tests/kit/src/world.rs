@@ -10,9 +10,9 @@ use tailyard::model::base::netmap::NetMap;
 use tailyard::model::config::EgressConfig;
 use tailyard::model::plan::world::World;
 
-/// An egress config with this number of mappings, two for each service (TCP and UDP); the service with number `elsewhere` has another
+/// An egress config with this number of mappings, two for each service (TCP and UDP); the service with number `moved` has another
 /// target.
-pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
+pub fn config(mappings: u32, moved: Option<u32>) -> Result<Vec<u8>> {
     let port = |protocol: &str, number: u32| egress::PortMap {
         protocol: protocol.to_owned(),
         match_port: u64::from(number) + 1_000,
@@ -20,7 +20,7 @@ pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
     };
     let service = |number: u32| egress::EgressService {
         health_check_endpoint: String::new(),
-        tailnet_target: egress::EgressTarget { ip: String::new(), fqdn: target((number + u32::from(elsewhere == Some(number))) % 3) },
+        tailnet_target: egress::EgressTarget { ip: String::new(), fqdn: target((number + u32::from(moved == Some(number))) % 3) },
         ports: vec![port("TCP", number), port("UDP", number)],
     };
     let services: BTreeMap<String, _> = (0..mappings / 2).map(|number| (format!("default-service-{number}"), service(number))).collect();

@@ -233,7 +233,7 @@ fn shut_replica_answers_no_new_connection_and_keeps_open_ones() {
     let connect = || node.ns.run(move || TcpStream::connect_timeout(&to, Duration::from_millis(300))).expect("the namespace");
     let mut open = connect().expect("a connection");
     let (mut accepted, _) = listener.accept().expect("a connection");
-    node.ns.block_on(|| async { nft.shut(&lo).await }).expect("the namespace").expect("nftables works here");
+    node.ns.block_on(|| async { nft.drop_new_connections(&lo).await }).expect("the namespace").expect("nftables works here");
     assert_eq!(connect().expect_err("no answer").kind(), ErrorKind::TimedOut, "dropped, not refused");
     open.write_all(b"x").expect("sent");
     accepted.read_exact(&mut [0]).expect("an open connection continues");

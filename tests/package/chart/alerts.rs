@@ -283,8 +283,8 @@ fn missing_leader_is_detected_per_cluster() {
 
 #[test]
 fn absent_metrics_alert_requires_a_scrape_config() {
-    let alone = rendered_with(&["--set", "prometheusRule.enabled=true"]);
-    assert!(!alone["PrometheusRule tailscale/tailyard"].to_string().contains("absent"), "it would always fire");
+    let defaults = rendered_with(&["--set", "prometheusRule.enabled=true"]);
+    assert!(!defaults["PrometheusRule tailscale/tailyard"].to_string().contains("absent"), "it would always fire");
 }
 
 /// Labels of each family in docs/metrics.md.

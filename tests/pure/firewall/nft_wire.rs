@@ -49,9 +49,9 @@ proptest! {
         prop_assert_eq!(messages.first().map(|m| m.0), Some(BATCH_BEGIN));
         prop_assert_eq!(messages.last().map(|m| m.0), Some(BATCH_END));
         for (kind, list) in [(DELETE_ELEMENT, &edits.delete), (NEW_ELEMENT, &edits.add)] {
-            let said = messages.iter().filter(|m| m.0 == kind).flat_map(|m| m.2.iter().map(|e| (m.1.as_str(), e.key.clone(), e.value.clone())));
+            let sent = messages.iter().filter(|m| m.0 == kind).flat_map(|m| m.2.iter().map(|e| (m.1.as_str(), e.key.clone(), e.value.clone())));
             let wanted = list.iter().map(|e| (e.set.name(), key(e), if kind == NEW_ELEMENT { value(e) } else { Vec::new() }));
-            prop_assert_eq!(said.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+            prop_assert_eq!(sent.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
         }
     }
 

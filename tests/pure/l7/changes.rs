@@ -93,10 +93,10 @@ async fn new_routes_apply_to_the_next_request_of_an_open_connection() {
     let mut other = site(NAME, &service(a.address, "http"));
     other["routes"] = json!([{"path": "/b", "backend": service(b.address, "http")}]);
     front.route(&json!({"svc:web": other}));
-    let asks = async |path: &str| got(client.clone().send_request(get2(&format!("https://{NAME}{path}")))).await;
-    until_async("the new route is taken", DEADLINE, async || asks("/b/x").await.status == StatusCode::OK).await;
-    assert_eq!(asks("/b/x").await.echoed()["name"], "b");
-    assert_eq!(asks("/").await.status, StatusCode::NOT_FOUND);
+    let get = async |path: &str| got(client.clone().send_request(get2(&format!("https://{NAME}{path}")))).await;
+    until_async("the new route is taken", DEADLINE, async || get("/b/x").await.status == StatusCode::OK).await;
+    assert_eq!(get("/b/x").await.echoed()["name"], "b");
+    assert_eq!(get("/").await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

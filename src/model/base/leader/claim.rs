@@ -45,7 +45,7 @@ pub struct ClaimObserver(BTreeMap<String, ClaimRead>);
 impl LeaseTerms {
     /// Time without renewal after which one is overdue: the interval, and half of it for the request.
     pub fn overdue(&self) -> Duration {
-        self.every * 3 / 2
+        self.retry_period * 3 / 2
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     fn record(holder: &str, version: u64, age: u64) -> LeaseRecord {
         let (holder, version, age) = (holder.to_owned(), version.to_string(), Duration::from_millis(age));
-        LeaseRecord { holder, version, age, duration: TERMS.duration, ..LeaseRecord::default() }
+        LeaseRecord { holder, version, age, duration: TERMS.lease_duration, ..LeaseRecord::default() }
     }
 
     /// Verdicts on the claim of `a` by reads at these milliseconds, each with holder, version and age by wall clocks.

@@ -11,7 +11,7 @@ const TERMS: LeaseTerms = LeaseTerms::RECONCILER;
 
 fn record(holder: &str, version: u64) -> LeaseRecord {
     let (holder, version) = (holder.to_owned(), version.to_string());
-    LeaseRecord { holder, duration: TERMS.duration, transitions: 3, version, ..LeaseRecord::default() }
+    LeaseRecord { holder, duration: TERMS.lease_duration, transitions: 3, version, ..LeaseRecord::default() }
 }
 
 fn seconds(count: u64) -> Duration {
@@ -22,13 +22,13 @@ fn seconds(count: u64) -> Duration {
 fn expired_lease_is_taken_after_its_duration_without_renewal() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
-    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.every), "nothing is written before the first read");
+    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.retry_period), "nothing is written before the first read");
     candidate.observe(None, begin);
     assert_eq!(candidate.next(true, begin), LeaseStep::Create);
     candidate.observe(Some(record("b", 1)), begin);
-    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.duration));
+    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.lease_duration));
     candidate.observe(Some(record("b", 1)), begin + seconds(6));
-    assert_eq!(candidate.next(true, begin + seconds(11)), LeaseStep::Wait(begin + TERMS.duration), "the same record is no renewal");
+    assert_eq!(candidate.next(true, begin + seconds(11)), LeaseStep::Wait(begin + TERMS.lease_duration), "the same record is no renewal");
     candidate.observe(Some(record("b", 2)), begin + seconds(11));
     assert_eq!(candidate.next(true, begin + seconds(20)), LeaseStep::Wait(begin + seconds(23)));
     assert_eq!(candidate.next(true, begin + seconds(23)), LeaseStep::Take { transitions: 4 });
@@ -39,7 +39,7 @@ fn lease_with_a_duration_of_years_is_taken_after_ten_times_our_own() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.observe(Some(LeaseRecord { duration: Duration::MAX, ..record("b", 1) }), begin);
-    let free = begin + 10 * TERMS.duration;
+    let free = begin + 10 * TERMS.lease_duration;
     assert_eq!(candidate.next(true, begin), LeaseStep::Wait(free));
     assert_eq!(candidate.next(true, free), LeaseStep::Take { transitions: 4 });
 }
@@ -57,13 +57,13 @@ fn leadership_counts_from_the_time_of_the_request() {
     let begin = Instant::now();
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.written(record("a", 1), begin);
-    assert_eq!(candidate.leads(begin + seconds(7)), Some(begin + TERMS.trust));
-    assert_eq!(candidate.leads(begin + TERMS.trust), None);
+    assert_eq!(candidate.leading_until(begin + seconds(7)), Some(begin + TERMS.renew_deadline));
+    assert_eq!(candidate.leading_until(begin + TERMS.renew_deadline), None);
     assert_eq!(candidate.next(true, begin + seconds(60)), LeaseStep::Renew { transitions: 3 }, "no other candidate took it meanwhile");
     candidate.observe(Some(record("b", 2)), begin + seconds(1));
-    assert_eq!(candidate.leads(begin + seconds(1)), None, "another candidate holds it");
+    assert_eq!(candidate.leading_until(begin + seconds(1)), None, "another candidate holds it");
     candidate.written(record("", 3), begin);
-    assert_eq!(candidate.leads(begin), None, "given back");
+    assert_eq!(candidate.leading_until(begin), None, "given back");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn deleted_lease_ends_leadership() {
     let mut candidate = LeaseCandidate::new("a", None, TERMS);
     candidate.written(record("a", 1), begin);
     candidate.observe(None, begin);
-    assert_eq!((candidate.leads(begin), candidate.next(true, begin)), (None, LeaseStep::Create));
+    assert_eq!((candidate.leading_until(begin), candidate.next(true, begin)), (None, LeaseStep::Create));
 }
 
 proptest! {
@@ -99,7 +99,7 @@ proptest! {
             if !lost {
                 both[who].written(written, sent);
             }
-            prop_assert!(both.iter().filter(|one| one.leads(now).is_some()).count() <= 1);
+            prop_assert!(both.iter().filter(|one| one.leading_until(now).is_some()).count() <= 1);
         }
     }
 }

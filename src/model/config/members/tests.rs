@@ -64,8 +64,8 @@ fn invalid_text_is_rejected_after_any_other() {
         r#"{"a":{"x":1},"b":2,"c":[3],"d":"4""#,
     ] {
         let text = Bytes::copy_from_slice(broken.as_bytes());
-        let (after, alone) = (read(FOUR).next(&text), Members::default().next(&text));
-        assert_eq!(after.map_err(|fault| fault.to_string()), Err(alone.expect_err(broken).to_string()));
+        let (after, fresh) = (read(FOUR).next(&text), Members::default().next(&text));
+        assert_eq!(after.map_err(|fault| fault.to_string()), Err(fresh.expect_err(broken).to_string()));
     }
 }
 
@@ -103,8 +103,8 @@ proptest! {
         for text in texts {
             let text = Bytes::from(text.into_bytes());
             match (before.next(&text), Members::default().next(&text)) {
-                (Ok((next, changes)), Ok((alone, _))) => {
-                    prop_assert_eq!(&next, &alone);
+                (Ok((next, changes)), Ok((fresh, _))) => {
+                    prop_assert_eq!(&next, &fresh);
                     let value = |members: &Members, name: &Arc<str>| {
                         let member = members.list.iter().find(|member| member.name == *name);
                         member.map(|member| members.text(member.value.clone()).to_vec())
@@ -115,8 +115,8 @@ proptest! {
                     }
                     before = next;
                 }
-                (Err(after), Err(alone)) => prop_assert_eq!(after.to_string(), alone.to_string()),
-                (after, alone) => prop_assert!(false, "after another: {:?}, alone: {:?}", after, alone),
+                (Err(after), Err(fresh)) => prop_assert_eq!(after.to_string(), fresh.to_string()),
+                (after, fresh) => prop_assert!(false, "after another: {:?}, alone: {:?}", after, fresh),
             }
         }
     }

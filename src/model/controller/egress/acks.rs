@@ -54,7 +54,7 @@ impl ReplicaAcks {
             // A Pod that was never created, e.g. because of a quota, delays the others only while the group still changes.
             let Some(replica) = replica else { return ReplicaAck { says: None, ready: false, silent: still } };
             let (ready, since) = readiness(replica.pod.as_deref());
-            ReplicaAck { says: said(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
+            ReplicaAck { says: reported_state(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
         };
         Self { replicas: (0..wanted).map(one).collect(), fingerprint }
     }
@@ -84,11 +84,11 @@ impl ReplicaAcks {
     pub(crate) fn same(&self, other: &Self) -> bool {
         let whole = |one: &ReplicaAck| one.status().is_some_and(|status| status.services.is_none());
         let equal = |(one, other): (&ReplicaAck, &ReplicaAck)| {
-            let said = match (&one.says, &other.says) {
+            let is_same_state = match (&one.says, &other.says) {
                 (Some(one), Some(other)) => Arc::ptr_eq(one, other),
                 (one, other) => one.is_none() && other.is_none(),
             };
-            said && (one.ready, one.silent) == (other.ready, other.silent)
+            is_same_state && (one.ready, one.silent) == (other.ready, other.silent)
         };
         self.replicas.len() == other.replicas.len()
             && self.replicas.iter().zip(&other.replicas).all(equal)
@@ -127,7 +127,7 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
 }
 
 /// Status of a replica, if its Pod has the addresses in it.
-fn said(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
+fn reported_state(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
     let state = replica.state.as_ref()?;
     is_from_pod(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
 }

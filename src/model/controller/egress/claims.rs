@@ -19,7 +19,7 @@ use crate::model::controller::workload::objects::child::{ChildPort, ChildRecord,
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::Observed;
-use crate::model::controller::workload::pass::going;
+use crate::model::controller::workload::pass::is_terminating;
 
 /// Namespace and name of a Service.
 pub(crate) type ServiceKey<'a> = (&'a str, &'a str);
@@ -79,7 +79,7 @@ pub(crate) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
     }
     let mut others: BTreeMap<ServiceKey<'a>, ServiceClaim<'a>> = BTreeMap::new();
     for (object, value) in observed.of(Kind::Service).filter(|(_, value)| children.contains_key(&address(value))) {
-        let Some(record) = ChildRecord::read(value, observed.key.group_name()).filter(|_| !going(value)) else { continue };
+        let Some(record) = ChildRecord::read(value, observed.key.group_name()).filter(|_| !is_terminating(value)) else { continue };
         let key = record.parent;
         let claim = match claims.binary_search_by_key(&key, |claim| claim.key) {
             Ok(at) => &mut claims[at],

@@ -27,7 +27,7 @@ pub struct Memory {
     assignment: Arc<AssignmentRules>,
     /// By address of the user's Service; the `Arc` is held, so the address is unique.
     services: HashMap<usize, Arc<ServedService>>,
-    standing: Option<ReplicaAcks>,
+    replica_acks: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
     evaluated: u64,
 }
@@ -103,14 +103,14 @@ impl Memory {
     }
 
     /// Whether the acknowledgements are unchanged.
-    pub(crate) fn matches(&self, standing: &ReplicaAcks) -> bool {
-        self.standing.as_ref().is_some_and(|before| before.same(standing))
+    pub(crate) fn matches(&self, replica_acks: &ReplicaAcks) -> bool {
+        self.replica_acks.as_ref().is_some_and(|before| before.same(replica_acks))
     }
 
     /// Replaces the remembered results.
-    pub(crate) fn keep(&mut self, served: Vec<Arc<ServedService>>, evaluated: usize, standing: ReplicaAcks) {
+    pub(crate) fn keep(&mut self, served: Vec<Arc<ServedService>>, evaluated: usize, replica_acks: ReplicaAcks) {
         self.services = served.into_iter().map(|one| (address(&one.service), one)).collect();
-        self.standing = Some(standing);
+        self.replica_acks = Some(replica_acks);
         self.evaluated += u64::try_from(evaluated).unwrap_or(u64::MAX);
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn host(work: &Pass<'_>, child: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct ReportContext<'a> {
     pub(crate) written: bool,
-    pub(crate) standing: &'a ReplicaAcks,
+    pub(crate) replica_acks: &'a ReplicaAcks,
     /// Whether they are unchanged since the last pass.
     pub(crate) same: bool,
 }
@@ -99,7 +99,7 @@ fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportConte
     let now = if context.same {
         AckSummary { written: context.written, ..acks }
     } else {
-        context.standing.to(&claim.name, &served.entry, context.written)
+        context.replica_acks.to(&claim.name, &served.entry, context.written)
     };
     // A config write changes nothing for a Service that is reported as written.
     (acks == now || acks == AckSummary { written: true, ..now }).then_some(acks)
@@ -107,10 +107,10 @@ fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportConte
 
 /// The same for a Service whose status is computed now.
 fn serving(work: &mut PlanPart<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
-    let acks = context.standing.to(&claim.name, &serving.entry, context.written);
+    let acks = context.replica_acks.to(&claim.name, &serving.entry, context.written);
     let created = claim.object.and_then(|child| child["metadata"]["creationTimestamp"].as_str()?.parse().ok());
     let waited = created.map_or(Duration::ZERO, |created| elapsed(created, work.observed.now));
-    served(work, claim.service?, serving, acks, context.standing, waited).then_some(acks)
+    served(work, claim.service?, serving, acks, context.replica_acks, waited).then_some(acks)
 }
 
 /// Whether `externalName` and status are up to date. `waited`: age of the child.
@@ -119,7 +119,7 @@ fn served(
     service: &Service,
     ServingChild { child, settled, .. }: &ServingChild,
     acks: AckSummary,
-    standing: &ReplicaAcks,
+    replica_acks: &ReplicaAcks,
     waited: Duration,
 ) -> bool {
     let group = work.observed.key.group_name().to_owned();
@@ -131,7 +131,7 @@ fn served(
     // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
     let reason = format!("ConfiguredFor:{}", record(service, &group));
     let switch = !points && settled && (acks.all || configured_for(service, &reason));
-    if !points && !switch && standing.waiting() {
+    if !points && !switch && replica_acks.waiting() {
         work.again(TIMEOUT);
     }
     // The end of readiness at another group is reported at once.
@@ -243,9 +243,9 @@ pub(crate) fn restored(work: &Pass<'_>, service: &Service) -> Option<ExternalNam
 }
 
 /// Emits one Event that a released Service's `externalName` has no target. The name stays: the previous one is unknown.
-fn dead_name(work: &mut PlanPart<'_>, service: &Service, news: bool) {
+fn dead_name(work: &mut PlanPart<'_>, service: &Service, is_new: bool) {
     let name = external_name(service);
-    if news && is_child(work, name) {
+    if is_new && is_child(work, name) {
         let message = format!(
             "No ProxyGroup serves this Service any more, as its annotations name no group or no target. Its spec.externalName is still \
              {name}, which no longer resolves: annotate it again, set spec.externalName, or delete it."

@@ -13,7 +13,7 @@ use crate::api::names;
 use crate::model::controller::workload::objects::slice::{MANAGED_BY, PodEndpoint, SERVICE_NAME, SliceOwner};
 use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::going;
+use crate::model::controller::workload::pass::is_terminating;
 use crate::model::controller::workload::readiness::elapsed;
 
 /// Up to this number of children Kubernetes' controller is as fast: it may send 30 requests at once.
@@ -35,7 +35,7 @@ pub fn is_manual(slice: &Value) -> bool {
 pub(crate) fn slices(work: &mut PlanPart<'_>, owner: &Owner) {
     manual(work, owner);
     let observed = work.observed;
-    let is_child = |child: &Value| child["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS && !going(child);
+    let is_child = |child: &Value| child["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS && !is_terminating(child);
     let children = || observed.of(Kind::Service).filter(|(_, child)| is_child(child));
     if children().count() <= FEW_CHILDREN {
         return;

@@ -32,7 +32,7 @@ impl IngressPlan<'_> {
         let before: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
         let stays = |name: &&String| before.contains(name.as_str());
         let unchanged = self.unchanged.iter().filter(stays);
-        let items = self.items.iter().filter(|(name, item)| match &item.standing {
+        let items = self.items.iter().filter(|(name, item)| match &item.state {
             ServiceState::Unknown => before.contains(name.as_str()),
             ServiceState::Owned(addresses) => self.ready(work, shape, replica, (name, item), addresses),
             ServiceState::Creating
@@ -53,7 +53,7 @@ impl IngressPlan<'_> {
         (name, item): (&String, &Item),
         own: &[String],
     ) -> bool {
-        match &item.wish.target {
+        match &item.spec.target {
             PublishTarget::Site(site) => {
                 let plain = site.listeners.values().any(|listener| *listener != Listener::Https);
                 let certified = || plain || work.observed.is_certified(&item.dns);

@@ -32,8 +32,8 @@ pub(crate) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
 fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
     let mut owners: BTreeMap<String, Publisher> = BTreeMap::new();
     for name in order {
-        let Some(item) = plan.items.get_mut(name).filter(|item| matches!(item.standing, ServiceState::Unsupported)) else { continue };
-        let PublishTarget::Site(site) = &mut item.wish.target else { continue };
+        let Some(item) = plan.items.get_mut(name).filter(|item| matches!(item.state, ServiceState::Unsupported)) else { continue };
+        let PublishTarget::Site(site) = &mut item.spec.target else { continue };
         let named: Vec<String> = site.hosts.iter().filter(|(_, how)| !how.issue).map(|(host, _)| host.clone()).collect();
         for host in named {
             match owners.entry(host) {
@@ -41,7 +41,7 @@ fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
                 Entry::Occupied(taken) => {
                     site.hosts.remove(taken.key());
                     site.routes.retain(|route| route.host != *taken.key());
-                    item.wish.notes.push(format!("host {} is not served: {} named it first.", taken.key(), taken.get()));
+                    item.spec.notes.push(format!("host {} is not served: {} named it first.", taken.key(), taken.get()));
                 }
             }
         }
@@ -52,15 +52,15 @@ fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
 fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
     let mut owners: BTreeMap<u16, Publisher> = BTreeMap::new();
     for name in order {
-        let Some(item) = plan.items.get_mut(name).filter(|item| !matches!(item.standing, ServiceState::Unsupported)) else { continue };
-        let PublishTarget::Site(site) = &mut item.wish.target else { continue };
+        let Some(item) = plan.items.get_mut(name).filter(|item| !matches!(item.state, ServiceState::Unsupported)) else { continue };
+        let PublishTarget::Site(site) = &mut item.spec.target else { continue };
         if !site.funnel {
             continue;
         }
         let ports = https_ports(site);
         if let Some((port, owner)) = ports.iter().find_map(|port| owners.get_key_value(port)) {
             site.funnel = false;
-            item.wish.notes.push(format!(
+            item.spec.notes.push(format!(
                 "It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another."
             ));
             continue;

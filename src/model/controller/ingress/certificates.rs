@@ -19,7 +19,7 @@ use crate::model::controller::workload::objects::certificate::{
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::UserCertificate;
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going, is_managed};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, is_managed, is_terminating};
 use crate::model::ingress::cert_orders::Validity;
 
 /// Requeue delay while another owner uses the Secret.
@@ -63,19 +63,19 @@ impl IngressPlan<'_> {
 
     /// Secrets of user-provided certificates in use.
     pub(crate) fn own_certificates(&self) -> BTreeSet<String> {
-        let new = self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
+        let new = self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.spec.target { Some(site) } else { None });
         let hosts = new.chain(self.before.routes.values()).flat_map(|site| site.hosts.values());
         hosts.filter(|host| !host.issue).map(|host| host.secret.clone()).collect()
     }
 
     /// Names whose certificates the group orders.
     pub(crate) fn issued(&self) -> impl Iterator<Item = (&str, &Publisher)> {
-        let ours = |(name, item): &(&String, &Item)| match item.standing {
+        let ours = |(name, item): &(&String, &Item)| match item.state {
             ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
             ServiceState::Unknown => self.recorded(name),
             ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Device => true,
         };
-        let sites = self.items.iter().filter(|(_, item)| matches!(item.wish.target, PublishTarget::Site(_)));
+        let sites = self.items.iter().filter(|(_, item)| matches!(item.spec.target, PublishTarget::Site(_)));
         sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
     }
 
@@ -117,7 +117,7 @@ impl IngressPlan<'_> {
     fn shared_account(&self, work: &mut PlanPart<'_>, owner: &Owner) {
         match work.owned(&accounts_ref(&owner.namespace)) {
             None => work.plan.apply.push(accounts(&owner.namespace)),
-            Some(object) if going(object) && !self.items.is_empty() => {
+            Some(object) if is_terminating(object) && !self.items.is_empty() => {
                 let message = format!(
                     "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Recreate it from a copy.",
                     names::ACCOUNTS

@@ -28,7 +28,7 @@ pub(crate) struct IngressClaim<'a> {
     pub(crate) object: Parent<'a>,
     pub(crate) assignment: GroupAssignment<'a>,
     /// Requests a name from this group now.
-    pub(crate) asks: bool,
+    pub(crate) is_requested: bool,
     /// This group writes its status: it is assigned to no other group.
     pub(crate) ours: bool,
     pub(crate) label: String,
@@ -82,7 +82,7 @@ pub(crate) fn origin(claimant: &Publisher) -> Origin {
 /// All objects that are assigned to the group or have a record in it.
 pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = observed.key.group_name();
-    let (rules, alone) = (&*observed.assignment, observed.key.is_standalone());
+    let (rules, standalone_proxy) = (&*observed.assignment, observed.key.is_standalone());
     let mut claims = Vec::new();
     let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
     for (name, origin) in &before.origins {
@@ -90,9 +90,9 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
     }
     let mut add = |object: Parent<'a>, assignment: GroupAssignment<'a>, label: String| {
         let (metadata, claimant) = (object.metadata(), object.publisher());
-        let going = metadata.deletion_timestamp.is_some();
+        let is_terminating = metadata.deletion_timestamp.is_some();
         let assigned = assignment.group();
-        let standalone = matches!(object, Parent::Ingress(ingress) if alone && rules.is_standalone_ingress(ingress));
+        let standalone = matches!(object, Parent::Ingress(ingress) if standalone_proxy && rules.is_standalone_ingress(ingress));
         let marker = if standalone { names::FINALIZER } else { claimant.source.finalizer() };
         let finalized = finalizers::has(metadata, marker);
         let has_conditions = matches!(object, Parent::Service(service) if spec::has_conditions(service));
@@ -108,9 +108,9 @@ pub(crate) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let ours = if undecided { unassigned || !recorded.is_empty() } else { assigned.is_none_or(|assigned| assigned == group) };
         let stays = undecided && !recorded.is_empty();
         let reported = unassigned && assignment.is_faulty();
-        let asks = (assigned == Some(group) || stays || reported || standalone) && !going;
-        let claim = IngressClaim { claimant, object, assignment, asks, ours, label, recorded, finalizer: marker };
-        if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
+        let is_requested = (assigned == Some(group) || stays || reported || standalone) && !is_terminating;
+        let claim = IngressClaim { claimant, object, assignment, is_requested, ours, label, recorded, finalizer: marker };
+        if claim.is_requested || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
     };

@@ -18,7 +18,7 @@ pub(crate) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> Ingress
         config.keep(name, &plan.before);
     }
     for (name, item) in &plan.items {
-        match &item.standing {
+        match &item.state {
             // Advertised names are served until withdrawn.
             ServiceState::Conflict(_) if plan.advertised.contains(name) => config.keep(name, &plan.before),
             ServiceState::Conflict(_) => {}
@@ -35,18 +35,18 @@ pub(crate) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> Ingress
 
 pub(crate) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name: &str, item: &Item) {
     config.origins.insert(name.to_owned(), origin(&item.claimant));
-    match &item.wish.target {
+    match &item.spec.target {
         PublishTarget::Site(site) => {
             config.serve.insert(name.to_owned(), serve(site, &item.dns));
             config.routes.insert(name.to_owned(), site.clone());
         }
         PublishTarget::Whole(whole) => {
             // Traffic of routes does not pass tailscaled's serve config.
-            if !matches!(item.standing, ServiceState::ByRoute(_)) {
+            if !matches!(item.state, ServiceState::ByRoute(_)) {
                 config.serve.insert(name.to_owned(), tun());
             }
             let existing = before.mappings.get(name).cloned();
-            let mapping = match &item.standing {
+            let mapping = match &item.state {
                 ServiceState::Owned(own) | ServiceState::ByRoute(own) => mapping(own, whole),
                 _ => existing,
             };
@@ -66,9 +66,9 @@ fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
 /// The part of a virtual host that works on the replicas' own addresses: without certificates of the control plane, unless the name is the
 /// device's.
 pub(crate) fn node_site(item: &Item) -> Option<Site> {
-    let PublishTarget::Site(site) = &item.wish.target else { return None };
+    let PublishTarget::Site(site) = &item.spec.target else { return None };
     let mut site = site.clone();
-    if matches!(item.standing, ServiceState::Device) {
+    if matches!(item.state, ServiceState::Device) {
         return Some(site);
     }
     site.hosts.retain(|_, host| !host.issue);

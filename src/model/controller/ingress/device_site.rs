@@ -23,7 +23,10 @@ use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::{Ownership, Pass, deletion};
 
 /// Plans the names of a standalone Ingress. The error is reason and message of an Event; then everything stays as it is.
-pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(IngressPlan<'a>, PlanPart<'a>), (&'static str, String)> {
+pub(crate) fn plan_standalone<'a>(
+    pass: &Pass<'a>,
+    shape: &RenderContext<'_>,
+) -> Result<(IngressPlan<'a>, PlanPart<'a>), (&'static str, String)> {
     let mut part = pass.part();
     let work = &mut part;
     let mut plan = IngressPlan::empty(pass, shape);
@@ -31,25 +34,25 @@ pub(crate) fn alone<'a>(pass: &Pass<'a>, shape: &RenderContext<'_>) -> Result<(I
         return Ok((plan, part));
     };
     let domain = work.observed.replicas.get(&0).and_then(|replica| replica.device()?.domain.clone());
-    let standing = standing(work, &plan);
+    let state = service_state(work, &plan);
     let device = device_name(work, &claim.label);
     let suffix = domain.as_deref().or(requested_domain(claim)).unwrap_or_default();
-    let wish = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
-    if matches!(standing, ServiceState::Unsupported) && work.observed.of(Kind::StatefulSet).next().is_none() {
+    let spec = read(work.observed, claim, suffix, device.as_deref()).map_err(|refused| (refused.reason, refused.message))?;
+    if matches!(state, ServiceState::Unsupported) && work.observed.of(Kind::StatefulSet).next().is_none() {
         has_certificate(work, claim.object)?;
     }
     let by_certificate = || domain.as_ref().map(|domain| format!("{}.{domain}", claim.label));
-    let dns = if matches!(standing, ServiceState::Device) { device } else { by_certificate() };
+    let dns = if matches!(state, ServiceState::Device) { device } else { by_certificate() };
     let claimant: Publisher = claim.claimant.clone();
     match dns {
         Some(dns) => {
             former_certificates(work, shape, &dns);
-            let admitted = match standing {
+            let admitted = match state {
                 ServiceState::Device => standalone_certificate::admit(work, &plan.tenancy, &shape.owner, &dns),
                 _ => Ok(true),
             };
             match admitted {
-                Ok(true) => drop(plan.items.insert(service_name(&wish.label), Item { claimant, wish, dns, standing })),
+                Ok(true) => drop(plan.items.insert(service_name(&spec.label), Item { claimant, spec, dns, state })),
                 Ok(false) => plan.unchanged = plan.before.names(),
                 Err(refused) => {
                     plan.refused.insert(claimant, refused);
@@ -82,7 +85,7 @@ fn has_certificate(work: &Pass<'_>, object: Parent<'_>) -> Result<(), (&'static 
 }
 
 /// Whether the control plane issues a certificate for the device. While unknown, the config decides.
-fn standing(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
+fn service_state(work: &Pass<'_>, plan: &IngressPlan<'_>) -> ServiceState {
     let issued_before = || {
         let mut hosts = plan.before.routes.values().flat_map(|site| site.hosts.values());
         plan.before.routes.is_empty() || hosts.any(|host| host.issue)
@@ -121,7 +124,7 @@ fn former_certificates(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, dns: 
 
 /// Why the certificate of a device's name cannot be ordered.
 pub(crate) fn failing(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Option<String> {
-    if !matches!(item.standing, ServiceState::Device) {
+    if !matches!(item.state, ServiceState::Device) {
         return None;
     }
     let (state, reason) = issued(work, &shape.owner, &item.dns);

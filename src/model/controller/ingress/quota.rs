@@ -31,17 +31,17 @@ pub(crate) fn admit(
     plan: &IngressPlan<'_>,
     claim: &IngressClaim<'_>,
     shape: &RenderContext<'_>,
-    wish: &PublishSpec,
+    spec: &PublishSpec,
 ) -> Result<bool, Rejection> {
     let (namespace, scope) = (&claim.claimant.namespace, TenancyScope::Group(&shape.owner.name));
     let own: [&[String]; 2] = [&shape.spec.tags, &shape.settings.tags];
-    let mut tags = restricted_tags(wish.tags.clone(), &own, shape.spec.tenants, &shape.settings.permitted_tags);
+    let mut tags = restricted_tags(spec.tags.clone(), &own, shape.spec.tenants, &shape.settings.permitted_tags);
     tags.retain(|tag| !plan.has_tag(claim, tag));
-    let funnel = matches!(&wish.target, PublishTarget::Site(site) if site.funnel);
+    let funnel = matches!(&spec.target, PublishTarget::Site(site) if site.funnel);
     let allowed = plan.tenancy.allowance(namespace, scope).and_then(|allowance| {
-        allowance.allows(namespace, scope, &wish.label, &tags)?;
+        allowance.allows(namespace, scope, &spec.label, &tags)?;
         allowance.allows_funnel(namespace, scope, funnel)?;
-        Ok(allowance.shares(&wish.label))
+        Ok(allowance.shares(&spec.label))
     });
     allowed.map_err(|why| Rejection::new(reason::NOT_ALLOWED, why))
 }
@@ -110,8 +110,8 @@ fn is_new(work: &Pass<'_>, shape: &RenderContext<'_>, dns: &str) -> bool {
 impl IngressPlan<'_> {
     /// Record of orders whose Secrets are deleted, including deletions of this pass.
     pub(crate) fn record_orders(&self, work: &Pass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
-        let going = teardown::gone_certificates(work, &self.before.origins, gone).map(|(_, object)| &**object);
-        let mut orders = recent(&self.before, going, work.observed.now);
+        let withdrawn = teardown::gone_certificates(work, &self.before.origins, gone).map(|(_, object)| &**object);
+        let mut orders = recent(&self.before, withdrawn, work.observed.now);
         for (namespace, orders) in &mut orders {
             // More than the limit change nothing.
             let allowance = self.tenancy.allowance(namespace, TenancyScope::Group(work.observed.key.group_name()));
@@ -143,8 +143,8 @@ fn forget_excess(orders: &mut BTreeMap<String, Ordered>) {
 /// Whether the group orders a certificate for a new name, or will once the control plane responds: rejections stay in force while it is
 /// unavailable.
 fn issues(item: &Item) -> bool {
-    matches!(item.wish.target, PublishTarget::Site(_))
-        && matches!(item.standing, ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Unknown)
+    matches!(item.spec.target, PublishTarget::Site(_))
+        && matches!(item.state, ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Unknown)
 }
 
 /// Orders within the period, by namespace: from the record, and of these Secrets. A Pod may change the labels of the Secrets of its group,

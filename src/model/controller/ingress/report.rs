@@ -18,9 +18,7 @@ use crate::model::controller::ingress::config::node_site;
 use crate::model::controller::ingress::service_state::is_device;
 use crate::model::controller::ingress::spec::{L4Service, PublishTarget, service_name};
 use crate::model::controller::ingress::summary::{Extent, SummaryBuilder};
-use crate::model::controller::ingress::{
-    IngressPlan, Item, NO_CERTIFICATES, Rejection, ServiceState, device_site as alone, routes, subject,
-};
+use crate::model::controller::ingress::{IngressPlan, Item, NO_CERTIFICATES, Rejection, ServiceState, device_site, routes, subject};
 use crate::model::controller::key::PublishSource;
 use crate::model::controller::policy::requests::Parent;
 use crate::model::controller::workload::actions::ObjectUpdate;
@@ -36,30 +34,30 @@ use crate::model::controller::workload::service_conditions::ServiceConditions;
 impl IngressPlan<'_> {
     /// Updates the status of all objects; `gone` are fully withdrawn names.
     pub(crate) fn report(&self, work: &mut PlanPart<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
-        let mut account = SummaryBuilder::default();
+        let mut summary = SummaryBuilder::default();
         for claim in &self.claims {
-            let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
+            let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.is_requested && item.claimant == claim.claimant);
             match item {
-                Some(item) => Self::published(work, shape, (claim, item), &mut account),
+                Some(item) => Self::published(work, shape, (claim, item), &mut summary),
                 None if claim.ours => {
                     // The proxy of an Ingress exists before its name.
                     let remaining = work.observed.key.is_standalone()
                         || claim.recorded.iter().any(|name| !gone.contains(name))
-                        || work.observed.publish.elsewhere.contains(&claim.claimant);
+                        || work.observed.publish.served_by_others.contains(&claim.claimant);
                     let refused = self.refused.get(&claim.claimant);
-                    if claim.asks {
-                        account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
-                        news(work, claim, refused);
+                    if claim.is_requested {
+                        summary.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
+                        report_fault(work, claim, refused);
                     }
                     unserved(work, claim, refused, remaining);
                 }
                 None => {}
             }
         }
-        account.give(work);
+        summary.write(work);
         if !work.observed.key.is_standalone() {
             let new = self.items.iter().filter(|(name, _)| !self.recorded(name));
-            work.plan.new_names.extend(new.map(|(_, item)| item.wish.label.clone()));
+            work.plan.new_names.extend(new.map(|(_, item)| item.spec.label.clone()));
         }
         let refused = self.refused.iter().filter(|(_, refused)| refused.is_final());
         work.plan.refused.extend(refused.map(|(claimant, _)| claimant.clone()));
@@ -69,23 +67,23 @@ impl IngressPlan<'_> {
         work: &mut PlanPart<'_>,
         shape: &RenderContext<'_>,
         (claim, item): (&IngressClaim<'_>, &Item),
-        account: &mut SummaryBuilder,
+        summary: &mut SummaryBuilder,
     ) {
-        let name = service_name(&item.wish.label);
+        let name = service_name(&item.spec.label);
         // The object's own proxy gives up the name at the finalizer: not for a group without a ready replica.
         let accepts = !is_device(work, &name) || work.observed.replicas.values().any(live);
         let finalized = accepts || finalizers::has(claim.object.metadata(), claim.finalizer);
-        account.certificates(work, &shape.owner, item);
+        summary.certificates(work, &shape.owner, item);
         // An unavailable control plane is not waited for.
-        let waits = || matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
+        let waits = || matches!(item.state, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
         if undecided(work, shape, item) && waits() {
-            account.unknown();
+            summary.unknown();
             return update(work, claim, finalized, None, balancer(claim));
         }
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
         let remark = remark(work, shape, item, &name);
-        let status = match &item.standing {
+        let status = match &item.state {
             // The name stays while the Pod is replaced.
             ServiceState::Device if serving == 0 => balancer(claim),
             _ if !balances(claim.object) => balancer(claim),
@@ -100,19 +98,19 @@ impl IngressPlan<'_> {
             conditions.changed()
         });
         let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
-        account.name(&claim.claimant, shown, serving > 0);
-        news(work, claim, shown.map(|(_, rejection)| rejection));
+        summary.name(&claim.claimant, shown, serving > 0);
+        report_fault(work, claim, shown.map(|(_, rejection)| rejection));
         update(work, claim, finalized, conditions, status);
     }
 
     /// `status.loadBalancer` of an advertised object.
     fn status(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
-        match (&item.wish.target, &item.standing) {
+        match (&item.spec.target, &item.state) {
             (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
             (PublishTarget::Site(site), _) => {
                 let certified = work.observed.is_certified(&item.dns);
                 // Our replicas redirect only to ports with a certificate.
-                let plain = |port: &u16, listener: &Listener| match item.standing {
+                let plain = |port: &u16, listener: &Listener| match item.state {
                     ServiceState::Device => *listener == Listener::Http,
                     _ => *port != 443,
                 };
@@ -126,8 +124,8 @@ impl IngressPlan<'_> {
                 let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
                 if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
             }
-            (PublishTarget::Whole(whole), standing) => {
-                let own = if let ServiceState::Owned(own) = standing { own.as_slice() } else { &[] };
+            (PublishTarget::Whole(whole), state) => {
+                let own = if let ServiceState::Owned(own) = state { own.as_slice() } else { &[] };
                 let mut ips = mapped(own, whole).into_iter();
                 let first = ips.next().map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
                 json!({"ingress": std::iter::once(first).chain(ips.map(|ip| json!({"ip": ip}))).collect::<Vec<_>>()})
@@ -150,7 +148,7 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
-fn news(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
+fn report_fault(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>) {
     if let Some(Rejection { reason, message }) = fault {
         work.lasting(subject(&claim.claimant), reason, message.clone());
     }
@@ -158,7 +156,7 @@ fn news(work: &mut PlanPart<'_>, claim: &IngressClaim<'_>, fault: Option<&Reject
 
 /// Whether the state of a name still depends on a control plane request.
 fn undecided(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
-    match &item.standing {
+    match &item.state {
         ServiceState::Unknown => true,
         ServiceState::ByRoute(own) => {
             routes::denied(work, shape.spec.replicas, own).is_none() && routes::approval_unread(work, shape.spec.replicas, own)
@@ -169,8 +167,8 @@ fn undecided(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
 
 /// Number of replicas that serve a name.
 fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
-    let node = matches!(item.standing, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
-    let serves = |replica: &ObservedReplica| match &item.standing {
+    let node = matches!(item.state, ServiceState::Unsupported | ServiceState::Device) && node_site(item).is_some();
+    let serves = |replica: &ObservedReplica| match &item.state {
         ServiceState::ByRoute(own) => routes::reached(work, replica, own),
         _ if node => live(replica),
         _ => serves(replica, name),
@@ -181,7 +179,7 @@ fn serving(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) 
 /// Why a valid name is not served.
 fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
-    match &item.standing {
+    match &item.state {
         ServiceState::Unsupported if node_site(item).is_some() => None,
         ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
         ServiceState::Unsupported if !shape.role().is_replicated => {
@@ -195,7 +193,7 @@ fn fault(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) ->
 
 /// Message about a Service in addition to the number of replicas.
 fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -> String {
-    let ServiceState::ByRoute(own) = &item.standing else { return rejected(work, name, serving) };
+    let ServiceState::ByRoute(own) = &item.state else { return rejected(work, name, serving) };
     let own = own.join(" and ");
     format!(
         ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
@@ -205,19 +203,19 @@ fn beside(work: &Pass<'_>, item: &Item, name: &str, serving: usize) -> String {
 
 /// Faults of parts of an advertised name, in one message.
 fn remark(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
-    let failing = alone::failing(work, shape, item);
-    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
+    let failing = device_site::failing(work, shape, item);
+    let notes: Vec<_> = item.spec.notes.iter().cloned().chain(failing).chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) =
         if notes.is_empty() { (Extent::Nothing, reason::CERTIFICATE_EXPIRING) } else { (Extent::Part, reason::PARTIALLY_ADVERTISED) };
-    let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
+    let all: Vec<_> = notes.into_iter().chain(item.spec.warnings.iter().cloned()).collect();
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
 
 /// Why Funnel does not work for a host, from the first replica that reports an error.
 fn funnel_errors(work: &Pass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
-    let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
+    let requests_funnel = matches!(&item.spec.target, PublishTarget::Site(site) if site.funnel);
     let states = work.observed.replicas.range(..shape.spec.replicas).filter_map(|(_, replica)| replica.state.as_ref());
-    let why = states.filter(|_| asks).find_map(|state| state.funnel_errors.get(name))?;
+    let why = states.filter(|_| requests_funnel).find_map(|state| state.funnel_errors.get(name))?;
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 

@@ -83,18 +83,18 @@ pub(crate) fn allot(
 
 /// Addresses of a prefix except the network address.
 fn usable(net: &IpNet) -> impl Iterator<Item = IpAddr> + use<> {
-    let (own, alone) = (net.network(), net.prefix_len() == net.max_prefix_len());
-    net.hosts().filter(move |ip| alone || *ip != own)
+    let (own, is_single_address) = (net.network(), net.prefix_len() == net.max_prefix_len());
+    net.hosts().filter(move |ip| is_single_address || *ip != own)
 }
 
 impl IngressPlan<'_> {
     /// Routes for a replica's config.
     pub(crate) fn routes(&self, work: &Pass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
         let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
-        let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
+        let unknown = self.items.iter().filter(|(_, item)| matches!(item.state, ServiceState::Unknown)).map(|(name, _)| name);
         let staying = self.unchanged.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
         let staying = staying.filter(|route| advertised.contains(route.as_str()));
-        let items = self.items.iter().filter_map(|(name, item)| match &item.standing {
+        let items = self.items.iter().filter_map(|(name, item)| match &item.state {
             ServiceState::ByRoute(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),
             _ => None,
         });
@@ -108,7 +108,7 @@ impl IngressPlan<'_> {
     /// Routes of a withdrawn name, except those of another name.
     pub(crate) fn former_routes(&self, name: &str) -> BTreeSet<String> {
         let mut former = self.recorded_routes(name);
-        let now = |item: &Item| if let ServiceState::ByRoute(own) = &item.standing { routes(own) } else { BTreeSet::new() };
+        let now = |item: &Item| if let ServiceState::ByRoute(own) = &item.state { routes(own) } else { BTreeSet::new() };
         for route in self.items.values().flat_map(now) {
             former.remove(&route);
         }

@@ -21,12 +21,12 @@ use crate::model::controller::workload::vip_service::{DesiredVipService, Ownersh
 pub(crate) const MAX_CONTROL_DATA_AGE: Duration = Duration::from_mins(5);
 
 /// State of a name's Tailscale Service; plans the requests that it depends on.
-pub(crate) fn standing(
+pub(crate) fn service_state(
     work: &mut PlanPart<'_>,
     shape: &RenderContext<'_>,
     (listed, reported): (Option<&ServiceList>, &BTreeSet<String>),
     name: &str,
-    wish: &PublishSpec,
+    spec: &PublishSpec,
     joins: bool,
 ) -> ServiceState {
     let observed = work.observed;
@@ -38,9 +38,9 @@ pub(crate) fn standing(
     if listed.is_none() || (entry.is_none() && !answers) {
         return ServiceState::Unknown;
     }
-    let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
+    let tags = if spec.tags.is_empty() { shape.settings.tags.clone() } else { spec.tags.clone() };
     let (name, group) = (name.to_owned(), shape.owner.name.clone());
-    let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
+    let desired = DesiredVipService { name, group, tags, ports: spec.ports.clone(), share: joins, adopt: adopts(work, &spec.label) };
     // Replicas' configs only had names that were ours.
     let recorded = reported.contains(&desired.name);
     match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {
@@ -51,7 +51,7 @@ pub(crate) fn standing(
             let addrs = entry.iter().flat_map(|current| current.addrs.iter().map(String::as_str));
             let addrs = DeviceAddresses::parse(addrs).texts();
             // A new one may get its addresses later.
-            let incomplete = !settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty());
+            let incomplete = !settled || (matches!(spec.target, PublishTarget::Whole(_)) && addrs.is_empty());
             if entry.is_none() && is_device(work, &desired.name) {
                 work.again(HANDOVER_POLL_INTERVAL);
             } else if answers && incomplete {

@@ -83,7 +83,7 @@ fn upper_bound(plan: &IngressPlan<'_>) -> usize {
         let routes = site.routes.iter().map(|route| ROUTE_SIZE + 2 * ESCAPED * (route.path.len() + route.host.len()));
         ROUTE_SIZE + hosts + routes.sum::<usize>()
     };
-    let items = plan.items.values().map(|item| match &item.wish.target {
+    let items = plan.items.values().map(|item| match &item.spec.target {
         PublishTarget::Site(wanted) => site(wanted),
         PublishTarget::Whole(_) => 2 * ROUTE_SIZE,
     });

@@ -17,7 +17,7 @@ impl IngressPlan<'_> {
     pub(crate) fn endpoints<'a>(&self, pass: &Pass<'a>, shape: &RenderContext<'_>) -> PlanPart<'a> {
         let (mut work, owner) = (pass.part(), pass.owner);
         let sites =
-            self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
+            self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.spec.target { Some(site) } else { None });
         let wanted: BTreeSet<&str> = sites.filter(|_| !shape.stock()).flat_map(namespaces).collect();
         let served: BTreeSet<&str> = self.before.routes.values().flat_map(namespaces).collect();
         for namespace in &wanted {

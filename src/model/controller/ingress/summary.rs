@@ -53,13 +53,13 @@ impl SummaryBuilder {
     }
 
     pub(crate) fn certificates(&mut self, work: &Pass<'_>, owner: &Owner, item: &Item) {
-        let PublishTarget::Site(site) = &item.wish.target else { return };
-        let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));
+        let PublishTarget::Site(site) = &item.spec.target else { return };
+        let theirs = matches!(item.state, ServiceState::Unsupported | ServiceState::Conflict(_));
         for (host, how) in site.hosts.iter().filter(|(_, how)| !(how.issue && theirs)) {
             let state = if how.issue { issued(work, owner, host) } else { (Certified::Issued, String::new()) };
             self.certificates.insert(host.clone(), state);
         }
-        for (host, flaw) in &item.wish.flaws {
+        for (host, flaw) in &item.spec.flaws {
             let state = match flaw {
                 CertificateIssue::Lacking => Certified::Lacking,
                 CertificateIssue::Invalid => Certified::Invalid,
@@ -70,7 +70,7 @@ impl SummaryBuilder {
     }
 
     /// Writes the group's conditions and the figures.
-    pub(crate) fn give(self, work: &mut PlanPart<'_>) {
+    pub(crate) fn write(self, work: &mut PlanPart<'_>) {
         let mut summary = IngressSummary::default();
         for (state, _) in self.names.values() {
             *summary.published.entry(*state).or_default() += 1;

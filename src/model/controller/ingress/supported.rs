@@ -8,8 +8,8 @@ use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::pass::Pass;
 
 /// Checks a request against image and control plane. The error names an action.
-pub(crate) fn fits(work: &Pass<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<(), Rejection> {
-    let PublishTarget::Whole(whole) = &wish.target else { return Ok(()) };
+pub(crate) fn fits(work: &Pass<'_>, shape: &RenderContext<'_>, spec: &PublishSpec) -> Result<(), Rejection> {
+    let PublishTarget::Whole(whole) = &spec.target else { return Ok(()) };
     let announced = !whole.proxy_protocol.is_empty();
     let wrong = if shape.userspace() {
         "The ProxyClass of the ProxyGroup sets TS_USERSPACE, so that its replicas forward nothing: publish it by an Ingress, or by a \

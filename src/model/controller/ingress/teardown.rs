@@ -81,7 +81,7 @@ impl IngressPlan<'_> {
         let is_advertised = |claim: &IngressClaim<'_>, name: &String| {
             lacks_services(work) || claim.object.metadata().deletion_timestamp.is_none() || advertised.contains(name)
         };
-        let leaving = self.claims.iter().filter(|claim| !claim.asks);
+        let leaving = self.claims.iter().filter(|claim| !claim.is_requested);
         let names = leaving.flat_map(|claim| claim.recorded.iter().map(move |name| (claim, name)));
         names
             .filter(|(claim, name)| is_advertised(claim, name) && awaits_successor(work, claim, name))
@@ -164,7 +164,7 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
         TailnetState::Ready { .. } => {}
         TailnetState::Asking => return false,
         TailnetState::Unavailable(why) => {
-            let (why, waited) = (why.clone(), work.waited());
+            let (why, waited) = (why.clone(), work.deletion_deadline_passed());
             if waited {
                 left_behind(work, name, &why);
             }
@@ -172,7 +172,7 @@ fn released(work: &mut PlanPart<'_>, listed: Option<&ServiceList>, name: &str) -
         }
     }
     let action = ControlAction::ReleaseService { name: name.to_owned() };
-    let denial = work.observed.denied.get(&action.what()).filter(|denial| work.given_up(denial)).map(|denial| denial.why.clone());
+    let denial = work.observed.denied.get(&action.what()).filter(|denial| work.deletion_timed_out(denial)).map(|denial| denial.why.clone());
     if let Some(why) = denial {
         left_behind(work, name, &why);
         return true;
@@ -270,12 +270,12 @@ pub(crate) fn orphans<'a>(pass: &Pass<'a>, fault: &str) -> PlanPart<'a> {
 }
 
 /// Reports the fault to objects of a group of another type.
-pub(crate) fn elsewhere<'a>(pass: &Pass<'a>, memory: &Memory, fault: &str) -> PlanPart<'a> {
+pub(crate) fn wrong_type<'a>(pass: &Pass<'a>, memory: &Memory, fault: &str) -> PlanPart<'a> {
     let (observed, group) = (pass.observed, pass.observed.key.group_name());
     // Remembered Services are valid egress Services.
     let mut others = observed.services.values().filter(|service| memory.served(service).is_none());
-    let asks = others.any(|service| observed.assignment.published(service).group() == Some(group));
-    if asks || !observed.publish.ingresses.is_empty() { orphans(pass, fault) } else { pass.part() }
+    let is_requested = others.any(|service| observed.assignment.published(service).group() == Some(group));
+    if is_requested || !observed.publish.ingresses.is_empty() { orphans(pass, fault) } else { pass.part() }
 }
 
 /// Reports that nothing is advertised, and removes finalizers once that is true.
@@ -284,13 +284,13 @@ fn report_unserved(work: &mut PlanPart<'_>, before: &IngressConfigMap, done: boo
         if claim.ours {
             let message = || claim.assignment.message(work.observed.key.group_name(), fault);
             let unusable = || Rejection::new(reason::PROXY_GROUP_NOT_READY, message());
-            let refused = claim.asks.then(|| claim.fault().unwrap_or_else(unusable));
+            let refused = claim.is_requested.then(|| claim.fault().unwrap_or_else(unusable));
             let quiet = matches!(claim.object, Parent::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
             if let Some(Rejection { reason, message }) = refused {
                 work.lasting(subject(&claim.claimant), reason, message.clone());
             }
-            let remains = !done || work.observed.publish.elsewhere.contains(&claim.claimant);
+            let remains = !done || work.observed.publish.served_by_others.contains(&claim.claimant);
             crate::model::controller::ingress::report::unserved(work, &claim, refused, remains);
         }
     }

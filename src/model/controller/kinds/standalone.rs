@@ -30,7 +30,7 @@ use crate::model::controller::workload::objects::shape::{RenderContext, image_pa
 use crate::model::controller::workload::objects::{Kind, ObjectRef};
 use crate::model::controller::workload::observed::{Observed, TailnetState};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Pass, going, owner};
+use crate::model::controller::workload::pass::{Pass, is_terminating, owner};
 use crate::model::controller::workload::provision;
 use crate::model::controller::workload::provision::{REMAINING, Served};
 use crate::model::controller::workload::replicas::secrets;
@@ -66,7 +66,7 @@ fn hold<'a>(pass: &Pass<'a>, parent: Parent<'_>, assignment: GroupAssignment<'_>
     let reason = if matches!(assignment, GroupAssignment::Unusable(_)) { INVALID_CLASS } else { reason::PROXY_INVALID };
     match parent {
         Parent::Service(service) => report::invalid(&mut plan, service, &[why]),
-        Parent::Ingress(ingress) => report::news(&mut plan, ingress, (reason, why)),
+        Parent::Ingress(ingress) => report::report_fault(&mut plan, ingress, (reason, why)),
     }
     plan
 }
@@ -77,7 +77,7 @@ pub fn rejected(observed: &Observed, why: &str) -> GroupPlan {
     let mut plan = Pass { observed, spec: spec.as_ref(), owner: &owner }.part();
     match observed.parent() {
         Some(Parent::Service(service)) => report::failed(&mut plan, service, why),
-        Some(Parent::Ingress(ingress)) => report::news(&mut plan, ingress, (reason::PROXY_FAILED, why.to_owned())),
+        Some(Parent::Ingress(ingress)) => report::report_fault(&mut plan, ingress, (reason::PROXY_FAILED, why.to_owned())),
         None => {}
     }
     plan.plan
@@ -156,13 +156,13 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         Admission::Undecided => return plan,
         Admission::Refused(reason, why) => {
             refuse(&mut plan, reason);
-            report::news(&mut plan, ingress, (reason, why));
+            report::report_fault(&mut plan, ingress, (reason, why));
             return plan;
         }
     }
     let Some((mut is_usable, mut shape)) = shape(&mut plan, Single::None) else { return plan };
     let read = request::ingress(ingress, &shape, &request::had_tags(pass.observed, &ingress.metadata))
-        .and_then(|()| device_site::alone(pass, &shape));
+        .and_then(|()| device_site::plan_standalone(pass, &shape));
     let site = match read {
         Ok((site, part)) => {
             plan.add(part);
@@ -170,7 +170,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
         }
         Err(wrong) => {
             refuse(&mut plan, wrong.0);
-            report::news(&mut plan, ingress, wrong);
+            report::report_fault(&mut plan, ingress, wrong);
             return plan;
         }
     };
@@ -186,7 +186,7 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     shape.certificates = site.certificates(pass);
     shape.own_certificates = site.own_certificates();
     let rights = site.endpoints(pass, &shape);
-    let served = Served { is_usable, rights, advertised: None, config: site.carry(pass, &shape) };
+    let served = Served { is_usable, rights, advertised: None, config: site.plan_writes(pass, &shape) };
     plan.add(provision::provision(pass, &shape, served));
     provision::report_denials(&mut plan, "");
     if let TailnetState::Unavailable(why) = &pass.observed.tailnet {
@@ -195,8 +195,8 @@ fn publish<'a>(pass: &Pass<'a>, ingress: &Ingress) -> PlanPart<'a> {
     let fault = report::fault(&plan, None);
     let moving = || handover::joining(pass.observed).map(|message| (reason::PROXY_MOVING, message));
     let pod_fault = || report::pod_fault(pass).map(|message| (reason::PROXY_PENDING, message));
-    if let Some(news) = fault.or_else(moving).or_else(pod_fault) {
-        report::news(&mut plan, ingress, news);
+    if let Some(fault) = fault.or_else(moving).or_else(pod_fault) {
+        report::report_fault(&mut plan, ingress, fault);
     }
     plan
 }
@@ -209,7 +209,7 @@ fn waits_for_control_plane(plan: &mut PlanPart<'_>, ingress: &Ingress) -> bool {
     }
     plan.plan = GroupPlan::default();
     if let TailnetState::Unavailable(why) = &observed.tailnet {
-        report::news(plan, ingress, (reason::PROXY_FAILED, why.clone()));
+        report::report_fault(plan, ingress, (reason::PROXY_FAILED, why.clone()));
     }
     true
 }
@@ -274,7 +274,7 @@ fn release<'a>(pass: &Pass<'a>, parent: Option<Parent<'_>>) -> PlanPart<'a> {
     let is_pods = |object: &ObjectRef| object.kind == Kind::Secret && !matches!(SecretName::parse(&object.name), SecretName::Config { .. });
     // Nor does a binding in a namespace of users, who may put one on it.
     let is_elsewhere = |object: &ObjectRef| object.namespace != owner.namespace;
-    let remains = observed.owned.iter().any(|(object, value)| going(value) && !is_pods(object) && !is_elsewhere(object));
+    let remains = observed.owned.iter().any(|(object, value)| is_terminating(value) && !is_pods(object) && !is_elsewhere(object));
     match parent.filter(|_| !several && !remains) {
         Some(Parent::Service(service)) => report::released(&mut plan, service, moves.is_some()),
         Some(Parent::Ingress(ingress)) => report::withdrawn(&mut plan, ingress),

@@ -86,13 +86,13 @@ pub fn url(tailnet: &Tailnet) -> &str {
 
 /// Plans finalizer and status. `users` are the groups that use it; they delay its deletion.
 pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[WorkloadKey], now: Timestamp) -> Validation<TailnetStatus> {
-    let going = tailnet.metadata.deletion_timestamp.is_some();
+    let is_terminating = tailnet.metadata.deletion_timestamp.is_some();
     let mut validation = Validation::default();
-    if going && users.is_empty() {
+    if is_terminating && users.is_empty() {
         validation.finalizers = finalizers::change(&tailnet.metadata, FINALIZER, false);
         return validation;
     }
-    if !going {
+    if !is_terminating {
         validation.finalizers = finalizers::change(&tailnet.metadata, FINALIZER, true);
     }
     let (status, reason, mut message) = match verdict {
@@ -103,7 +103,7 @@ pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[Workl
         ControlPlaneVerdict::InvalidSecret(why) => (ConditionStatus::False, reason::INVALID_SECRET, why.clone()),
         ControlPlaneVerdict::Refused(why) => (ConditionStatus::False, reason::INVALID_OAUTH, why.clone()),
     };
-    if going {
+    if is_terminating {
         let users: Vec<_> = users.iter().map(WorkloadKey::name).collect();
         message = format!("{message}; it goes when these ProxyGroups are gone or have left it: {}", users.join(", "));
     }
@@ -112,7 +112,7 @@ pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[Workl
     let wanted = DesiredCondition { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
         validation.status = Some(TailnetStatus { conditions });
-        validation.warnings.extend((status != ConditionStatus::True || going).then_some((reason, message)));
+        validation.warnings.extend((status != ConditionStatus::True || is_terminating).then_some((reason, message)));
     }
     validation
 }

@@ -124,7 +124,7 @@ pub struct PublishInputs {
     /// Objects of other workloads of the tailnet that have a label, or request it and are not refused.
     pub namesakes: BTreeMap<String, Vec<Namesake>>,
     /// Objects that the config of another group has: it serves them until this workload does.
-    pub elsewhere: BTreeSet<Publisher>,
+    pub served_by_others: BTreeSet<Publisher>,
     /// Tailscale Services of the tailnet; `None` before the first list.
     pub listed: Option<Arc<ServiceList>>,
     /// Approved routes by device, where read.

@@ -107,7 +107,7 @@ impl PlanPart<'_> {
             Some(existing) => match self.ownership(&manifest.object, existing) {
                 Ownership::Going if self.is_held(&manifest.object, existing) => self.plan.delete.push(deletion(&manifest.object, existing)),
                 Ownership::Going => {}
-                Ownership::Foreign => self.faults.push(in_the_way(self.owner, &manifest.object)),
+                Ownership::Foreign => self.faults.push(object_conflict(self.owner, &manifest.object)),
                 Ownership::Ours => {
                     let adopt = manifest.adopt || applied(existing).is_none();
                     self.plan.apply.push(Manifest { adopt, ..manifest.replacing(existing) });
@@ -155,7 +155,7 @@ impl PlanPart<'_> {
 }
 
 /// Fault of an object with the name of one of ours.
-pub(crate) fn in_the_way(owner: &Owner, object: &ObjectRef) -> WorkloadFault {
+pub(crate) fn object_conflict(owner: &Owner, object: &ObjectRef) -> WorkloadFault {
     let end = if owner.key.is_standalone() { "Delete it." } else { "Delete it, or give the ProxyGroup another name." };
     let message = format!("{object} already exists and does not belong to this {}. {end}", owner.key.kind());
     WorkloadFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }

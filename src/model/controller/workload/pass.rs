@@ -38,7 +38,7 @@ impl<'a> Pass<'a> {
     pub(crate) fn is_held(&self, object: &ObjectRef, existing: &Value) -> bool {
         let has_finalizers = existing["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
         let is_written = object.kind == Kind::Secret && SecretName::parse(&object.name).is_written_by_pods();
-        going(existing) && has_finalizers && is_written && self.is_ours(object, existing)
+        is_terminating(existing) && has_finalizers && is_written && self.is_ours(object, existing)
     }
 
     /// Whether an object of this name has another owner.
@@ -47,12 +47,12 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether the workload's deletion continues despite a denial, because it has lasted too long.
-    pub(crate) fn given_up(&self, denial: &ControlPlaneError) -> bool {
-        self.waited() && elapsed(denial.since, self.observed.now) >= CONTROL_PLANE_TIMEOUT
+    pub(crate) fn deletion_timed_out(&self, denial: &ControlPlaneError) -> bool {
+        self.deletion_deadline_passed() && elapsed(denial.since, self.observed.now) >= CONTROL_PLANE_TIMEOUT
     }
 
     /// Whether the workload's deletion has waited for the control plane long enough.
-    pub(crate) fn waited(&self) -> bool {
+    pub(crate) fn deletion_deadline_passed(&self) -> bool {
         self.observed.ends_since().is_some_and(|since| elapsed(since, self.observed.now) >= CONTROL_PLANE_TIMEOUT)
     }
 
@@ -76,7 +76,7 @@ pub(crate) fn deletion(object: &ObjectRef, existing: &Value) -> Delete {
     Delete { object: object.clone(), uid: existing["metadata"]["uid"].as_str().map(str::to_owned) }
 }
 
-pub(crate) fn going(object: &Value) -> bool {
+pub(crate) fn is_terminating(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
@@ -93,7 +93,7 @@ pub(crate) enum Ownership {
 impl Pass<'_> {
     /// Owner of an existing object. Labels of Secrets that Pods may write are no evidence: their names are, with the workload's record.
     pub(crate) fn ownership(&self, object: &ObjectRef, existing: &Value) -> Ownership {
-        match (going(existing), self.is_ours(object, existing)) {
+        match (is_terminating(existing), self.is_ours(object, existing)) {
             (true, _) => Ownership::Going,
             (false, true) => Ownership::Ours,
             (false, false) => Ownership::Foreign,

@@ -25,7 +25,7 @@ use crate::model::controller::workload::objects::{Kind, ObjectRef, Owner};
 use crate::model::controller::workload::observed::TailnetState;
 use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, pod_addresses};
 use crate::model::controller::workload::part::PlanPart;
-use crate::model::controller::workload::pass::{Ownership, Pass, deletion, going};
+use crate::model::controller::workload::pass::{Ownership, Pass, deletion, is_terminating};
 use crate::model::controller::workload::readiness::elapsed;
 use crate::model::controller::workload::role::Role;
 use crate::model::controller::workload::target_rules;
@@ -70,7 +70,7 @@ pub(crate) fn secrets<'a>(
             continue;
         }
         let (state, config_object) = (work.owned(&state_ref(&shape.owner, ordinal)), config_ref(&shape.owner, ordinal));
-        if state.is_some_and(|state| going(state)) && work.owned(&config_object).is_none() {
+        if state.is_some_and(|state| is_terminating(state)) && work.owned(&config_object).is_none() {
             // It names the device of a removed replica.
             continue;
         }
@@ -192,8 +192,8 @@ fn document(
         None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
         Some(ReplicaAdvertisement { names, routes }) => {
             // tailscaled keeps its routes if the field is absent.
-            let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
-            ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
+            let has_routes = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
+            ((!names.is_empty()).then(|| json!(names)), has_routes.then(|| json!(routes)))
         }
     };
     document.extend(services.map(|services| ("AdvertiseServices".into(), services)));
@@ -254,7 +254,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
         None => None,
     };
     let then: Vec<Delete> = secrets.iter().filter_map(delete).collect();
-    let is_over = work.owned(&secrets[1]).is_none() && work.owned(&secrets[0]).is_some_and(|state| going(state));
+    let is_over = work.owned(&secrets[1]).is_none() && work.owned(&secrets[0]).is_some_and(|state| is_terminating(state));
     work.delete(&node_port_ref(owner, ordinal));
     // A state Secret in deletion without config Secret names a device that was deleted.
     let device = if is_over { None } else { claimed_device(work, ordinal, replica) };
@@ -269,7 +269,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
         }
     };
     let request = device.as_ref().map_or_else(|| what.clone(), |_| end_of_device(ordinal));
-    let denial = work.observed.denied.get(&request).filter(|denial| work.given_up(denial));
+    let denial = work.observed.denied.get(&request).filter(|denial| work.deletion_timed_out(denial));
     let why = match (&work.observed.tailnet, denial) {
         (TailnetState::Ready { .. }, None) => {
             let revoked = if device.is_some() { Vec::new() } else { then.clone() };
@@ -278,7 +278,7 @@ fn remove_replica(work: &mut PlanPart<'_>, ordinal: u32, replica: &ObservedRepli
             return false;
         }
         (TailnetState::Ready { .. }, Some(denial)) => &denial.why,
-        (TailnetState::Unavailable(_), _) if work.waited() => "it is unavailable",
+        (TailnetState::Unavailable(_), _) if work.deletion_deadline_passed() => "it is unavailable",
         (TailnetState::Asking | TailnetState::Unavailable(_), _) => return false,
     };
     left_behind(work, (owner, ordinal), &what, why, then);

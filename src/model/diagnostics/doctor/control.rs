@@ -15,7 +15,7 @@ use crate::model::tailnet::supervise::Secret;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialLocation {
-    pub whose: String,
+    pub user: String,
     pub secret: String,
     pub url: String,
     keys: CredentialKeys,
@@ -35,7 +35,7 @@ pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<CredentialLocati
     let tailnets = tailnets.iter().filter_map(|tailnet| {
         let tailnet: Tailnet = serde_json::from_value(tailnet.clone()).ok()?;
         Some(CredentialLocation {
-            whose: format!("Tailnet {}", tailnet.metadata.name.as_deref()?),
+            user: format!("Tailnet {}", tailnet.metadata.name.as_deref()?),
             secret: tailnet.spec.credentials.secret_name.clone(),
             url: tailnet::url(&tailnet).to_owned(),
             keys: CredentialKeys::Tailnet,
@@ -57,7 +57,7 @@ fn own(deployment: &Value) -> Option<CredentialLocation> {
         let (secret, id) = mounted(pod, container, set("CLIENT_ID_FILE")?)?;
         (secret, CredentialKeys::OAuth(id, mounted(pod, container, set("CLIENT_SECRET_FILE")?)?.1))
     };
-    Some(CredentialLocation { whose: OWN.to_owned(), secret, url, keys })
+    Some(CredentialLocation { user: OWN.to_owned(), secret, url, keys })
 }
 
 /// Secret and key that are mounted as this file of a container.
@@ -88,10 +88,10 @@ pub fn credentials(place: &CredentialLocation, secret: &Value) -> Result<Credent
 const OWN: &str = "the reconciler";
 
 /// Whether a group of type ingress has these credentials, or may have them.
-fn serves_ingress(groups: &ReadResult<Vec<Value>>, whose: &str) -> bool {
+fn serves_ingress(groups: &ReadResult<Vec<Value>>, user: &str) -> bool {
     let has = |group: &Value| match group["spec"]["tailnet"].as_str().filter(|name| !name.is_empty()) {
-        Some(name) => whose.strip_prefix("Tailnet ") == Some(name),
-        None => whose == OWN,
+        Some(name) => user.strip_prefix("Tailnet ") == Some(name),
+        None => user == OWN,
     };
     groups.as_ref().map_or(true, |groups| groups.iter().any(|group| group["spec"]["type"] == "ingress" && has(group)))
 }
@@ -106,8 +106,8 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
         let fix = "give the reconciler credentials, or make a Tailnet and name it in spec.tailnet of every group";
         return vec![Check::warn(NAME, "no Secret with credentials is named anywhere", fix)];
     }
-    let one = |CredentialCheck { whose, secret, outcome }: &CredentialCheck| {
-        let of = format!("those of {whose} (Secret {secret})");
+    let one = |CredentialCheck { user, secret, outcome }: &CredentialCheck| {
+        let of = format!("those of {user} (Secret {secret})");
         match outcome {
             CredentialOutcome::Works => Check::ok(NAME, format!("{of} work")),
             CredentialOutcome::Untested => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
@@ -123,7 +123,7 @@ pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
                     format!("create credentials with all scopes and the tags in use ({pages})"),
                 )
             }
-            CredentialOutcome::WithoutServices(why) if serves_ingress(&facts.groups, whose) => {
+            CredentialOutcome::WithoutServices(why) if serves_ingress(&facts.groups, user) => {
                 let fix = format!("add the scope General/Services to the OAuth client ({})", page("tailscale.md"));
                 Check::bad(NAME, format!("{of} do not permit ProxyGroups of type ingress: {why}"), fix)
             }

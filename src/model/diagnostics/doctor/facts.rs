@@ -12,7 +12,7 @@ use crate::model::diagnostics::overview::Gap;
 /// Result of a test of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialCheck {
-    pub whose: String,
+    pub user: String,
     pub secret: String,
     pub outcome: CredentialOutcome,
 }

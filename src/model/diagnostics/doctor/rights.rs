@@ -186,8 +186,8 @@ mod tests {
         let of = |pod: &str, config: &str| vec![(pod.to_owned(), format!("get/list/watch configmaps {config} in tailscale, {}", own(pod)))];
         assert_eq!(of_golden_objects("plain"), of("pg", "pg-egress-config"));
         assert_eq!(of_golden_objects("ingress"), of("pg", "pg-ingress-config"));
-        let alone = "ts-app-dd19c338de513241";
-        assert_eq!(of_golden_objects("standalone-ingress"), of(alone, &format!("{alone}-ingress-config")));
+        let workload = "ts-app-dd19c338de513241";
+        assert_eq!(of_golden_objects("standalone-ingress"), of(workload, &format!("{workload}-ingress-config")));
         for stock in ["stock-image", "ingress-stock-image"] {
             assert_eq!(of_golden_objects(stock), [("pg".to_owned(), own("pg"))], "the image reads the mounted config: {stock}");
         }

@@ -69,7 +69,7 @@ fn policy_objects() -> [Value; 2] {
 }
 
 fn well() -> ClusterFacts {
-    let tried = CredentialCheck { whose: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
+    let tried = CredentialCheck { user: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
     ClusterFacts {
         namespace: "ts".into(),
         server: "v1.36.0".into(),
@@ -106,7 +106,7 @@ fn ill() -> ClusterFacts {
     let of =
         |resource: &str, verb: &str| rights.iter().find(|right| right.resource == resource && right.verb == verb).expect("a right").clone();
     let denied = vec![of("secrets", "patch"), of("leases", "patch")];
-    let tried = |whose: &str, outcome| CredentialCheck { whose: whose.into(), secret: "s".into(), outcome };
+    let tried = |user: &str, outcome| CredentialCheck { user: user.into(), secret: "s".into(), outcome };
     let unscheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."});
     ClusterFacts {
         definitions,
@@ -298,18 +298,18 @@ fn address_overlap_with_the_tailnet_is_found() {
 #[test]
 fn missing_scope_for_services_is_bad_only_for_a_tailnet_with_an_ingress_group() {
     let outcome = CredentialOutcome::WithoutServices("get a Tailscale Service: not permitted".into());
-    let with = |whose: &str, groups| {
-        let tried = CredentialCheck { whose: whose.into(), secret: "s".into(), outcome: outcome.clone() };
+    let with = |user: &str, groups| {
+        let tried = CredentialCheck { user: user.into(), secret: "s".into(), outcome: outcome.clone() };
         ClusterFacts { credentials: Ok(vec![tried]), groups, ..well() }
     };
-    let mut elsewhere = group("web", "ingress");
-    elsewhere["spec"]["tailnet"] = json!("lab");
+    let mut in_lab = group("web", "ingress");
+    in_lab["spec"]["tailnet"] = json!("lab");
     let one = |group: &Value| Ok(vec![group.clone()]);
     let bad = "do not permit ProxyGroups of type ingress: get a Tailscale Service: not permitted";
     finds(&with("the reconciler", one(&group("web", "ingress"))), "credentials", Finding::Bad, bad);
-    finds(&with("Tailnet lab", one(&elsewhere)), "credentials", Finding::Bad, bad);
+    finds(&with("Tailnet lab", one(&in_lab)), "credentials", Finding::Bad, bad);
     finds(&with("the reconciler", Err(Gap::Forbidden)), "credentials", Finding::Bad, bad);
-    for harmless in [with("the reconciler", one(&elsewhere)), with("Tailnet lab", one(&group("eg", "egress")))] {
+    for harmless in [with("the reconciler", one(&in_lab)), with("Tailnet lab", one(&group("eg", "egress")))] {
         finds(&harmless, "credentials", Finding::Warn, "work, but do not permit ProxyGroups of type ingress");
     }
 }
@@ -322,7 +322,7 @@ fn credentials_are_read_from_the_mounted_secret() {
     let deployment = json!({"metadata": {"name": "tailyard-reconciler"}, "spec": {"template": {"spec": {"containers": [container], "volumes": volumes}}}});
     let tailnet = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"}, "spec": {"credentials": {"secretName": "oauth"}}});
     let found = places(&[deployment], &[tailnet]);
-    let mounts: Vec<_> = found.iter().map(|place| (place.whose.as_str(), place.secret.as_str(), place.url.as_str())).collect();
+    let mounts: Vec<_> = found.iter().map(|place| (place.user.as_str(), place.secret.as_str(), place.url.as_str())).collect();
     assert_eq!(mounts, [("the reconciler", "headscale", "https://hs.lab"), ("Tailnet t", "oauth", TAILSCALE)]);
     let secret = |key: &str| json!({"data": {key: k8s_openapi::ByteString(b"k".to_vec())}});
     assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));

@@ -83,7 +83,7 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, configs: Configs<'_
     let replica = names::replica(name(group), ordinal);
     let (pod, state) = (view.pods.get(&replica), view.states.get(&replica));
     let live = view.live.get(&replica);
-    let said = live.and_then(|live| live.as_ref().ok());
+    let status = live.and_then(|live| live.as_ref().ok());
     let unread = view.gaps.contains_key(&StatusPart::Pods);
     let device = || {
         let prefix = format!("{}-{ordinal}", group.spec.hostname_prefix.as_deref().unwrap_or(name(group)));
@@ -100,12 +100,12 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, configs: Configs<'_
         node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
         addresses,
         tailnet_name: state.and_then(|state| state.device_name.as_ref()).map(|name| name.as_str().to_owned()),
-        peers: said.and_then(|said| said.peers),
+        peers: status.and_then(|status| status.peers),
         config: holding(view, group, (pod, state), configs),
-        flows: said.and_then(|said| said.flows),
+        flows: status.and_then(|status| status.flows),
         image: pod.and_then(image).map(str::to_owned),
-        version: match (said, pod.is_some_and(stock)) {
-            (Some(said), _) => ProgramVersion::Of(said.version.clone()),
+        version: match (status, pod.is_some_and(stock)) {
+            (Some(status), _) => ProgramVersion::Of(status.version.clone()),
             (None, true) => ProgramVersion::Stock,
             (None, false) => ProgramVersion::Unknown,
         },
@@ -159,9 +159,10 @@ pub(super) fn phase(pod: &Pod) -> String {
 
 /// Last error: from the replica's own status, else from the kubelet or the scheduler.
 pub(super) fn last_error(pod: Option<&Pod>, state: Option<&ReplicaState>, live: Option<&LiveStatus>) -> Option<String> {
-    let said = live.and_then(|live| live.as_ref().ok());
-    let own =
-        said.and_then(|said| said.last_error.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.warnings.first().cloned()));
+    let status = live.and_then(|live| live.as_ref().ok());
+    let own = status.and_then(|status| {
+        status.last_error.clone().or_else(|| status.blockers.first().cloned()).or_else(|| status.warnings.first().cloned())
+    });
     let reissue = || {
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())

@@ -96,10 +96,10 @@ fn transient_key_leaves_no_flow_and_transient_removal_ends_none() {
     let (nothing, there) = (ruleset(&[]), ruleset(&[(tcp, &[A]), (udp, &[A])]));
     assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), FlowAction::Reset);
     assert_eq!(since(&[&there, &nothing], &there, &flow(udp, A), true), FlowAction::Keep);
-    let elsewhere = ruleset(&[(tcp, &[B]), (udp, &[B])]);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, B), true), FlowAction::Delete);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, A), true), FlowAction::Keep);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(tcp, B), false), FlowAction::Reset);
+    let at_b = ruleset(&[(tcp, &[B]), (udp, &[B])]);
+    assert_eq!(since(&[&there, &at_b], &there, &flow(udp, B), true), FlowAction::Delete);
+    assert_eq!(since(&[&there, &at_b], &there, &flow(udp, A), true), FlowAction::Keep);
+    assert_eq!(since(&[&there, &at_b], &there, &flow(tcp, B), false), FlowAction::Reset);
 }
 
 #[test]

@@ -189,9 +189,9 @@ fn server_is_asked_for_its_window_at_most_once_a_minute_and_at_least_once_a_day(
         let mut issuer = renewed();
         let suggested = RenewalWindow { start: wall(60 * DAY), end: wall(61 * DAY) };
         issuer.step(OrderEvent::Suggested("a".into(), Some(suggested), Some(wanted)), after(20, 0), 0.5);
-        let asks = |actions: &[OrderAction]| actions.iter().any(|action| matches!(action, OrderAction::Suggest { .. }));
-        assert!(!asks(&issuer.step(OrderEvent::Tick, after(20 + expected - 1, 0), 0.5)), "{wanted:?}");
-        assert!(asks(&issuer.step(OrderEvent::Tick, after(20 + expected, 0), 0.5)), "{wanted:?}");
+        let suggests = |actions: &[OrderAction]| actions.iter().any(|action| matches!(action, OrderAction::Suggest { .. }));
+        assert!(!suggests(&issuer.step(OrderEvent::Tick, after(20 + expected - 1, 0), 0.5)), "{wanted:?}");
+        assert!(suggests(&issuer.step(OrderEvent::Tick, after(20 + expected, 0), 0.5)), "{wanted:?}");
     }
 }
 

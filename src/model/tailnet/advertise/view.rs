@@ -40,13 +40,13 @@ pub struct AdvertiseStatus {
     pub approved: BTreeSet<String>,
     /// Advertised services without the control server's approval for this node; `None` while unknown.
     pub unapproved: Option<BTreeSet<String>>,
-    pub leading: BTreeSet<String>,
+    pub active: BTreeSet<String>,
     /// Funnel errors; `None` while unknown.
     pub funnel_errors: Option<BTreeMap<String, FunnelError>>,
     /// The start of tailscaled for which all were approved once, or the wait timed out.
     pub settled: Option<u64>,
     /// tailscaled drops new connections.
-    pub shut: bool,
+    pub shields_up: bool,
 }
 
 /// Status of a virtual host's listeners.
@@ -70,7 +70,7 @@ pub struct DaemonReport {
     pub configured: Option<Arc<BTreeSet<String>>>,
     pub advertised: Arc<BTreeSet<String>>,
     /// Shields-up is on.
-    pub shut: bool,
+    pub shields_up: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -87,7 +87,7 @@ pub struct AppliedRuleset {
 #[derive(Debug, Clone, Default)]
 pub struct AdvertiseView {
     pub mode: AdvertiseMode,
-    pub leaving: WithdrawalProgress,
+    pub withdrawal: WithdrawalProgress,
     pub daemon: DaemonReport,
     pub netmap: Option<Arc<NetMap>>,
     pub served: Option<Arc<ServeContent>>,
@@ -126,7 +126,7 @@ impl AdvertiseView {
         }
         let mut config = serve_config::config(&wanted);
         serve_config::pass(&mut config, &served.config, self.netmap.as_deref().and_then(|netmap| netmap.cert_domains.first()));
-        serve_config::leave(&mut config, self.leaving);
+        serve_config::withdraw(&mut config, self.withdrawal);
         // Services that are still advertised keep their handlers.
         for (name, service) in self.serving.iter().flat_map(|config| &config.services) {
             if self.daemon.advertised.contains(name) && !config.services.contains_key(name) {
@@ -155,7 +155,7 @@ impl AdvertiseView {
     pub fn inputs(&self) -> AdvertiseInputs {
         let mut facts = AdvertiseInputs {
             configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(),
-            leaving: self.leaving,
+            withdrawal: self.withdrawal,
             ..AdvertiseInputs::default()
         };
         if self.mode.auto_advertise && !self.mode.on_node {
@@ -217,41 +217,41 @@ impl AdvertiseView {
     }
 
     pub fn status(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
-        let mut standing = AdvertiseStatus {
+        let mut status = AdvertiseStatus {
             waiting: facts.withheld(),
             funnel_errors: self.funnel_errors(),
-            shut: self.daemon.shut,
+            shields_up: self.daemon.shields_up,
             ..AdvertiseStatus::default()
         };
         if !self.daemon.running {
             // While tailscaled is away, nothing is advertised and nothing can be changed.
-            return standing;
+            return status;
         }
         let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
         let mut unapproved = BTreeSet::new();
-        for name in facts.configured.iter().filter(|name| !standing.waiting.contains_key(*name)).collect::<Vec<_>>() {
+        for name in facts.configured.iter().filter(|name| !status.waiting.contains_key(*name)).collect::<Vec<_>>() {
             if !self.daemon.advertised.contains(name) {
                 // Only a config file sets advertised services.
                 let why = if self.daemon.configured.is_some() { "tailscaled does not advertise it yet" } else { NO_CONFIG_FILE };
-                standing.waiting.insert(name.clone(), why.to_owned());
+                status.waiting.insert(name.clone(), why.to_owned());
             } else if !node.is_some_and(|node| node.services.contains_key(name)) {
-                standing.waiting.insert(name.clone(), "the control server has not approved this node for it".to_owned());
+                status.waiting.insert(name.clone(), "the control server has not approved this node for it".to_owned());
                 unapproved.insert(name.clone());
             } else {
-                standing.approved.insert(name.clone());
+                status.approved.insert(name.clone());
             }
         }
-        standing.unapproved = node.map(|_| unapproved);
+        status.unapproved = node.map(|_| unapproved);
         let is_routed =
             |addresses: &BTreeSet<IpAddr>| node.is_some_and(|node| addresses.iter().any(|ip| node.routes.contains(&(*ip).into())));
         let granted = node.iter().flat_map(|node| &node.services);
-        standing.leading = self.daemon.advertised.iter().cloned().collect();
-        standing.leading.extend(granted.filter(|(_, addresses)| is_routed(addresses)).map(|(name, _)| name.clone()));
+        status.active = self.daemon.advertised.iter().cloned().collect();
+        status.active.extend(granted.filter(|(_, addresses)| is_routed(addresses)).map(|(name, _)| name.clone()));
         // L3 services are advertised as Tailscale Services or as routes of this node.
         let forwarded = self.ingress.iter().flat_map(|ingress| ingress.services.keys());
         let has_route = |name: &&Arc<str>| is_routed(&self.addresses(name).into_iter().collect());
-        standing.leading.extend(forwarded.filter(has_route).map(ToString::to_string));
-        standing
+        status.active.extend(forwarded.filter(has_route).map(ToString::to_string));
+        status
     }
 
     /// Funnel errors; `None` before the first netmap.

@@ -117,11 +117,11 @@ pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
         let inside = object.range().start + 1;
         changes.push((inside, inside, format!("\"{SERVICES}\":{},", list(&services))));
     }
-    let shut = (advertised.shut || shields_up(&object)).to_string();
-    changes.extend(fields(&object, SHIELDS).map(|field| (field.value.range().start, field.value.range().end, shut.clone())));
+    let shields_up = (advertised.shields_up || shields_up(&object)).to_string();
+    changes.extend(fields(&object, SHIELDS).map(|field| (field.value.range().start, field.value.range().end, shields_up.clone())));
     if fields(&object, SHIELDS).next().is_none() {
         let inside = object.range().start + 1;
-        changes.push((inside, inside, format!("\"{SHIELDS}\":{shut},")));
+        changes.push((inside, inside, format!("\"{SHIELDS}\":{shields_up},")));
     }
     changes.extend(fields(&object, ROUTES).map(|field| {
         let retained: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
@@ -218,7 +218,7 @@ mod tests {
         let advertised = |services: &[&str], withheld: &[&str]| Advertised {
             services: services.iter().map(|name| (*name).to_owned()).collect(),
             withheld: withheld.iter().map(|route| route.parse().expect("a prefix")).collect(),
-            shut: false,
+            shields_up: false,
         };
         let text = r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:a","svc:b"],"AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"],"X":1}"#;
         let written = |advertised: &Advertised| String::from_utf8(advertising(text.as_bytes(), advertised)).expect("text");
@@ -236,15 +236,15 @@ mod tests {
 
     #[test]
     fn shields_up_is_always_explicit() {
-        let shut = |text: &str, shut| {
-            check(&advertising(text.as_bytes(), &Advertised { shut, ..Advertised::default() })).map(|file| file.shields_up)
+        let shields_up = |text: &str, shields_up| {
+            check(&advertising(text.as_bytes(), &Advertised { shields_up, ..Advertised::default() })).map(|file| file.shields_up)
         };
         for text in [r#"{"Version":"alpha0"}"#, r#"{"Version":"alpha0","shieldsUp":null,"ShieldsUp":false}"#] {
-            assert_eq!((shut(text, true), shut(text, false)), (Ok(true), Ok(false)), "{text}");
-            let said = advertising(text.as_bytes(), &Advertised::default());
-            assert!(String::from_utf8_lossy(&said).contains(r#""ShieldsUp":false"#), "what is not said stays as a predecessor left it");
+            assert_eq!((shields_up(text, true), shields_up(text, false)), (Ok(true), Ok(false)), "{text}");
+            let written = advertising(text.as_bytes(), &Advertised::default());
+            assert!(String::from_utf8_lossy(&written).contains(r#""ShieldsUp":false"#), "what is not said stays as a predecessor left it");
         }
-        assert_eq!(shut(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
+        assert_eq!(shields_up(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
     }
 
     /// Configs of any fields in any order, with comments, wrong types and duplicates.
@@ -274,20 +274,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn advertising_changes_only_services_routes_and_shields(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shut: bool, withhold: bool) {
+        fn advertising_changes_only_services_routes_and_shields(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shields_up: bool, withhold: bool) {
             let withheld = if withhold { ["10.9.0.1/32".parse().expect("a prefix")].into() } else { BTreeSet::new() };
-            let advertised = Advertised { services: services.clone(), withheld, shut };
-            let said = advertising(text.as_bytes(), &advertised);
-            let (before, after) = (check(text.as_bytes()), check(&said));
+            let advertised = Advertised { services: services.clone(), withheld, shields_up };
+            let written = advertising(text.as_bytes(), &advertised);
+            let (before, after) = (check(text.as_bytes()), check(&written));
             match (before, after) {
-                (Ok(before), Ok(after)) => prop_assert_eq!(after, ConfFile { services, shields_up: shut || before.shields_up, ..before }),
+                (Ok(before), Ok(after)) => prop_assert_eq!(after, ConfFile { services, shields_up: shields_up || before.shields_up, ..before }),
                 // This field is always rewritten.
                 (Err(ConfFault::Type { field: SERVICES, .. }), after) => prop_assert_eq!(after.map(|file| file.services), Ok(services)),
                 (before, after) => prop_assert_eq!(after, before),
             }
-            let said = String::from_utf8(said).expect("text");
-            prop_assert_eq!(String::from_utf8(advertising(said.as_bytes(), &advertised)).expect("text"), said.clone(), "a second time changes nothing");
-            prop_assert_eq!(said.contains("10.9.0.1/32"), text.contains("10.9.0.1/32") && !withhold);
+            let written = String::from_utf8(written).expect("text");
+            prop_assert_eq!(String::from_utf8(advertising(written.as_bytes(), &advertised)).expect("text"), written.clone(), "a second time changes nothing");
+            prop_assert_eq!(written.contains("10.9.0.1/32"), text.contains("10.9.0.1/32") && !withhold);
         }
 
         #[test]

@@ -137,10 +137,10 @@ impl Activity {
     pub(super) fn end_stalled(&self, limit: impl Fn(Turn) -> Option<Duration>, mut ended: impl FnMut(Turn)) -> bool {
         self.with(|state| {
             let stalled = |request: &&mut Request| limit(request.turn).is_some_and(|limit| request.waited() >= limit);
-            state.in_flight.iter_mut().filter(stalled).fold(false, |alone, request| {
+            state.in_flight.iter_mut().filter(stalled).fold(false, |is_exclusive, request| {
                 ended(request.turn);
                 request.turn = Turn::Head;
-                request.task.take().map(|task| task.abort()).is_none() || alone
+                request.task.take().map(|task| task.abort()).is_none() || is_exclusive
             })
         })
     }

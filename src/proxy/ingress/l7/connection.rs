@@ -77,7 +77,7 @@ pub(super) async fn serve(
             return None;
         }
     };
-    let place = port.shared.sources.enter(client).inspect_err(|news| too_many(&port, client, *news)).ok()?;
+    let place = port.shared.sources.enter(client).inspect_err(|is_logged| too_many(&port, client, *is_logged)).ok()?;
     let connection = ClientConnection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
     if !port.over_tls {
         requests(stream, None, connection, closing).await;
@@ -97,9 +97,9 @@ pub(super) async fn serve(
     given_back.try_recv().ok()
 }
 
-fn too_many(port: &SitePort, client: Option<SocketAddr>, news: bool) {
+fn too_many(port: &SitePort, client: Option<SocketAddr>, is_logged: bool) {
     port.counts.refused("Source");
-    if let Some(client) = client.filter(|_| news) {
+    if let Some(client) = client.filter(|_| is_logged) {
         let (service, most) = (&port.service, port.shared.limits.shares.source);
         tracing::warn!(service, %client, most, "rejecting connections of a client at its connection limit; check the client, or raise --max-connections");
     }

@@ -55,8 +55,8 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, e
         following.publish(&endpoints);
         loop {
             tokio::select! {
-                news = sites.changed() => {
-                    if news.is_err() {
+                update = sites.changed() => {
+                    if update.is_err() {
                         return;
                     }
                     break;
@@ -123,11 +123,11 @@ impl Following {
             WatchChange::Unknown => self.faults.insert(namespace.to_owned(), "Unknown") != Some("Unknown"),
             WatchChange::Lost(error) => {
                 let reason = error.reason();
-                let news = self.faults.insert(namespace.to_owned(), reason) != Some(reason);
-                if news {
+                let is_new = self.faults.insert(namespace.to_owned(), reason) != Some(reason);
+                if is_new {
                     tracing::warn!(reason, namespace, "cannot watch EndpointSlices: {error}");
                 }
-                news
+                is_new
             }
         }
     }

@@ -41,11 +41,11 @@ impl ConnectionLimits {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             let count = open.by_source.entry(source).or_default();
             if *count >= self.most {
-                let news = open.logged_at.is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL);
-                if news {
+                let is_logged = open.logged_at.is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL);
+                if is_logged {
                     open.logged_at = Some(Instant::now());
                 }
-                return Err(news);
+                return Err(is_logged);
             }
             *count += 1;
         }

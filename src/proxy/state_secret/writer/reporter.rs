@@ -25,7 +25,7 @@ pub struct Inputs {
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// Serve config in force, if this replica decides it; otherwise the sender may be dropped.
     pub serving: watch::Receiver<ServeStatus>,
-    pub standing: watch::Receiver<AdvertiseStatus>,
+    pub advertise_status: watch::Receiver<AdvertiseStatus>,
     pub overlaps: watch::Receiver<Option<RouteOverlaps>>,
 }
 
@@ -63,7 +63,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
-        record_unserved(&ledger, &inputs.standing.borrow_and_update());
+        record_unserved(&ledger, &inputs.advertise_status.borrow_and_update());
         if let Some(overlaps) = &*inputs.overlaps.borrow_and_update() {
             record(&ledger, state::ROUTE_OVERLAPS, overlaps.is_empty(), json(overlaps));
         }
@@ -72,7 +72,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             changed = inputs.programmed.changed() => changed,
             changed = inputs.netmap.changed() => changed,
             Ok(()) = inputs.serving.changed() => Ok(()),
-            Ok(()) = inputs.standing.changed() => Ok(()),
+            Ok(()) = inputs.advertise_status.changed() => Ok(()),
             Ok(()) = inputs.overlaps.changed() => Ok(()),
             () = until(due) => Ok(()),
         };

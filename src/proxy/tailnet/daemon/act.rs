@@ -157,14 +157,14 @@ impl Supervisor {
         let backup = self.inputs.backup.borrow().clone();
         let before = self.from_file;
         let answered = (self.epochs == 0 || self.greeted == self.epochs) && !no_store;
-        let alone = self.from_file && !backup.given_back;
+        let is_newer = self.from_file && !backup.given_back;
         // No check if the other conditions decide already.
         let away = match &self.inputs.reach {
-            Some(reach) if backup.content.is_some() && answered && !alone => !reach().await,
+            Some(reach) if backup.content.is_some() && answered && !is_newer => !reach().await,
             _ => false,
         };
         self.from_file = match (self.from_file, backup.content) {
-            (true, _) => answered && (away || alone),
+            (true, _) => answered && (away || is_newer),
             (false, Some(content)) if away || !answered => match replace_private(&file, &to_file(&content)) {
                 Ok(()) => true,
                 Err(fault) => {
@@ -234,8 +234,8 @@ impl Supervisor {
         let Some(advertise) = &mut self.inputs.advertise else { return };
         let advertised = advertise.borrow_and_update().clone();
         if self.conf.as_mut().is_some_and(|conf| conf.advertise(&advertised)) {
-            let Advertised { services, withheld, shut } = &advertised;
-            info!(?services, ?withheld, shut, "what is advertised has changed");
+            let Advertised { services, withheld, shields_up } = &advertised;
+            info!(?services, ?withheld, shields_up, "what is advertised has changed");
             if self.process.is_some() && !self.advertises_on() {
                 self.reload();
             }

@@ -124,7 +124,7 @@ impl Conf {
     /// Whether the daemon's state differs from the limited config; always false if the file alone decides.
     pub(super) fn differs(&self, state: &DaemonState) -> bool {
         let shields_up = self.good.as_ref().is_some_and(|good| good.shields_up);
-        self.limit.as_ref().is_some_and(|limit| limit.services != *state.advertised || (limit.shut || shields_up) != state.shut)
+        self.limit.as_ref().is_some_and(|limit| limit.services != *state.advertised || (limit.shields_up || shields_up) != state.shields_up)
     }
 }
 

@@ -80,7 +80,7 @@ impl StateCopies {
                 self.save(&mut saved);
             }
             sleep(SETTLE_DELAY).await;
-            let done = if from_file { self.give_back().await } else { self.take().await };
+            let done = if from_file { self.write_secret().await } else { self.take().await };
             self.save(&mut saved);
             let rest = match done {
                 Ok(()) if !from_file => MAX_AGE,
@@ -132,7 +132,7 @@ impl StateCopies {
     }
 
     /// Writes the state file's content to the Secret.
-    pub async fn give_back(&self) -> Result<(), KubeError> {
+    pub async fn write_secret(&self) -> Result<(), KubeError> {
         // The file is replaced as a whole, so the content is complete; a failed read can succeed a moment later.
         let Some(written) = files::read_one(&self.used).ok().flatten().and_then(|text| from_file(&text)) else { return Ok(()) };
         let Some(secret) = self.secret.get().await? else { return Ok(()) };

@@ -56,7 +56,7 @@ impl Idle {
 
 impl Cluster {
     /// Leaves the API server to later tests, if they can use it.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn store_for_reuse(&mut self) {
         if thread::panicking() || self.controllers.is_some() || self.server.is_none() {
             return;
         }

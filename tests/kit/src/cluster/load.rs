@@ -134,7 +134,7 @@ impl LoadReport {
     /// The long-lived flows whose server sees one of these tailnet addresses as the source.
     pub fn flows_via(&self, addresses: &[String]) -> Vec<u64> {
         let opened = self.events("flow").filter_map(|line| Some((line["flow"].as_u64()?, line["what"]["open"]["said"].as_str()?)));
-        opened.filter(|(_, said)| addresses.iter().any(|address| said.contains(&address[..]))).map(|(flow, _)| flow).collect()
+        opened.filter(|(_, greeting)| addresses.iter().any(|address| greeting.contains(&address[..]))).map(|(flow, _)| flow).collect()
     }
 
     /// How a connection that was held open ended at first, and when.

@@ -50,7 +50,7 @@ struct Runner {
     options: Options,
     begin: Instant,
     sender: Sender<News>,
-    news: Receiver<News>,
+    reports: Receiver<News>,
 }
 
 /// Runs the selected tiers. True if every test passed.
@@ -64,7 +64,7 @@ pub(super) fn run(table: &'static Table, options: Options) -> Result<bool, Strin
     if options.build_only {
         return cargo::build(table, &tiers).map(|_| true);
     }
-    let (sender, news) = channel();
+    let (sender, reports) = channel();
     let _builds = servers::build(table.servers, &tiers, &sender);
     let programs = if options.no_build { cargo::last_build() } else { cargo::build(table, &tiers) }?;
     let members = cargo::members(table, &tiers, &programs)?;
@@ -78,7 +78,7 @@ pub(super) fn run(table: &'static Table, options: Options) -> Result<bool, Strin
         stage: Stage::Waiting,
     };
     let (jobs, begin, rounds) = (members.iter().map(job).collect(), Instant::now(), options.repeat);
-    let mut runner = Runner { members, servers, jobs, outcomes: Vec::new(), options, begin, sender, news };
+    let mut runner = Runner { members, servers, jobs, outcomes: Vec::new(), options, begin, sender, reports };
     for round in 1..=rounds {
         runner.round(round);
         if process::stopped() {
@@ -104,9 +104,9 @@ impl Runner {
         }
         // The longest tiers need servers: without them, shorter tiers would take their slots.
         while self.is_building()
-            && let Ok(news) = self.news.recv_timeout(REPORTED_WITHIN)
+            && let Ok(report) = self.reports.recv_timeout(REPORTED_WITHIN)
         {
-            self.handle(news, round);
+            self.handle(report, round);
         }
         loop {
             if !process::stopped() {
@@ -121,8 +121,8 @@ impl Runner {
                 break;
             }
             // This value has a sender of its own: the channel never closes.
-            match self.news.recv() {
-                Ok(news) => self.handle(news, round),
+            match self.reports.recv() {
+                Ok(report) => self.handle(report, round),
                 Err(_) => break,
             }
         }
@@ -134,8 +134,8 @@ impl Runner {
         }
     }
 
-    fn handle(&mut self, news: News, round: u32) {
-        match news {
+    fn handle(&mut self, report: News, round: u32) {
+        match report {
             News::Servers(built) => self.servers_built(&built, round),
             News::Ended(id, outcome) => self.end(id, outcome),
         }

@@ -47,8 +47,8 @@ pub(super) fn build<News: From<Built> + Send + 'static>(script: &'static str, ti
         thread::spawn(move || {
             let pop = || if process::stopped() { None } else { queue.lock().unwrap_or_else(PoisonError::into_inner).pop() };
             while let Some((names, tiers)) = pop() {
-                let news = Built { tiers, result: run(script, &names) };
-                if sender.send(news.into()).is_err() {
+                let report = Built { tiers, result: run(script, &names) };
+                if sender.send(report.into()).is_err() {
                     break;
                 }
             }

@@ -3,7 +3,7 @@
 use super::super::*;
 
 const TERMS: LeaseTerms = LeaseTerms::CERT_LEADER;
-const EVERY: Duration = TERMS.every;
+const EVERY: Duration = TERMS.retry_period;
 
 /// Replicas that process a Lease in turn.
 struct World {
@@ -12,24 +12,24 @@ struct World {
     renewed: Instant,
     versions: u32,
     replicas: Vec<Option<LeaseCandidate>>,
-    able: Vec<bool>,
+    eligible: Vec<bool>,
 }
 
 impl World {
     fn new(replicas: u32) -> Self {
         let all = (0..replicas).map(|ordinal| Some(candidate(ordinal))).collect();
         let now = Instant::now();
-        Self { now, lease: None, renewed: now, versions: 0, replicas: all, able: vec![true; replicas as usize] }
+        Self { now, lease: None, renewed: now, versions: 0, replicas: all, eligible: vec![true; replicas as usize] }
     }
 
     /// Each running replica reads the Lease once and takes its next step.
     fn turn(&mut self) {
         self.now += EVERY;
-        for (ordinal, able) in self.able.clone().into_iter().enumerate() {
+        for (ordinal, eligible) in self.eligible.clone().into_iter().enumerate() {
             let age = self.now - self.renewed;
             let Some(replica) = &mut self.replicas[ordinal] else { continue };
             replica.observe(self.lease.clone().map(|record| LeaseRecord { age, ..record }), self.now);
-            let (holder, handback) = match replica.next(able, self.now) {
+            let (holder, handback) = match replica.next(eligible, self.now) {
                 LeaseStep::Create | LeaseStep::Take { .. } | LeaseStep::Renew { .. } => (replica.name().to_owned(), false),
                 LeaseStep::Release { .. } => (String::new(), false),
                 LeaseStep::RequestHandback => (self.lease.as_ref().map(|record| record.holder.clone()).unwrap_or_default(), true),
@@ -53,7 +53,7 @@ impl World {
     }
 
     fn leaders(&self) -> Vec<&str> {
-        self.replicas.iter().flatten().filter(|replica| replica.leads(self.now).is_some()).map(LeaseCandidate::name).collect()
+        self.replicas.iter().flatten().filter(|replica| replica.leading_until(self.now).is_some()).map(LeaseCandidate::name).collect()
     }
 }
 
@@ -96,10 +96,10 @@ fn lowest_live_replica_takes_over_and_hands_back() {
 fn replica_that_cannot_order_is_replaced_as_leader() {
     let mut world = World::new(2);
     world.turn();
-    world.able[0] = false;
+    world.eligible[0] = false;
     world.run(Duration::from_mins(13));
     assert_eq!(world.leaders(), ["g-1"]);
-    world.able[0] = true;
+    world.eligible[0] = true;
     world.run(3 * EVERY);
     assert_eq!(world.leaders(), ["g-0"]);
 }
@@ -146,5 +146,5 @@ fn first_replica_leads_without_lease_permission() {
     for candidate in &mut all {
         candidate.denied(now);
     }
-    assert_eq!(all.map(|candidate| candidate.leads(now).is_some()), [true, false, false]);
+    assert_eq!(all.map(|candidate| candidate.leading_until(now).is_some()), [true, false, false]);
 }

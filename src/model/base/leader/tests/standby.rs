@@ -15,7 +15,7 @@ const SLOWEST: u32 = 10;
 /// Longest time in which no tailscaled runs although a Pod works: a read that just missed the last renewal, the next one, the Lease's
 /// duration by the slowest clock, then a read and a write. One step more for each of both Pods.
 fn longest_gap() -> Duration {
-    LeaseTerms::ACTIVE_POD.duration * 101 / 100 + STEP * (4 * 2 * SLOWEST + 2)
+    LeaseTerms::ACTIVE_POD.lease_duration * 101 / 100 + STEP * (4 * 2 * SLOWEST + 2)
 }
 
 /// What fails, for both Pods or one.
@@ -148,7 +148,8 @@ impl Simulation {
                 self.version += 1;
                 self.written = step;
                 let is_release = matches!(request.step, LeaseStep::Release { .. });
-                let (holder, duration) = if is_release { (String::new(), seconds(1)) } else { (name, LeaseTerms::ACTIVE_POD.duration) };
+                let (holder, duration) =
+                    if is_release { (String::new(), seconds(1)) } else { (name, LeaseTerms::ACTIVE_POD.lease_duration) };
                 self.lease = Some(LeaseRecord { holder, duration, ..record("", self.version) });
                 Response::Lease(self.lease.clone())
             }
@@ -162,10 +163,10 @@ impl Simulation {
         let delay = |number: usize| self.delays[number % self.delays.len()];
         let (arrives, responds) = (step + delay(self.requests), step + delay(self.requests) + delay(self.requests + 1));
         let one = &mut self.pods[pod];
-        let every = LeaseTerms::ACTIVE_POD.every;
+        let retry_period = LeaseTerms::ACTIVE_POD.retry_period;
         let mut follows = None;
         if let Some(request) = one.request.take_if(|request| request.responds <= step) {
-            one.next_turn = request.sent + every;
+            one.next_turn = request.sent + retry_period;
             let is_read = matches!(request.step, LeaseStep::Wait(_));
             match request.response {
                 _ if unanswered => {}
@@ -182,11 +183,11 @@ impl Simulation {
                 Response::Lease(written) => one.candidate.written(written.expect("it was written"), request.sent),
             }
         }
-        let until = one.candidate.leads(now).filter(|_| !leaves);
+        let until = one.candidate.leading_until(now).filter(|_| !leaves);
         one.runs = until.is_some();
         one.fence = until.map(|until| until + FENCE_DELAY);
         if one.request.is_none() {
-            let leads = one.candidate.leads(now).is_some();
+            let leads = one.candidate.leading_until(now).is_some();
             let next = match one.candidate.next(true, now) {
                 LeaseStep::Renew { transitions } if leads && leaves => LeaseStep::Release { transitions },
                 renew @ LeaseStep::Renew { .. } if leads => renew,

@@ -68,7 +68,7 @@ fn protocol(port: &ServicePort) -> BackendProtocol {
         "http" | "kubernetes.io/ws" => Some(BackendProtocol::Http),
         _ => None,
     };
-    let said = port.app_protocol.as_deref().and_then(protocol);
+    let by_app_protocol = port.app_protocol.as_deref().and_then(protocol);
     let named = || port.name.as_deref().and_then(protocol);
-    said.or_else(named).unwrap_or(if port.port == 443 { BackendProtocol::Https } else { BackendProtocol::Http })
+    by_app_protocol.or_else(named).unwrap_or(if port.port == 443 { BackendProtocol::Https } else { BackendProtocol::Http })
 }

@@ -61,8 +61,8 @@ fn to(service: &str, port: Value) -> Value {
     json!({"service": {"name": service, "port": port}})
 }
 
-fn site(wish: &PublishSpec) -> &Site {
-    match &wish.target {
+fn site(published: &PublishSpec) -> &Site {
+    match &published.target {
         PublishTarget::Site(site) => site,
         PublishTarget::Whole(_) => panic!("not a site"),
     }
@@ -74,10 +74,10 @@ fn ingress_becomes_a_site_and_a_serve_config() {
         {"path": "/", "pathType": "Prefix", "backend": to("web", json!({"number": 80}))},
         {"path": "/rpc", "pathType": "Exact", "backend": to("web", json!({"name": "rpc"}))}]}}]);
     let spec = json!({"tls": [{"hosts": ["my-app.somewhere"]}], "rules": rules});
-    let wish = read(json!({"tailscale.com/http-redirect": "true", "tailscale.com/tags": "tag:a, tag:b"}), spec).expect("valid");
-    assert_eq!((wish.label.as_str(), wish.tags.len(), wish.notes.len()), ("my-app", 2, 0));
-    assert_eq!(wish.ports, ["tcp:443", "tcp:80"]);
-    let site = site(&wish);
+    let published = read(json!({"tailscale.com/http-redirect": "true", "tailscale.com/tags": "tag:a, tag:b"}), spec).expect("valid");
+    assert_eq!((published.label.as_str(), published.tags.len(), published.notes.len()), ("my-app", 2, 0));
+    assert_eq!(published.ports, ["tcp:443", "tcp:80"]);
+    let site = site(&published);
     assert_eq!(site.listeners, BTreeMap::from([(80, Listener::Redirect), (443, Listener::Https)]));
     let routes: Vec<_> = site.routes.iter().map(|route| (route.path.as_str(), route.exact, route.backend.protocol)).collect();
     assert_eq!(routes, [("/", false, BackendProtocol::Http), ("/rpc", true, BackendProtocol::H2c)]);
@@ -95,14 +95,14 @@ fn hosts_with_user_certificates_are_served_beside_the_tailnet_name() {
     let rule = |host: &str| json!({"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": to("web", json!({"name": "tls"}))}]}});
     let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}, {"hosts": ["bare.example.com"]}]);
     let rules = json!([rule("www.example.com"), rule("app"), rule("bare.example.com"), {"host": "app"}]);
-    let wish = read(json!({}), json!({"tls": tls, "rules": rules})).expect("valid");
-    let site = site(&wish);
+    let published = read(json!({}), json!({"tls": tls, "rules": rules})).expect("valid");
+    let site = site(&published);
     let dns = format!("app.{SUFFIX}");
     let hosts: Vec<_> = site.hosts.iter().map(|(name, host)| (name.as_str(), host.secret.as_str(), host.issue)).collect();
     assert_eq!(hosts, [(dns.as_str(), dns.as_str(), true), ("www.example.com", "www", false)]);
     let routes: Vec<_> = site.routes.iter().map(|route| (route.host.as_str(), route.backend.protocol)).collect();
     assert_eq!(routes, [(dns.as_str(), BackendProtocol::Https), ("www.example.com", BackendProtocol::Https)]);
-    assert_eq!(wish.notes.len(), 2, "{:?}", wish.notes);
+    assert_eq!(published.notes.len(), 2, "{:?}", published.notes);
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn invalid_backend_does_not_affect_the_others() {
     let wrong = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect_err("nothing is left");
     assert!(wrong.len() == 1 && wrong[0].contains("does not exist") && wrong[0].contains("has no port"), "{wrong:?}");
     paths.push(path("/good", to("headless", json!({"number": 80}))));
-    let wish = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect("one is good");
-    assert_eq!((wish.notes.len(), wish.label.as_str()), (4, "u-app-ingress"));
-    assert_eq!(site(&wish).routes[0].backend.address, "", "it is reached at its endpoints");
-    assert!(serve(site(&wish), "x").web["x:443"].handlers.is_empty(), "which the other operator cannot");
+    let published = read(json!({}), json!({"rules": [{"http": {"paths": paths}}]})).expect("one is good");
+    assert_eq!((published.notes.len(), published.label.as_str()), (4, "u-app-ingress"));
+    assert_eq!(site(&published).routes[0].backend.address, "", "it is reached at its endpoints");
+    assert!(serve(site(&published), "x").web["x:443"].handlers.is_empty(), "which the other operator cannot");
 }
 
 #[test]
@@ -157,10 +157,15 @@ fn user_certificate_is_validated_for_its_host_alone() {
     ];
     for (secret, host, named, says) in cases {
         let tls = json!([{"hosts": ["app"]}, {"hosts": [host], "secretName": secret}]);
-        let wish = read(json!({}), json!({"tls": tls, "defaultBackend": backend})).expect("the rest of it is served");
-        assert_eq!((site(&wish).hosts.contains_key(host), wish.flaws.len()), (named, usize::from(says.is_some())), "{secret} {host}");
-        let (expected, other) = if secret == "ending" { (wish.warnings, wish.notes) } else { (wish.notes, wish.warnings) };
-        assert_eq!((expected.len(), other.len()), (wish.flaws.len(), 0), "{secret} {host}");
+        let published = read(json!({}), json!({"tls": tls, "defaultBackend": backend})).expect("the rest of it is served");
+        assert_eq!(
+            (site(&published).hosts.contains_key(host), published.flaws.len()),
+            (named, usize::from(says.is_some())),
+            "{secret} {host}"
+        );
+        let (expected, other) =
+            if secret == "ending" { (published.warnings, published.notes) } else { (published.notes, published.warnings) };
+        assert_eq!((expected.len(), other.len()), (published.flaws.len(), 0), "{secret} {host}");
         assert!(says.is_none_or(|says| expected[0].contains(says)), "{secret} {host}: {expected:?}");
     }
 }
@@ -179,8 +184,8 @@ fn whole_name_in_a_rule_is_the_own_name_also_before_the_domain_is_known() {
         (SUFFIX, json!([{"hosts": [whole]}]), whole.as_str(), whole.as_str()),
     ];
     for (suffix, tls, host, routed) in served {
-        let wish = read_in(suffix, json!({}), json!({"tls": tls, "rules": rule(host)})).expect(host);
-        assert_eq!((site(&wish).routes[0].host.as_str(), wish.notes.len()), (routed, 0), "{suffix} {host}");
+        let published = read_in(suffix, json!({}), json!({"tls": tls, "rules": rule(host)})).expect(host);
+        assert_eq!((site(&published).routes[0].host.as_str(), published.notes.len()), (routed, 0), "{suffix} {host}");
     }
     let refused = [
         (

@@ -53,11 +53,11 @@ pub(crate) fn provision<'a>(pass: &Pass<'a>, group: &ProxyGroup, spec: &'a Workl
     let served = if let Some(published) = published {
         let (rights, advertised) = (published.endpoints(pass, &shape), published.by_ordinal(pass, &shape));
         let mut config = without(pass, memory, Some("is not of type egress: name a group that is."));
-        config.add(published.carry(pass, &shape));
+        config.add(published.plan_writes(pass, &shape));
         Served { is_usable, rights, advertised: Some(advertised), config }
     } else {
         let mut config = egress(pass, &shape, memory);
-        config.add(ingress::teardown::elsewhere(pass, memory, "is of type egress, which publishes nothing: name one of type ingress."));
+        config.add(ingress::teardown::wrong_type(pass, memory, "is of type egress, which publishes nothing: name one of type ingress."));
         Served { is_usable, rights: pass.part(), advertised: None, config }
     };
     plan.add(workload(pass, &shape, served));

@@ -94,12 +94,12 @@ pub(crate) fn waiting(work: &mut PlanPart<'_>, parent: Parent<'_>) {
         Parent::Service(service) => {
             set(work, service, ProxyCondition::unready(reason::PROXY_FAILED, message), is_finalized(service), (None, None));
         }
-        Parent::Ingress(ingress) => news(work, ingress, (reason::PROXY_FAILED, message)),
+        Parent::Ingress(ingress) => report_fault(work, ingress, (reason::PROXY_FAILED, message)),
     }
 }
 
 /// Reports a fault of an Ingress, reason and message, while it lasts. An Ingress has no conditions.
-pub(crate) fn news(work: &mut PlanPart<'_>, ingress: &Ingress, (reason, message): (&'static str, String)) {
+pub(crate) fn report_fault(work: &mut PlanPart<'_>, ingress: &Ingress, (reason, message): (&'static str, String)) {
     work.lasting((&Parent::Ingress(ingress).publisher()).into(), reason, message);
 }
 

@@ -75,16 +75,16 @@ fn with_refused(refused: usize) -> Observed {
 
 #[test]
 fn refused_ingresses_of_one_namespace_do_not_change_the_plan_of_another() {
-    let (alone, crowded) = (with_refused(0), with_refused(6_500));
-    let (alone, crowded) = (pass(&alone), pass(&crowded));
+    let (uncrowded, crowded) = (with_refused(0), with_refused(6_500));
+    let (uncrowded, crowded) = (pass(&uncrowded), pass(&crowded));
     check(&crowded);
-    assert_eq!(crowded.faults.len() - alone.faults.len(), 6_500, "each is reported");
+    assert_eq!(crowded.faults.len() - uncrowded.faults.len(), 6_500, "each is reported");
     let of_others = |plan: &GroupPlan| {
         let users: Vec<_> = plan.services.iter().filter(|update| update.namespace != "noisy").cloned().collect();
         (plan.apply.clone(), plan.delete.clone(), plan.control.clone(), users)
     };
-    assert_eq!(of_others(&alone), of_others(&crowded));
-    assert!(!alone.control.is_empty(), "the new name is published");
+    assert_eq!(of_others(&uncrowded), of_others(&crowded));
+    assert!(!uncrowded.control.is_empty(), "the new name is published");
     assert!(crowded.services.iter().all(|update| update.namespace != "noisy"), "nothing is written to refused Ingresses");
 }
 

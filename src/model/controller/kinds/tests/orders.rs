@@ -151,10 +151,10 @@ impl Size {
         let secrets = (0..self.names).filter_map(|name| secret(world, name)).map(|object| object.to_string());
         let ingresses = world.ingresses.keys().map(|(_, name)| name.clone());
         let config = world.config(GROUP).origins.into_keys();
-        let going = world.groups.get(GROUP).is_none_or(|group| group.metadata.deletion_timestamp.is_some());
-        let objects = world.objects.keys().filter(|object| going && **object != accounts_ref(NS)).map(ToString::to_string);
+        let is_terminating = world.groups.get(GROUP).is_none_or(|group| group.metadata.deletion_timestamp.is_some());
+        let objects = world.objects.keys().filter(|object| is_terminating && **object != accounts_ref(NS)).map(ToString::to_string);
         let devices = world.devices.keys().map(ToString::to_string);
-        let group = world.groups.keys().cloned().chain(devices).filter(|_| going);
+        let group = world.groups.keys().cloned().chain(devices).filter(|_| is_terminating);
         vips.chain(secrets).chain(ingresses).chain(config).chain(objects).chain(group).collect()
     }
 }
@@ -191,12 +191,12 @@ impl Step {
             Self::DeleteVip(name) => drop(world.hosted.vips.remove(&vip(name))),
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
             // The cached list does not show it.
-            Self::Join(name) => elsewhere(world, |hosted| {
+            Self::Join(name) => at_other_cluster(world, |hosted| {
                 let (tags, ports) = (Vec::new(), Vec::new());
                 let desired = DesiredVipService { name: vip(name), group: "g".into(), tags, ports, share: true, adopt: false };
                 hosted.publish(&desired, &them(), true);
             }),
-            Self::Leave(name) => elsewhere(world, |hosted| hosted.release(&vip(name), &them())),
+            Self::Leave(name) => at_other_cluster(world, |hosted| hosted.release(&vip(name), &them())),
             Self::Restart => (world.hosted.listed, world.tailnet) = (None, TailnetState::Asking),
             Self::Answer => world.tailnet = super::world::ready(),
             Self::Pass => {
@@ -240,7 +240,7 @@ impl Step {
 }
 
 /// Changes the control plane as another cluster does; the cached list stays unchanged.
-fn elsewhere(world: &mut World, act: impl FnOnce(&mut super::world::Hosted)) {
+fn at_other_cluster(world: &mut World, act: impl FnOnce(&mut super::world::Hosted)) {
     let listed = world.hosted.listed.take();
     act(&mut world.hosted);
     world.hosted.listed = listed;
@@ -257,7 +257,7 @@ fn key(world: &World) -> String {
         world.objects.iter().map(|(object, stored)| (object.kind, &object.name, CertificateRecord::read(stored).filled)).collect();
     let config = world.config(GROUP);
     let config = (config.origins.keys(), config.serve.keys(), config.routes.keys());
-    let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| said(&replica)).collect();
+    let replicas: Vec<_> = world.observed_replicas(GROUP).into_values().map(|replica| reported(&replica)).collect();
     let owned: Vec<_> = world.hosted.vips.keys().map(|name| (name, owners(world, name))).collect();
     let annotations = world.hosted.listed.as_deref().map(|listed| listed.services.iter().map(|(name, vip)| (name, &vip.annotations)));
     let listed = annotations.map(Iterator::collect::<Vec<_>>);
@@ -267,7 +267,7 @@ fn key(world: &World) -> String {
 }
 
 /// Inputs of a pass from a replica.
-fn said(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
+fn reported(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
     let uid = replica.pod.as_ref().map(|pod| pod.metadata.uid.clone());
     let state = replica.state.as_deref();
     let own = uid.clone().map(|uid| state.is_some_and(|state| state.pod_uid == uid));

@@ -54,12 +54,12 @@ fn naming(group: u8) -> serde_json::Value {
 }
 
 fn acts() -> impl Strategy<Value = Act> {
-    let asks = || (0u8..3, 0u8..3, 0u8..3, prop::bool::weighted(0.8));
+    let requests = || (0u8..3, 0u8..3, 0u8..3, prop::bool::weighted(0.8));
     prop_oneof![
         3 => (0u8..3, 0u8..3).prop_map(|(group, replicas)| Act::Group(group, replicas)),
         1 => (0u8..3).prop_map(Act::DeleteGroup),
-        5 => asks().prop_map(|(name, group, label, good)| Act::Ingress { name, group, label, good }),
-        4 => asks().prop_map(|(name, group, label, good)| Act::Service { name, group, label, good }),
+        5 => requests().prop_map(|(name, group, label, good)| Act::Ingress { name, group, label, good }),
+        4 => requests().prop_map(|(name, group, label, good)| Act::Service { name, group, label, good }),
         1 => (0u8..3, 0u8..3, 0u8..3).prop_map(|(name, group, label)| Act::External { name, group, label }),
         1 => (0u8..3).prop_map(Act::Unannotate),
         2 => (0u8..3).prop_map(Act::DeleteIngress),
@@ -78,12 +78,12 @@ fn acts() -> impl Strategy<Value = Act> {
 
 /// The same with objects that name no group, and changes of their groups.
 fn acts_by_default() -> impl Strategy<Value = Act> {
-    let asks = || (0u8..3, 0u8..3, prop::bool::weighted(0.8));
+    let requests = || (0u8..3, 0u8..3, prop::bool::weighted(0.8));
     let rules = (0u8..6, prop::option::weighted(0.8, 0u8..3), prop::bool::weighted(0.2));
     prop_oneof![
         6 => acts(),
-        2 => asks().prop_map(|(name, label, good)| Act::Ingress { name, group: UNNAMED, label, good }),
-        2 => asks().prop_map(|(name, label, good)| Act::Service { name, group: UNNAMED, label, good }),
+        2 => requests().prop_map(|(name, label, good)| Act::Ingress { name, group: UNNAMED, label, good }),
+        2 => requests().prop_map(|(name, label, good)| Act::Service { name, group: UNNAMED, label, good }),
         2 => rules.prop_map(|(parameters, default, opted_out)| Act::Rules(Rules { parameters, default, opted_out })),
     ]
 }
@@ -97,7 +97,7 @@ impl Act {
     /// A user requests or releases a name. An object that is being deleted is not changed.
     fn ask(&self, world: &mut World) {
         let key = |name: &str| ("default".to_owned(), name.to_owned());
-        let going = |world: &World, name: &str| {
+        let is_terminating = |world: &World, name: &str| {
             let service = world.services.get(&key(name)).is_some_and(|stored| stored.metadata.deletion_timestamp.is_some());
             service || world.ingresses.get(&key(name)).is_some_and(|stored| stored.metadata.deletion_timestamp.is_some())
         };
@@ -106,14 +106,14 @@ impl Act {
                 let name = format!("a{name}");
                 let tls = json!([{"hosts": [format!("l{label}")]}, {"hosts": ["www.example.com"], "secretName": "own"}]);
                 let backend = json!({"service": {"name": if *good { "web" } else { "missing" }, "port": {"number": 80}}});
-                if !going(world, &name) {
+                if !is_terminating(world, &name) {
                     let spec = json!({"tls": tls, "defaultBackend": backend});
                     world.put_ingress(&name, naming(*group), spec);
                 }
             }
             Self::Service { name, group, label, good } => {
                 let name = format!("s{name}");
-                if !going(world, &name) {
+                if !is_terminating(world, &name) {
                     let label = format!("{}{label}", if *good { "l" } else { "_l" });
                     world.exposed(&name, &format!("g{group}"), &label);
                     let service = world.services.get_mut(&key(&name)).expect("it was just made");
@@ -124,7 +124,7 @@ impl Act {
             }
             Self::External { name, group, label } => {
                 let name = format!("s{name}");
-                if !going(world, &name) {
+                if !is_terminating(world, &name) {
                     world.exposed(&name, &format!("g{group}"), &format!("l{label}"));
                     let service = world.services.get_mut(&key(&name)).expect("it was just made");
                     let spec = json!({"type": "ExternalName", "externalName": "db.example.com"});
@@ -133,7 +133,7 @@ impl Act {
             }
             Self::Unannotate(name) => {
                 let name = format!("s{name}");
-                if world.services.contains_key(&key(&name)) && !going(world, &name) {
+                if world.services.contains_key(&key(&name)) && !is_terminating(world, &name) {
                     world.plain(&name, json!({}), json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}));
                 }
             }

@@ -24,10 +24,13 @@ fn everything_is_released_and_objects_of_users_stay() {
     assert!(!is_everything_released(&world));
     world.assignment.uninstall = Some(world.time());
     world.settle();
-    let (here, elsewhere): (Vec<_>, Vec<_>) = world.objects.iter().partition(|(object, _)| object.namespace == NS);
+    let (here, in_other_namespaces): (Vec<_>, Vec<_>) = world.objects.iter().partition(|(object, _)| object.namespace == NS);
     let remaining: Vec<_> = here.iter().map(|(object, _)| object.name.as_str()).collect();
     assert_eq!(remaining, [names::ACCOUNTS], "no Secret of the certificate, either");
-    assert!(elsewhere.iter().all(|(object, value)| object.kind == Kind::RoleBinding && value["subjects"].is_null()), "{elsewhere:?}");
+    assert!(
+        in_other_namespaces.iter().all(|(object, value)| object.kind == Kind::RoleBinding && value["subjects"].is_null()),
+        "{in_other_namespaces:?}"
+    );
     assert!(world.devices.is_empty() && world.keys.is_empty() && is_everything_released(&world));
     let group = &world.groups["pg"];
     assert_eq!(group.metadata.finalizers.as_deref(), Some(&[][..]));

@@ -96,8 +96,8 @@ impl ObservedReplica {
     /// Whether its state is from the current Pod.
     pub fn is_current(&self) -> bool {
         let uid = self.pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
-        let said = self.state.as_ref().and_then(|state| state.pod_uid.as_deref());
-        uid.zip(said).is_some_and(|(uid, said)| uid.eq_ignore_ascii_case(said))
+        let reported = self.state.as_ref().and_then(|state| state.pod_uid.as_deref());
+        uid.zip(reported).is_some_and(|(uid, reported)| uid.eq_ignore_ascii_case(reported))
     }
 
     /// Whether its state Secret names a device.

@@ -87,8 +87,8 @@ fn foreign_tailscale_service_is_refused_unless_adopted() {
     let again = verify_owner(Some(&adopted), &adopting, &me(), true);
     assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
     assert_eq!(written(verify_owner(Some(&foreign), &desired(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
-    let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
-    assert_eq!(verify_owner(Some(&existing(alone)), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
+    let single_owner = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
+    assert_eq!(verify_owner(Some(&existing(single_owner)), &desired(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
     let (twin, unshared) = (existing(&refs(&["them"])), DesiredVipService { share: false, ..desired() });
     assert_eq!(verify_owner(Some(&twin), &unshared, &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Twin));
     assert!(matches!(verify_owner(Some(&twin), &desired(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));

@@ -1,7 +1,7 @@
 //! Property tests: two reconcilers and two or three replicas with every order of power losses, cut links, pauses and slow requests, and
 //! every set of broken paths. A probe needs both directions of its path.
 //!
-//! The Lease is modelled by its contract, which `model::base::leader` tests: the holder writes until `trust` after its last renewal, and
+//! The Lease is modelled by its contract, which `model::base::leader` tests: the holder writes until `renew_deadline` after its last renewal, and
 //! another process holds it at `duration` at the earliest. A request takes effect until the end of this difference at the latest.
 
 use proptest::prelude::*;
@@ -314,8 +314,8 @@ impl World {
         match self.api.lease {
             Some((holder, ..)) if holder == number && !wants => self.api.lease = None,
             _ if wants && is_free => {
-                self.api.lease = Some((number, now + millis(LEASE.trust), now + millis(LEASE.duration)));
-                process.next_renewal = now + millis(LEASE.every);
+                self.api.lease = Some((number, now + millis(LEASE.renew_deadline), now + millis(LEASE.lease_duration)));
+                process.next_renewal = now + millis(LEASE.retry_period);
             }
             _ => {}
         }
@@ -323,7 +323,8 @@ impl World {
 
     fn mark(&mut self, number: usize, now: u64, reachable: bool) {
         let trust = self.api.lease.filter(|(holder, trust, _)| *holder == number && now < *trust).map(|(_, trust, _)| trust);
-        let (lead, slow) = (u64::try_from((LEASE.duration.saturating_sub(LEASE.trust)).as_millis()).expect("short"), self.slow);
+        let (lead, slow) =
+            (u64::try_from((LEASE.lease_duration.saturating_sub(LEASE.renew_deadline)).as_millis()).expect("short"), self.slow);
         let begin = self.begin;
         let process = &mut self.processes[number];
         match process.request.take() {

@@ -169,11 +169,11 @@ impl World {
         let late = |(name, record): &(&String, &NameRecord)| {
             let due = record.certificate.as_ref().map_or(0, |certificate| renew_at(certificate, None).as_second() - wall(0).as_second());
             let pause = record.note.not_before.map_or(0, |until| until.as_second() - wall(0).as_second());
-            let able = self.replicas.iter().enumerate().filter(|(_, replica)| well(replica)).map(|(ordinal, replica)| {
+            let due_since = self.replicas.iter().enumerate().filter(|(_, replica)| well(replica)).map(|(ordinal, replica)| {
                 let others = self.changed.get(*name).filter(|(_, by)| *by != ordinal).map_or(0, |(at, _)| *at);
                 replica.well_since.max(others)
             });
-            able.min().is_some_and(|able| self.now - able.max(due).max(pause).max(self.served_since) > BOUND)
+            due_since.min().is_some_and(|due_since| self.now - due_since.max(due).max(pause).max(self.served_since) > BOUND)
         };
         self.records.iter().filter(late).map(|(name, _)| name).collect()
     }

@@ -160,12 +160,12 @@ fn a_service_waits_for_tailscaled_and_then_for_approval() {
     view.daemon.advertised = Arc::new(names(&[DB]));
     assert_eq!(waits(&view, DB), "the control server has not approved this node for it");
     assert_eq!(status(&view).unapproved, Some(names(&[DB])));
-    assert_eq!(status(&view).leading, names(&[DB]), "whoever advertises may get traffic");
+    assert_eq!(status(&view).active, names(&[DB]), "whoever advertises may get traffic");
     view.netmap = Some(node(&[DB], false));
     assert_eq!((waits(&view, DB), status(&view).approved), (String::new(), names(&[DB])));
     assert_eq!(status(&view).unapproved, Some(names(&[])));
     let away = AdvertiseView { daemon: DaemonReport { running: false, ..view.daemon.clone() }, ..view.clone() };
-    assert_eq!((status(&away).approved, status(&away).leading), (names(&[]), names(&[])), "nothing comes through a stopped tailscaled");
+    assert_eq!((status(&away).approved, status(&away).active), (names(&[]), names(&[])), "nothing comes through a stopped tailscaled");
     assert_eq!(status(&away).unapproved, None, "not known while tailscaled is away");
     let no_config = DaemonReport { configured: None, ..DaemonReport::default() };
     let mode = AdvertiseMode { auto_advertise: true, serves: true, on_node: false };
@@ -177,13 +177,13 @@ fn a_service_waits_for_tailscaled_and_then_for_approval() {
 #[test]
 fn approved_route_counts_without_a_tailscale_service() {
     let view = AdvertiseView { netmap: Some(node(&[], true)), ..kernel() };
-    assert_eq!(status(&view).leading, names(&[DB]));
-    assert_eq!(status(&kernel()).leading, names(&[]));
+    assert_eq!(status(&view).active, names(&[DB]));
+    assert_eq!(status(&kernel()).active, names(&[]));
 }
 
 #[test]
 fn a_leaving_replica_advertises_nothing_and_withholds_its_routes() {
-    let leaving = WithdrawalProgress { shut: true, withdrawn: true };
-    let advertised = AdvertiseView { leaving, ..kernel() }.inputs().advertised();
-    assert!(advertised.services.is_empty() && advertised.shut && advertised.withholds(&format!("{ADDRESS}/32")));
+    let withdrawal = WithdrawalProgress { shields_up: true, withdrawn: true };
+    let advertised = AdvertiseView { withdrawal, ..kernel() }.inputs().advertised();
+    assert!(advertised.services.is_empty() && advertised.shields_up && advertised.withholds(&format!("{ADDRESS}/32")));
 }

@@ -24,7 +24,7 @@ struct Play {
     programmed: watch::Sender<Programmed>,
     netmap: watch::Sender<Option<Arc<NetMap>>>,
     serving: watch::Sender<ServeStatus>,
-    standing: watch::Sender<AdvertiseStatus>,
+    advertise_status: watch::Sender<AdvertiseStatus>,
     overlaps: watch::Sender<Option<RouteOverlaps>>,
 }
 
@@ -42,14 +42,20 @@ fn play_with(forwards: bool) -> Play {
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
     let (serving, serving_rx) = watch::channel(ServeStatus::default());
-    let (standing, standing_rx) = watch::channel(AdvertiseStatus::default());
+    let (advertise_status, advertise_status_rx) = watch::channel(AdvertiseStatus::default());
     let (overlaps, overlaps_rx) = watch::channel(None);
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
     let about = ReportInputs { pod, egress: forwards, ingress: forwards, forwards, grace: RESOLUTION_GRACE, room: ROOM };
     tokio::spawn(reporter.run());
-    let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx, overlaps: overlaps_rx };
+    let inputs = Inputs {
+        programmed: programmed_rx,
+        netmap: netmap_rx,
+        serving: serving_rx,
+        advertise_status: advertise_status_rx,
+        overlaps: overlaps_rx,
+    };
     tokio::spawn(run(inputs, about, ledger.clone()));
-    Play { place, ledger, programmed, netmap, serving, standing, overlaps }
+    Play { place, ledger, programmed, netmap, serving, advertise_status, overlaps }
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,7 +151,7 @@ async fn https_endpoint_is_reported_once_served() {
 #[tokio::test(start_paused = true)]
 async fn funnel_errors_are_reported_until_resolved() {
     let play = play();
-    let stand = |funnel_errors| play.standing.send_replace(AdvertiseStatus { funnel_errors, ..AdvertiseStatus::default() });
+    let stand = |funnel_errors| play.advertise_status.send_replace(AdvertiseStatus { funnel_errors, ..AdvertiseStatus::default() });
     stand(Some([("svc:web".to_owned(), FunnelError::NotAllowed)].into()));
     let secret = play.reported().await["tailyard-funnel-errors.json"].clone();
     assert!(secret.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{secret}");
@@ -158,7 +164,7 @@ async fn funnel_errors_are_reported_until_resolved() {
 #[tokio::test(start_paused = true)]
 async fn service_without_approval_is_reported_until_it_is_approved() {
     let play = play();
-    let stand = |unapproved| play.standing.send_replace(AdvertiseStatus { unapproved, ..AdvertiseStatus::default() });
+    let stand = |unapproved| play.advertise_status.send_replace(AdvertiseStatus { unapproved, ..AdvertiseStatus::default() });
     stand(Some(["svc:web".to_owned()].into()));
     assert_eq!(play.reported().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#);
     stand(None);

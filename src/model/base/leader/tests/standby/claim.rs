@@ -60,7 +60,7 @@ impl Observer {
         let holder = successor.candidate.name().to_owned();
         world.version += 1;
         world.written = step;
-        world.lease = Some(LeaseRecord { holder, duration: LeaseTerms::ACTIVE_POD.duration, ..record("", world.version) });
+        world.lease = Some(LeaseRecord { holder, duration: LeaseTerms::ACTIVE_POD.lease_duration, ..record("", world.version) });
         self.passed += 1;
         if self.watches {
             world.pods.iter_mut().for_each(|pod| pod.woken = true);
@@ -84,7 +84,7 @@ impl Unnamed {
 
 /// Longest time for which a Pod runs after its claim passed: until its fence, by the slowest clock, and a step.
 fn longest_run() -> Duration {
-    (LeaseTerms::ACTIVE_POD.trust + FENCE_DELAY) * 101 / 100 + STEP
+    (LeaseTerms::ACTIVE_POD.renew_deadline + FENCE_DELAY) * 101 / 100 + STEP
 }
 
 /// Ranges of steps in which the active Pod is found lost.

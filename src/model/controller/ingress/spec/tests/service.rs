@@ -25,8 +25,8 @@ fn announced(annotation: &str, spec: Value) -> Result<PublishSpec, Vec<String>> 
 #[test]
 fn external_name_is_published_unresolved() {
     let read = |name: Value| service(&object("web", json!({"type": "ExternalName", "externalName": name})));
-    let wish = read(json!("DB.example.com.")).expect("valid");
-    assert_eq!(wish.target, PublishTarget::Whole(L4Service { external_name: "db.example.com".into(), ..L4Service::default() }));
+    let published = read(json!("DB.example.com.")).expect("valid");
+    assert_eq!(published.target, PublishTarget::Whole(L4Service { external_name: "db.example.com".into(), ..L4Service::default() }));
     for bad in [json!("10.0.0.1"), json!("a..b"), json!(""), json!("x y")] {
         let wrong = read(bad.clone()).expect_err("no name");
         assert!(wrong.len() == 1 && wrong[0].contains("is no DNS name"), "{bad}: {wrong:?}");
@@ -52,6 +52,6 @@ fn proxy_protocol_is_enabled_for_the_annotated_ports() {
     let wrong = announced("true", json!({"clusterIP": "10.0.0.1", "ports": [{"port": 53, "protocol": "UDP"}]})).expect_err("none");
     assert!(wrong[0].contains("it has no TCP port"), "{wrong:?}");
     let backend = to("web", json!({"number": 80}));
-    let wish = super::read(json!({"tailyard.io/proxy-protocol": "true"}), json!({"defaultBackend": backend})).expect("valid");
-    assert!(wish.notes.len() == 1 && wish.notes[0].contains("is for Services"), "{:?}", wish.notes);
+    let published = super::read(json!({"tailyard.io/proxy-protocol": "true"}), json!({"defaultBackend": backend})).expect("valid");
+    assert!(published.notes.len() == 1 && published.notes[0].contains("is for Services"), "{:?}", published.notes);
 }

@@ -17,11 +17,11 @@ impl World {
             if label(names::SERVICE_TYPE) != names::EGRESS {
                 continue;
             }
-            let whose = (label(names::PROXY_GROUP), label(names::PARENT_NAMESPACE), label(names::PARENT));
-            assert!(children.insert(whose.clone()), "two children of {whose:?}");
+            let owner = (label(names::PROXY_GROUP), label(names::PARENT_NAMESPACE), label(names::PARENT));
+            assert!(children.insert(owner.clone()), "two children of {owner:?}");
             for port in stored["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check") {
                 let port = port["targetPort"].as_u64().expect("a port");
-                assert!(ports.insert((whose.0.clone(), port)), "port {port} twice in {}: {object}", whose.0);
+                assert!(ports.insert((owner.0.clone(), port)), "port {port} twice in {}: {object}", owner.0);
                 assert!((10_000..=60_000).contains(&port));
             }
         }

@@ -155,7 +155,7 @@ impl World {
     }
 
     /// Group and label of a request, and whether the object is not being deleted; `None` if it is missing.
-    fn asks(&self, claimant: &Publisher) -> Option<(WorkloadKey, String, bool)> {
+    fn request(&self, claimant: &Publisher) -> Option<(WorkloadKey, String, bool)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (assignment, label, metadata) = match claimant.source {
             PublishSource::Ingress => {
@@ -191,7 +191,7 @@ impl World {
 
     /// Groups that an object affects; the empty name for one that must be released.
     pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<WorkloadKey> {
-        let named = self.asks(claimant).map(|(group, ..)| group);
+        let named = self.request(claimant).map(|(group, ..)| group);
         let mut groups: BTreeSet<WorkloadKey> = named.into_iter().chain(self.recorded(claimant)).collect();
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (metadata, service) = match claimant.source {
@@ -237,7 +237,7 @@ impl World {
             recorded_certificates: self.recorded_certificates(),
             rivals,
             namesakes: self.namesakes(group),
-            elsewhere: self.elsewhere(group),
+            served_by_others: self.served_by_others(group),
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
@@ -281,7 +281,7 @@ impl World {
         mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>,
         group: &WorkloadKey,
     ) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
-        let desired = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| *of == *group);
+        let desired = self.claimants().into_iter().filter_map(|claimant| self.request(&claimant)).filter(|(of, ..)| *of == *group);
         let labels: Vec<String> = desired.map(|(_, label, _)| format!("{label}.")).collect();
         let ingress = if let WorkloadKey::Ingress(namespace, name) = group { Some((namespace, name)) } else { None };
         let record = ingress.map(|(namespace, _)| orders_ref(NS, namespace));

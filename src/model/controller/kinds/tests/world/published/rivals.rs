@@ -14,7 +14,7 @@ impl World {
             };
             let proxy = self.with_waiting(&self.workload(&key, &self.owned(&key))).0.remove(&0);
             let Some(conflict) = proxy_conflict(parent, &self.assignment, proxy.as_ref()) else { continue };
-            let requested = self.asks(&claimant).filter(|(of, ..)| *of == *group).map(|(_, label, _)| service_name(&label));
+            let requested = self.request(&claimant).filter(|(of, ..)| *of == *group).map(|(_, label, _)| service_name(&label));
             let recorded = config.origins.iter().filter(|(_, origin)| {
                 (&*origin.kind, &*origin.namespace, &*origin.name) == (claimant.source.kind(), &*claimant.namespace, &*claimant.name)
             });
@@ -34,7 +34,7 @@ impl World {
     /// Requests from other groups, by name.
     pub(super) fn rivals(&self, group: &WorkloadKey) -> Vec<(String, NameConflict)> {
         let rival = |claimant: Publisher| {
-            let (other, label, is_live) = self.asks(&claimant)?;
+            let (other, label, is_live) = self.request(&claimant)?;
             let is_refused = self.hosted.refused.get(&other).is_some_and(|refused| refused.contains(&claimant));
             if other == *group || !is_live || is_refused || !self.groups.contains_key(other.group()?) {
                 return None;
@@ -47,7 +47,7 @@ impl World {
     }
 
     /// Objects of a group that the config of another one has.
-    pub(super) fn elsewhere(&self, group: &WorkloadKey) -> BTreeSet<Publisher> {
+    pub(super) fn served_by_others(&self, group: &WorkloadKey) -> BTreeSet<Publisher> {
         let is_recorded = |claimant: &Publisher| self.recorded(claimant).iter().any(|other| other != group);
         self.claimants().into_iter().filter(|claimant| self.publishers(claimant).contains(group) && is_recorded(claimant)).collect()
     }
@@ -66,7 +66,7 @@ impl World {
                     PublishSource::Ingress => &self.ingresses[&id].metadata,
                     PublishSource::Service => &self.services[&id].metadata,
                 };
-                let requested = self.asks(&claimant).filter(|(of, ..)| *of == key).map(|(_, label, _)| label);
+                let requested = self.request(&claimant).filter(|(of, ..)| *of == key).map(|(_, label, _)| label);
                 let origin =
                     Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
                 let is_refused = self.hosted.refused.get(&key).is_some_and(|refused| refused.contains(&claimant));
