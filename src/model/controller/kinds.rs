@@ -95,4 +95,4 @@ pub fn concerns(service: &Service, rules: &AssignmentRules) -> BTreeSet<Workload
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

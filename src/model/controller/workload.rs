@@ -28,8 +28,6 @@ pub(crate) mod route_overlaps;
 pub mod secret_name;
 pub mod service_conditions;
 pub mod settings;
-#[cfg(test)]
-pub(crate) mod simulation;
 pub mod spec;
 pub mod standby;
 pub mod static_endpoints;

@@ -6,9 +6,9 @@ use super::foreign::FOREIGN_TTL;
 use super::*;
 use crate::api::names;
 use crate::model::controller::key::PublishSource;
+use crate::model::controller::kinds::tests::simulation::Simulation;
 use crate::model::controller::policy::assignment::{DefaultGroups, StandaloneScope};
 use crate::model::controller::workload::objects::Kind;
-use crate::model::controller::workload::simulation::Simulation;
 
 mod assignment;
 mod cluster;

@@ -11,6 +11,7 @@ use crate::api::names;
 use crate::api::vip::VipService;
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::kinds::plan_with_memo;
+use crate::model::controller::kinds::tests::simulation::{delete_device, record_device};
 use crate::model::controller::policy::tenancy::DefaultTenancy;
 use crate::model::controller::policy::tenancy::parse::parse;
 use crate::model::controller::workload::actions::{ControlAction, Delete, GroupPlan, ObjectUpdate};
@@ -20,11 +21,10 @@ use crate::model::controller::workload::identity::{Device, DeviceId, KeyId};
 use crate::model::controller::workload::objects::Manifest;
 use crate::model::controller::workload::observed::{DeviceRead, Observed, ServiceList, TailnetState};
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::simulation::{delete_device, record_device};
 use crate::model::controller::workload::vip_service::{OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::reconciler::informers::{InformerWatch, watches};
 
-pub(super) use crate::model::controller::workload::simulation::{DOMAIN, device_id};
+pub(super) use crate::model::controller::kinds::tests::simulation::{DOMAIN, device_id};
 
 mod replicas;
 mod server;

@@ -20,6 +20,7 @@ use crate::api::{egress, names};
 use crate::model::controller::egress::memo::Memory;
 use crate::model::controller::egress::slices::is_manual;
 use crate::model::controller::key::{PublishSource, Publisher, WorkloadKey};
+use crate::model::controller::kinds::tests::simulation::Simulation;
 use crate::model::controller::kinds::{concerns, pass, plan_with_memo};
 use crate::model::controller::policy::assignment::AssignmentRules;
 use crate::model::controller::policy::requests;
@@ -42,7 +43,6 @@ use crate::model::controller::workload::observed::{
 use crate::model::controller::workload::pace::Replacements;
 use crate::model::controller::workload::pod_fault::CreateFailure;
 use crate::model::controller::workload::settings::GroupSettings;
-use crate::model::controller::workload::simulation::Simulation;
 use crate::model::controller::workload::target_inputs::TargetInputs;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
@@ -54,7 +54,7 @@ mod replicas;
 mod server;
 mod slices;
 
-pub(super) use crate::model::controller::workload::simulation::device_id;
+pub(super) use crate::model::controller::kinds::tests::simulation::device_id;
 pub(super) use published::{Hosted, claimant};
 
 /// The namespace of the proxies.

@@ -4,11 +4,11 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::api::{egress, ingress, state};
+use crate::model::controller::kinds::tests::simulation::{joined, name_device};
 use crate::model::controller::workload::identity::{DeviceLabel, DeviceName};
 use crate::model::controller::workload::objects::ingress::IngressConfigMap;
 use crate::model::controller::workload::objects::services::egress_config;
 use crate::model::controller::workload::observed::replica::{ReplicaConfig, ReplicaState};
-use crate::model::controller::workload::simulation::{joined, name_device};
 
 fn secret(object: &Value) -> Secret {
     serde_json::from_value(object.clone()).expect("a Secret")

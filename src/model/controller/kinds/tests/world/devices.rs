@@ -1,7 +1,7 @@
 //! Devices of the control plane, and their records.
 
 use super::*;
-use crate::model::controller::workload::simulation;
+use crate::model::controller::kinds::tests::simulation;
 
 impl World {
     /// A device joins with a new key.
