@@ -76,7 +76,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
     let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
-    let cache = cache.serving(&settings.types, settings.assignment());
+    let cache = cache.serving(&settings.workloads.types, settings.assignment());
     let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
@@ -171,25 +171,9 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
     let controls = Arc::new(ControlPlanes::new(settings.control.credentials.is_some()));
     let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
-    let usual = GroupSettings::new(cluster.namespace().to_owned(), settings.image.clone());
-    let group = GroupSettings {
-        image_pull_secrets: settings.image_pull_secrets.clone(),
-        tags: settings.tags.clone(),
-        firewall: settings.firewall.clone(),
-        cluster_domain: domain.unwrap_or(usual.cluster_domain),
-        ports: settings.ports,
-        drain_timeout: settings.drain_timeout,
-        types: settings.types.clone(),
-        cluster: settings.ingress.owner.clone(),
-        shared_account: settings.ingress.shared_account,
-        tenancy: settings.tenancy,
-        standalone_tenants: Arc::new(settings.standalone_tenants.clone()),
-        permitted_tags: settings.permitted_tags.clone(),
-        allowed_targets: settings.allowed_targets.clone(),
-        denied_targets: settings.denied_targets.clone(),
-        acme_directory: settings.ingress.acme_directory.clone(),
-        ..usual
-    };
+    let usual = settings.workloads.clone();
+    let cluster_domain = domain.unwrap_or(usual.cluster_domain);
+    let workloads = GroupSettings { namespace: cluster.namespace().to_owned(), cluster_domain, ..usual };
     let events = EventWriter::new(writes.clone(), names::EVENT_CONTROLLER, settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
     Context {
         stores: stores.clone(),
@@ -198,7 +182,7 @@ fn context(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Lea
         tokens: TailnetTokens::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
         control: settings.control.clone(),
         unserved: std::sync::Mutex::default(),
-        settings: Arc::new(group),
+        settings: Arc::new(workloads),
         memories: Mutex::default(),
         replacements: Mutex::default(),
         metrics: Arc::clone(metrics),

@@ -280,19 +280,21 @@ fn program_accepts_the_rendered_settings() {
     let cluster = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let untold = cluster.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let untold = Reconciler::read(&untold, &Flags::reconciler()).expect("settings");
-    assert_eq!(default.image, untold.image, "the chart's version is the program's");
-    assert_eq!((default.tags, default.firewall, default.workers), (untold.tags, untold.firewall, untold.workers));
-    assert_eq!((default.ports, default.drain_timeout), (untold.ports, untold.drain_timeout));
+    assert_eq!(default.workloads.image, untold.workloads.image, "the chart's version is the program's");
+    assert_eq!((default.workloads.tags, default.workloads.firewall), (untold.workloads.tags, untold.workloads.firewall));
+    assert_eq!((default.workers, default.workloads.ports), (untold.workers, untold.workloads.ports));
+    assert_eq!(default.workloads.drain_timeout, untold.workloads.drain_timeout);
     assert_eq!((default.control, default.service_namespaces), (untold.control, untold.service_namespaces));
     let everything = settings("everything");
-    assert_eq!((everything.image.as_str(), everything.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
-    assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
-    assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
-    let tenants = everything.standalone_tenants;
+    let workloads = everything.workloads;
+    assert_eq!((workloads.image.as_str(), workloads.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
+    assert_eq!((workloads.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
+    assert_eq!((everything.default_class.as_deref(), workloads.firewall.as_deref()), (Some("prod"), Some("nftables")));
+    let tenants = workloads.standalone_tenants;
     assert_eq!((tenants.len(), tenants[0].funnel, tenants[0].max_names), (1, true, Some(5)));
     let groups = everything.default_groups;
     assert_eq!((groups.ingress.as_deref(), groups.egress.as_deref()), (Some("web"), Some("eg")));
-    assert_eq!((everything.drain_timeout.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
+    assert_eq!((workloads.drain_timeout.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
     let headscale = settings("headscale");
     assert_eq!(
         (headscale.control.url.as_str(), headscale.service_namespaces),

@@ -6,9 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
-
-use ipnet::IpNet;
+use std::sync::Arc;
 
 use super::issuing::acme_directory;
 use super::source::SettingSource;
@@ -20,6 +18,7 @@ use crate::model::controller::policy::assignment::{AssignmentRules, DefaultGroup
 use crate::model::controller::policy::tenancy::parse::{is_tag_pattern, parse};
 use crate::model::controller::policy::tenancy::{DefaultTenancy, Patterns};
 use crate::model::controller::workload::match_ports::MatchPortRange;
+use crate::model::controller::workload::settings::GroupSettings;
 use crate::model::controller::workload::vip_service::ServiceOwner;
 
 /// Variables of the Tailscale operator's Deployment without effect here.
@@ -56,35 +55,17 @@ pub struct Reconciler {
     pub service_account: String,
     /// Cluster domain; default: from the Pod's resolver.
     pub cluster_domain: Option<String>,
-    pub image: String,
-    /// Names of the pull Secrets of proxies whose `ProxyClass` names none.
-    pub image_pull_secrets: Vec<String>,
-    /// Tags of devices of groups that name none.
-    pub tags: Vec<String>,
     pub default_class: Option<String>,
-    /// Firewall mode of groups that select none.
-    pub firewall: Option<String>,
-    pub ports: MatchPortRange,
-    /// Maximum time for a replica to drain connections on shutdown.
-    pub drain_timeout: Duration,
+    /// Settings of all workloads; namespace, cluster domain and ID are completed from the cluster.
+    pub workloads: GroupSettings,
     /// Control plane of groups that name no Tailnet.
     pub control: DefaultControlPlane,
-    pub types: Vec<ProxyGroupType>,
     /// Whether Services that name no group have proxies of their own.
     pub standalone: bool,
-    /// Tenants of these proxies; none if every namespace may have them.
-    pub standalone_tenants: Vec<Tenant>,
     /// Groups of objects that name none.
     pub default_groups: DefaultGroups,
-    /// Patterns of tags that objects may request where there are no tenants.
-    pub permitted_tags: Patterns,
-    /// Ranges that proxies accept as targets although they are rejected by default.
-    pub allowed_targets: Vec<IpNet>,
-    /// Ranges that proxies reject as targets.
-    pub denied_targets: Vec<IpNet>,
-    /// Limits of namespaces in groups that name no tenants.
-    pub tenancy: DefaultTenancy,
-    pub ingress: Ingress,
+    /// Class of the Ingresses to advertise.
+    pub ingress_class: String,
     /// Whether Pods of lost replicas are made unready.
     pub failover: bool,
     /// Number of concurrent reconciliations.
@@ -94,18 +75,6 @@ pub struct Reconciler {
     pub log: Log,
     /// Invalid values and settings without effect: logged at startup.
     pub notes: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ingress {
-    /// Class of the Ingresses to advertise.
-    pub class: String,
-    /// Identity of this cluster among those that share names; the ID is discovered if empty.
-    pub owner: ServiceOwner,
-    /// Whether all groups of a tailnet share one ACME account; unset counts as false.
-    pub shared_account: Option<bool>,
-    /// URL of the ACME server's directory, for groups whose class selects none; `None` for Let's Encrypt.
-    pub acme_directory: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,7 +116,7 @@ impl Reconciler {
     /// Rules for objects without an annotation, before anything of the cluster is known.
     pub fn assignment(&self) -> AssignmentRules {
         AssignmentRules {
-            ingress_class: self.ingress.class.clone(),
+            ingress_class: self.ingress_class.clone(),
             defaults: self.default_groups.clone(),
             standalone: StandaloneScope::new(self.standalone, &self.service_namespaces),
             ..AssignmentRules::default()
@@ -176,28 +145,15 @@ impl Reconciler {
             node: source.owned("NODE_NAME"),
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
-            image: source.owned("PROXY_IMAGE").unwrap_or_default(),
-            image_pull_secrets: source.list("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", secret),
-            tags: source.list("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |tag| is_tag(tag).then(|| tag.to_owned())),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
-            firewall: firewall(source),
-            ports: source
-                .parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports)
-                .unwrap_or(MatchPortRange::DEFAULT),
-            drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
+            workloads: workloads(source),
             control: control(source),
-            tenancy: source.one_of("TAILYARD_TENANCY", "one of bounded, open", &TENANCIES).unwrap_or_default(),
-            types: source.list("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", group_type),
             standalone: source.one_of("TAILYARD_STANDALONE", "one of on, off", &ON_OFF).unwrap_or_default(),
-            standalone_tenants: standalone_tenants(source),
-            permitted_tags: permitted_tags(source),
-            allowed_targets: read::nets(source, "TAILYARD_ALLOWED_TARGETS"),
-            denied_targets: read::nets(source, "TAILYARD_DENIED_TARGETS"),
             default_groups: DefaultGroups {
                 ingress: source.parsed("TAILYARD_DEFAULT_INGRESS_GROUP", GROUP, label),
                 egress: source.parsed("TAILYARD_DEFAULT_EGRESS_GROUP", GROUP, label),
             },
-            ingress: ingress(source),
+            ingress_class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_default(),
             failover: source.one_of("TAILYARD_FAILOVER", "one of on, off", &ON_OFF).unwrap_or_default(),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
@@ -254,18 +210,32 @@ fn group_type(name: &str) -> Option<ProxyGroupType> {
     }
 }
 
-fn ingress(source: &mut SettingSource<'_>) -> Ingress {
-    let account = source.text("OPERATOR_SHARED_ACME_ACCOUNT_KEY").is_some();
-    let shared = source.boolean("OPERATOR_SHARED_ACME_ACCOUNT_KEY", false);
+fn workloads(source: &mut SettingSource<'_>) -> GroupSettings {
+    const SHARED: &str = "OPERATOR_SHARED_ACME_ACCOUNT_KEY";
+    let usual = GroupSettings::new(String::new(), source.owned("PROXY_IMAGE").unwrap_or_default());
+    GroupSettings {
+        image_pull_secrets: source.list("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", secret),
+        tags: source.list("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |tag| is_tag(tag).then(|| tag.to_owned())),
+        firewall: firewall(source),
+        ports: source.parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports).unwrap_or(usual.ports),
+        drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
+        types: source.list("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", group_type),
+        cluster: service_owner(source),
+        shared_account: source.text(SHARED).is_some().then(|| source.boolean(SHARED, false)),
+        tenancy: source.one_of("TAILYARD_TENANCY", "one of bounded, open", &TENANCIES).unwrap_or_default(),
+        standalone_tenants: Arc::new(standalone_tenants(source)),
+        permitted_tags: permitted_tags(source),
+        allowed_targets: read::nets(source, "TAILYARD_ALLOWED_TARGETS"),
+        denied_targets: read::nets(source, "TAILYARD_DENIED_TARGETS"),
+        acme_directory: acme_directory(source, "TAILYARD_ACME_DIRECTORY"),
+        ..usual
+    }
+}
+
+fn service_owner(source: &SettingSource<'_>) -> ServiceOwner {
     let former = source.owned("TAILYARD_PREVIOUS_CLUSTER_IDS").unwrap_or_default();
     let former = former.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
-    let id = source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default();
-    Ingress {
-        class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_default(),
-        owner: ServiceOwner { id, former },
-        shared_account: account.then_some(shared),
-        acme_directory: acme_directory(source, "TAILYARD_ACME_DIRECTORY"),
-    }
+    ServiceOwner { id: source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default(), former }
 }
 
 fn firewall(source: &mut SettingSource<'_>) -> Option<String> {
@@ -328,9 +298,9 @@ mod tests {
             ("APISERVER_PROXY", "false"),
         ])
         .expect("settings");
-        assert_eq!((settings.namespace.as_deref(), settings.firewall.as_deref(), settings.workers), (Some("tailscale"), None, 4));
-        assert_eq!(settings.tags, ["tag:k8s", "tag:prod"]);
-        assert_eq!(settings.image_pull_secrets, ["pull", "mirror.example"]);
+        assert_eq!((settings.namespace.as_deref(), settings.workloads.firewall.as_deref(), settings.workers), (Some("tailscale"), None, 4));
+        assert_eq!(settings.workloads.tags, ["tag:k8s", "tag:prod"]);
+        assert_eq!(settings.workloads.image_pull_secrets, ["pull", "mirror.example"]);
         assert_eq!(settings.control.url, TAILSCALE);
         let files = DefaultCredentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));

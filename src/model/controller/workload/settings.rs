@@ -13,7 +13,7 @@ use crate::model::controller::workload::vip_service::ServiceOwner;
 /// Time for which DNS caches keep a Service's previous `externalName`.
 const DNS_CACHE_TTL: Duration = Duration::from_mins(1);
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GroupSettings {
     /// Namespace of the proxies and of all created objects.
     pub namespace: String,

@@ -123,10 +123,10 @@ impl ObjectPolicy<'_> {
         let group = named.and_then(|name| groups.iter().find(|group| group.metadata.name.as_deref() == Some(name)));
         let is_standalone = rules.has_own_proxy(object);
         let mut refusals = Vec::new();
-        let tenants_of = group.map_or_else(|| settings.standalone_tenants.clone(), tenants);
-        if (named.is_some() || is_standalone) && tenants_of.is_empty() && settings.tenancy != DefaultTenancy::Open {
-            let own: [&[String]; 2] = [&settings.tags, group.map_or(&[], |group| &group.spec.tags)];
-            let others = restricted_tags(requests::tags(object.metadata()), &own, &[], &settings.permitted_tags);
+        let tenants_of = group.map_or_else(|| settings.workloads.standalone_tenants.to_vec(), tenants);
+        if (named.is_some() || is_standalone) && tenants_of.is_empty() && settings.workloads.tenancy != DefaultTenancy::Open {
+            let own: [&[String]; 2] = [&settings.workloads.tags, group.map_or(&[], |group| &group.spec.tags)];
+            let others = restricted_tags(requests::tags(object.metadata()), &own, &[], &settings.workloads.permitted_tags);
             refusals.extend(others.into_iter().map(|tag| format!("tag {tag} is not in permittedTags")));
         }
         if let Parent::Service(service) = object
@@ -136,7 +136,7 @@ impl ObjectPolicy<'_> {
         {
             refusals.push(format!("{host} is a Service of the cluster, and not in targets.allowed"));
         }
-        if is_standalone && settings.standalone_tenants.is_empty() && groups.iter().any(|group| !tenants(group).is_empty()) {
+        if is_standalone && settings.workloads.standalone_tenants.is_empty() && groups.iter().any(|group| !tenants(group).is_empty()) {
             refusals.push("it names no ProxyGroup, a ProxyGroup has tenants, and standalone.tenants is empty".to_owned());
         }
         refusals.into_iter().map(|why| format!("{}: {why}", object.publisher())).collect()
@@ -146,7 +146,7 @@ impl ObjectPolicy<'_> {
     fn is_refused_service(&self, host: &str) -> bool {
         let mut labels = host.split('.');
         let (Some(name), Some(namespace), Some("svc")) = (labels.next(), labels.next(), labels.next()) else { return false };
-        let (allowed, denied) = (self.settings.allowed_targets.clone(), self.settings.denied_targets.clone());
+        let (allowed, denied) = (self.settings.workloads.allowed_targets.clone(), self.settings.workloads.denied_targets.clone());
         self.cluster_ips.get(&(namespace, name)).is_some_and(|&address| {
             let rules = TargetRules { allowed, denied, cluster: vec![address.into()], ..TargetRules::default() };
             TargetPolicy { rules: rules.into(), ..TargetPolicy::default() }.refuses_answer(address, false, host).is_some()

@@ -107,7 +107,7 @@ fn standalone<'a>(facts: &'a ClusterFacts, ours: &Value, theirs: &Value) -> Resu
     let services = services.iter().filter_map(|service| Service::deserialize(service).ok());
     let services = services.filter(|service| rules.is_standalone(service)).map(|service| name(Parent::Service(&service)));
     let ingresses =
-        ingresses.iter().filter(|_| ours.ingress.class == theirs.ingress.class).filter_map(|ingress| Ingress::deserialize(ingress).ok());
+        ingresses.iter().filter(|_| ours.ingress_class == theirs.ingress_class).filter_map(|ingress| Ingress::deserialize(ingress).ok());
     let ingresses = ingresses.filter(|ingress| rules.is_standalone_ingress(ingress)).map(|ingress| name(Parent::Ingress(&ingress)));
     Ok(services.chain(ingresses).collect())
 }
