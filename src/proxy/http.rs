@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
 use serde::Serialize;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::api::failover::REACHABLE_PATH;
 use crate::api::replica;
@@ -22,7 +22,7 @@ use crate::model::plan::world::World;
 use crate::model::plan::{Plan, Planned};
 use crate::model::settings::Settings;
 use crate::model::tailnet::health;
-use crate::runtime::admin::{AdminRequest, AdminResponse, AdminServer, Limits, Routes, liveness, text, typed};
+use crate::runtime::admin::{self, AdminRequest, AdminResponse, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Stop, Tasks};
 
@@ -84,19 +84,7 @@ pub fn standby_routes(tasks: &Tasks) -> Routes {
 /// Serves an address until the stop; retries a failed bind.
 pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop) {
     let mut retry = Backoff::DAEMON;
-    loop {
-        match AdminServer::bind(address, routes.clone(), Limits::default()).await {
-            Ok(server) => {
-                tracing::info!(listener = name, address = %server.address(), "listening");
-                return server.serve(async move { stop.requested().await }).await;
-            }
-            Err(error) => tracing::error!(listener = name, reason = error.reason(), "{error}"),
-        }
-        tokio::select! {
-            () = sleep(retry.next(fastrand::f64())) => {}
-            () = stop.requested() => return,
-        }
-    }
+    admin::serve(name, address, routes, stop, || retry.next(fastrand::f64())).await;
 }
 
 /// `/healthz`, `/readyz`, `/livez`, `/reachable` and `/status`.

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use tokio::time::sleep;
 
 use super::cache::{ClusterCache, WatchRole};
 use super::control_plane::ControlPlanes;
@@ -12,7 +11,7 @@ use super::informers::Stores;
 use super::metrics::{Metrics, Snapshot};
 use crate::edge::kube::LeaderClient;
 use crate::model::base::backoff::Backoff;
-use crate::runtime::admin::{AdminServer, Limits, Routes, liveness, text, typed};
+use crate::runtime::admin::{self, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Heartbeats, Stop};
 
@@ -59,23 +58,10 @@ impl AdminSources {
     }
 }
 
-/// Serves an address until the stop is requested; retries a failed bind forever.
+/// Serves an address until the stop; retries a failed bind.
 pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) {
-    let routes = routes(&sources);
     let mut retry = Backoff::DAEMON;
-    loop {
-        match AdminServer::bind(address, routes.clone(), Limits::default()).await {
-            Ok(server) => {
-                tracing::info!(address = %server.address(), "listening");
-                return server.serve(async move { stop.requested().await }).await;
-            }
-            Err(error) => tracing::error!(reason = error.reason(), "{error}"),
-        }
-        tokio::select! {
-            () = sleep(retry.next(fastrand::f64())) => {}
-            () = stop.requested() => return,
-        }
-    }
+    admin::serve("http", address, routes(&sources), stop, || retry.next(fastrand::f64())).await;
 }
 
 fn routes(sources: &Arc<AdminSources>) -> Routes {

@@ -25,10 +25,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::accept::next;
-use super::tasks::Heartbeats;
+use super::tasks::{Heartbeats, Stop};
 use open::{ActiveRequest, Open};
 use stall::Stall;
 
@@ -181,6 +181,23 @@ impl AdminServer {
         let drained = async { while connections.join_next().await.is_some() {} };
         if timeout(self.limits.drain, drained).await.is_err() {
             connections.shutdown().await;
+        }
+    }
+}
+
+/// Serves an address until the stop; retries a failed bind after `delay`.
+pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop, mut delay: impl FnMut() -> Duration) {
+    loop {
+        match AdminServer::bind(address, routes.clone(), Limits::default()).await {
+            Ok(server) => {
+                tracing::info!(listener = name, address = %server.address(), "listening");
+                return server.serve(async move { stop.requested().await }).await;
+            }
+            Err(error) => tracing::error!(listener = name, reason = error.reason(), "{error}"),
+        }
+        tokio::select! {
+            () = sleep(delay()) => {}
+            () = stop.requested() => return,
         }
     }
 }

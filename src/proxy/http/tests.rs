@@ -22,6 +22,7 @@ use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::metrics::Metrics;
+use crate::runtime::admin::{AdminServer, Limits};
 use crate::runtime::tasks::{Heartbeats, Stopper, stop};
 
 const CONFIG: &str = r#"{
