@@ -54,11 +54,6 @@ impl Resource {
     pub const CONFIG_MAP: Self = Self { api_version: "v1", kind: "ConfigMap", plural: "configmaps" };
     /// Address ranges of Services.
     pub const SERVICE_RANGE: Self = Self { api_version: "networking.k8s.io/v1", kind: "ServiceCIDR", plural: "servicecidrs" };
-
-    /// API group and version; the core group is empty.
-    pub fn group_version(self) -> (&'static str, &'static str) {
-        self.api_version.split_once('/').unwrap_or(("", self.api_version))
-    }
 }
 
 impl From<Kind> for Resource {
@@ -69,7 +64,8 @@ impl From<Kind> for Resource {
 
 impl From<Resource> for ApiResource {
     fn from(resource: Resource) -> Self {
-        let (group, version) = resource.group_version();
+        // The core group is empty.
+        let (group, version) = resource.api_version.split_once('/').unwrap_or(("", resource.api_version));
         Self {
             group: group.to_owned(),
             version: version.to_owned(),

@@ -42,13 +42,6 @@ struct ClaimRead {
 #[derive(Debug, Default)]
 pub struct ClaimObserver(BTreeMap<String, ClaimRead>);
 
-impl LeaseTerms {
-    /// Time without renewal after which one is overdue: the interval, and half of it for the request.
-    pub fn overdue(&self) -> Duration {
-        self.retry_period * 3 / 2
-    }
-}
-
 impl ClaimObserver {
     /// The verdict about the claim of a lost holder, by a Lease of these terms as read now.
     pub fn judge(&mut self, lease: &str, terms: LeaseTerms, record: &LeaseRecord, lost: &str, now: Instant) -> ClaimVerdict {
@@ -62,7 +55,8 @@ impl ClaimObserver {
         self.0.insert(lease.to_owned(), ClaimRead { version: record.version.clone(), since, at: now });
         if is_renewed {
             ClaimVerdict::Renewed
-        } else if record.age.max(now.saturating_duration_since(since)) >= terms.overdue() {
+            // Half of the interval is for the request.
+        } else if record.age.max(now.saturating_duration_since(since)) >= terms.retry_period * 3 / 2 {
             ClaimVerdict::Overdue
         } else {
             ClaimVerdict::Undecided

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use crate::api::routes::{Listener, Site};
+use crate::api::routes::Listener;
 use crate::model::controller::ingress::share::share;
 use crate::model::controller::ingress::spec::PublishTarget;
 use crate::model::controller::ingress::{IngressPlan, ServiceState};
@@ -57,7 +57,8 @@ fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
         if !site.funnel {
             continue;
         }
-        let ports = https_ports(site);
+        let is_https = |(port, listener): (&u16, &Listener)| (*listener == Listener::Https).then_some(*port);
+        let ports: Vec<u16> = site.listeners.iter().filter_map(is_https).collect();
         if let Some((port, owner)) = ports.iter().find_map(|port| owners.get_key_value(port)) {
             site.funnel = false;
             item.spec.notes.push(format!(
@@ -67,8 +68,4 @@ fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
         }
         owners.extend(ports.into_iter().map(|port| (port, item.claimant.clone())));
     }
-}
-
-fn https_ports(site: &Site) -> Vec<u16> {
-    site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect()
 }

@@ -11,12 +11,12 @@ use crate::api::names;
 use crate::model::config::fingerprint64;
 use crate::model::controller::workload::actions::{ClaimedDevice, ConfigDraft, ControlAction, DeviceReport};
 use crate::model::controller::workload::control_plane::Capabilities;
-use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceRecord, ExpectedDevice};
+use crate::model::controller::workload::identity::{Binding, DeviceId, DeviceName, DeviceRecord, ExpectedDevice};
 use crate::model::controller::workload::objects::applied;
 use crate::model::controller::workload::objects::secrets::{ReplicaSecret, config_ref};
 use crate::model::controller::workload::objects::shape::RenderContext;
 use crate::model::controller::workload::observed::TailnetState;
-use crate::model::controller::workload::observed::replica::{ObservedReplica, ReplicaState};
+use crate::model::controller::workload::observed::replica::ObservedReplica;
 use crate::model::controller::workload::part::PlanPart;
 use crate::model::controller::workload::pass::Pass;
 use crate::model::controller::workload::readiness::elapsed;
@@ -44,7 +44,7 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
     let recorded = replica.device();
     let is_recorded = recorded.is_some_and(|record| record.id == id);
     let report = DeviceReport { name: state.device_name.clone(), addresses: state.device_ips.clone() };
-    let domain = work.observed.devices.index.domain(server(work), claimed_domain(state));
+    let domain = work.observed.devices.index.domain(server(work), state.device_name.as_ref().map(DeviceName::domain));
     let may_ask = match recorded {
         Some(record) if is_recorded && is_outdated(work, record, &report, domain.as_deref()) => is_due(work, record),
         Some(record) if is_recorded => is_presence_due(work, record),
@@ -60,10 +60,6 @@ pub(crate) fn record(work: &mut PlanPart<'_>, shape: &RenderContext<'_>, ordinal
     };
     let (device, draft) = (ClaimedDevice { id, expected }, Box::new(draft(work, shape, secret)));
     work.plan.control.push(ControlAction::RecordDevice { ordinal, device, domain, report, recorded: recorded.cloned(), draft });
-}
-
-fn claimed_domain(state: &ReplicaState) -> Option<&str> {
-    Some(state.device_name.as_ref()?.domain())
 }
 
 /// Whether another read of a recorded device may change its record: the replica reports something else, or it is incomplete and not only for

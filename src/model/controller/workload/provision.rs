@@ -152,7 +152,10 @@ pub(crate) fn class<'a>(pass: &Pass<'a>) -> Result<Option<&'a ProxyClassSpec>, W
     let message = match &pass.observed.class {
         Class::None => return Ok(None),
         Class::Ready(class) | Class::Refused(class) => return Ok(Some(&class.spec)),
-        Class::Missing(name) => format!("ProxyClass {name} does not exist: create it, or change {}.", class_field(pass)),
+        Class::Missing(name) => {
+            let field = if pass.observed.key.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" };
+            format!("ProxyClass {name} does not exist: create it, or change {field}.")
+        }
         Class::NotReady(name) => format!("ProxyClass {name} is not ready: its conditions say what to change."),
     };
     Err(WorkloadFault { reason: reason::PROXY_GROUP_CREATING, message })
@@ -170,10 +173,6 @@ pub(crate) fn refused_class(pass: &Pass<'_>) -> Option<WorkloadFault> {
 pub(crate) fn awaits_class(pass: &Pass<'_>) -> bool {
     let set = ObjectRef::new(Kind::StatefulSet, &pass.owner.namespace, pass.owner.name.clone());
     matches!(pass.observed.class, Class::Refused(_)) && pass.owned(&set).is_none()
-}
-
-fn class_field(pass: &Pass<'_>) -> &'static str {
-    if pass.observed.key.is_standalone() { names::PROXY_CLASS } else { "spec.proxyClass" }
 }
 
 /// Reports requests of a plan that the control plane has denied and that are repeated.

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::edge::tls::{TlsError, is_http2};
+use crate::edge::tls::is_http2;
 use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
@@ -91,7 +91,10 @@ pub(super) async fn serve(
             let is_http2 = is_http2(&stream);
             requests(stream, Some(is_http2), connection, closing).await;
         }
-        Ok(Err(error)) => shaken_off(&port, &error),
+        Ok(Err(error)) => {
+            port.counts.handshake(error.reason());
+            tracing::debug!(service = port.service, reason = error.reason(), "{error}");
+        }
         Err(_) => port.counts.handshake("Deadline"),
     }
     given_back.try_recv().ok()
@@ -103,11 +106,6 @@ fn too_many(port: &SitePort, client: Option<SocketAddr>, is_logged: bool) {
         let (service, most) = (&port.service, port.shared.limits.shares.source);
         tracing::warn!(service, %client, most, "rejecting connections of a client at its connection limit; check the client, or raise --max-connections");
     }
-}
-
-fn shaken_off(port: &SitePort, error: &TlsError) {
-    port.counts.handshake(error.reason());
-    tracing::debug!(service = port.service, reason = error.reason(), "{error}");
 }
 
 /// Reads the PROXY protocol header and not a byte more.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::api::routes::Backend;
 use crate::edge::tls::Connector;
-use crate::model::ingress::endpoints::{Endpoint, ServicePort};
+use crate::model::ingress::endpoints::ServicePort;
 use crate::model::ingress::load_balancer::{EndpointCandidate, order};
 
 use super::dial::{ConnectionPermits, DialError, Dialer};
@@ -169,7 +169,8 @@ impl Pool {
         let Backend { namespace, service, port_name, .. } = &*self.backend;
         let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: port_name.clone() };
         let endpoints = current.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
-        let zone = node.and_then(|node| learned(endpoints, node));
+        // Endpoints on the node have its zone.
+        let zone = node.and_then(|node| endpoints.iter().find(|endpoint| endpoint.node.as_ref() == Some(node))?.zone.as_ref());
         let had: BTreeMap<_, _> = peers.list.drain(..).map(|peer| ((peer.address, peer.near), peer)).collect();
         peers.list = endpoints
             .iter()
@@ -181,9 +182,4 @@ impl Pool {
         peers.endpoints = Some(Arc::clone(current));
         peers
     }
-}
-
-/// Zone of a node, from endpoints on it.
-fn learned<'a>(endpoints: &'a [Endpoint], node: &String) -> Option<&'a String> {
-    endpoints.iter().find(|endpoint| endpoint.node.as_ref() == Some(node))?.zone.as_ref()
 }
