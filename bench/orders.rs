@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use kit::acme_front::Front;
 use kit::certs::{Replica, Stage, stage};
 use kit::machine::{Machine, Process};
+use kit::sheet::counted;
 use kit::stock;
 
 use crate::support::{Args, Point, Sheet, in_turn, ratios};
@@ -140,6 +141,6 @@ fn report(sheet: &mut Sheet, both: &[Side; 2], size: u16) {
         sheet.plot(Point::of("published until each has its certificate", system, size), "s", side.seconds.clone(), None);
         sheet.plot(Point::of("certificates ordered for each", system, size), "", side.orders.clone(), Some("≤ 1"));
     }
-    let what = format!("published until each has its certificate, {size} services: ours to theirs");
+    let what = format!("published until each has its certificate, {}: ours to theirs", counted(size.into(), "service"));
     sheet.add(what, "ratio", ratios(&ours.seconds, &theirs.seconds), None);
 }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kit::passes::IdleGroup;
 use kit::reconciler::{Running, Stage, stage};
+use kit::sheet::counted;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::sleep;
@@ -123,7 +124,7 @@ async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, s
     settled(&running).await?;
     let all = Mark::set(&running)?;
     let goal = |text: &'static str| (size == 1_000).then_some(text);
-    let system = if replicas == REPLICAS { "Tailyard".to_owned() } else { format!("Tailyard, {replicas} replicas") };
+    let system = if replicas == REPLICAS { "Tailyard".to_owned() } else { format!("Tailyard, {}", counted(replicas.into(), "replica")) };
     let point = |plot: &str, size: usize| Point::of(plot, &system, size as u64);
     let each = |from: u64, to: u64| per(to - from, size);
     sheet.plot(point("until the last is made by its user", size), "s", vec![made.as_secs_f64()], None);

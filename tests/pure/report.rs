@@ -11,6 +11,8 @@ use kit::report::{Benchmark, Question, Report};
 use kit::root;
 use kit::sheet::{Line, Sheet};
 
+mod plots;
+
 /// Questions with these names, each with its text and its sheet, if it exists.
 fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     let question = |name: &String| Question {
@@ -44,12 +46,17 @@ fn assert_report(report: &Report, document: &str) {
     }
 }
 
-#[test]
-fn document_and_plots_equal_the_generated_ones() {
+/// The report on bench/results.
+fn report() -> Report {
     let words = root().join("bench/words");
     let questions = questions(&benchmarks(), &words, &root().join("bench/results"));
     let whole = fs::read_to_string(words.join("benchmarks.md")).expect("the words of the whole");
-    assert_report(&Report::on(&questions, &whole).expect("a report"), "docs/benchmarks.md");
+    Report::on(&questions, &whole).expect("a report")
+}
+
+#[test]
+fn document_and_plots_equal_the_generated_ones() {
+    assert_report(&report(), "docs/benchmarks.md");
 }
 
 /// The figures of `rolling` in README.md.

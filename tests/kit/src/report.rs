@@ -13,6 +13,8 @@ mod scale;
 mod svg;
 mod table;
 
+pub use svg::text_width;
+
 /// Where the words of a question leave room for its figures, and those of the whole for all questions.
 const FIGURES: &str = "<!-- figures -->\n";
 /// Marker of the table of goals.

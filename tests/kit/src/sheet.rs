@@ -110,7 +110,7 @@ impl Sheet {
 
     /// Adds a line that is also plotted.
     pub fn plot(&mut self, point: Point, unit: &str, samples: Vec<f64>, goal: Option<&str>) {
-        let services = point.size.map_or_else(String::new, |size| format!(", {size} services"));
+        let services = point.size.map_or_else(String::new, |size| format!(", {}", counted(size, "service")));
         let what = format!("{}: {}{services}", point.plot, point.system);
         let line = Line::of(what, unit, samples, goal);
         self.lines.extend(line.map(|line| Line { point: Some(point), ..line }));
@@ -151,6 +151,12 @@ impl Conditions {
             versions: [("tailyard".to_owned(), version), ("nft".to_owned(), nft)].into(),
         }
     }
+}
+
+/// A number of things: `1 replica`, `5 replicas`.
+#[must_use]
+pub fn counted(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The output of a program, or empty text.

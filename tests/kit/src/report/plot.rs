@@ -1,22 +1,34 @@
 //! The plots of one sheet, side by side in one drawing: a curve for each system over the number of services, with the least and the
 //! most around the median; where nothing is swept, a row for each system.
 
+use std::collections::BTreeMap;
+
 use super::goal::bound;
 use super::number::{figure, mark as written};
 use super::scale::Scale;
-use super::svg::{Anchor, Colour, Drawing, GRID, INK, MUTED};
+use super::svg::{Anchor, Colour, Drawing, GRID, INK, LINE_HEIGHT, MUTED, text_width, wrapped};
 use crate::sheet::{Line, Sheet};
 
 /// The size of one plot.
 const PANEL: (f64, f64) = (440.0, 250.0);
 /// Where its axes are: from the left, the right, the top and the bottom.
-const MARGIN: (f64, f64, f64, f64) = (58.0, 52.0, 44.0, 40.0);
-/// Height of the legend.
-const LEGEND: f64 = 34.0;
+const MARGIN: (f64, f64, f64, f64) = (66.0, 58.0, 44.0, 40.0);
+/// Left of the legend and of each title, and right of them.
+const PADDING: f64 = 16.0;
+/// The sample of an entry of the legend with its gap, and the gap between two entries.
+const LEGEND_GAPS: (f64, f64) = (22.0, 18.0);
+/// Height of a row of the legend.
+const LEGEND_ROW: f64 = 20.0;
 /// How high the row of a system is where nothing is swept.
 const ROW: f64 = 40.0;
 
-/// Colours by prefix of the system's name. A system has the same colour in all plots.
+/// Between a point and its label.
+const LABEL_GAP: f64 = 8.0;
+/// The dashes of a goal: the colour, and half the length.
+const GOAL: Colour = INK;
+const GOAL_LENGTH: f64 = 14.0;
+
+/// Colours by prefix of the system's name: see [`colours`].
 const COLOURS: [(&str, Colour); 9] = [
     ("Tailyard, iptables", ("aqua", "#1baf7a", "#199e70")),
     ("Tailyard with standby", ("violet", "#4a3aa7", "#9085e9")),
@@ -39,7 +51,6 @@ struct Panel<'a> {
 /// The results of one system.
 struct Curve<'a> {
     system: &'a str,
-    colour: Colour,
     /// By size, if the figure depends on the size.
     lines: Vec<(Option<u64>, &'a Line)>,
 }
@@ -48,13 +59,18 @@ struct Curve<'a> {
 pub(crate) fn svg(sheet: &Sheet) -> Option<String> {
     let panels = panels(sheet);
     let columns = panels.len().min(2);
-    let height = panels.iter().map(Panel::height).reduce(f64::max)?;
+    let width = PANEL.0 * float(columns);
+    let title_lines = panels.iter().map(|panel| panel.title_lines().len()).max()?;
+    let titles = LINE_HEIGHT * float(title_lines - 1);
+    let height = titles + panels.iter().map(Panel::height).reduce(f64::max)?;
+    let colours = colours(&systems(&panels));
     let mut drawing = Drawing::default();
-    legend(&panels, &mut drawing);
+    let top = legend(&panels, &colours, width, &mut drawing);
     for (number, panel) in panels.iter().enumerate() {
-        panel.draw((PANEL.0 * float(number % columns), LEGEND + height * float(number / columns)), &mut drawing);
+        let corner = (PANEL.0 * float(number % columns), top + height * float(number / columns));
+        panel.draw(corner, titles, &colours, &mut drawing);
     }
-    Some(drawing.finish((PANEL.0 * float(columns), LEGEND + height * float(panels.len().div_ceil(columns))), &sheet.question))
+    Some(drawing.finish((width, top + height * float(panels.len().div_ceil(columns))), &sheet.question))
 }
 
 /// Whether a line is drawn in a plot: a plot with a single line compares nothing and is not drawn.
@@ -78,25 +94,56 @@ fn panels(sheet: &Sheet) -> Vec<Panel<'_>> {
     panels
 }
 
-/// Which colour is which system.
-fn legend(panels: &[Panel<'_>], drawing: &mut Drawing) {
-    let (mut x, mut systems) = (16.0, Vec::new());
+/// The systems, in the order of the legend.
+fn systems<'a>(panels: &[Panel<'a>]) -> Vec<&'a str> {
+    let mut systems = Vec::new();
     for curve in panels.iter().flat_map(|panel| &panel.curves) {
-        if systems.contains(&curve.system) {
-            continue;
+        if !systems.contains(&curve.system) {
+            systems.push(curve.system);
         }
-        systems.push(curve.system);
-        drawing.line(&[(x, 20.0), (x + 16.0, 20.0)], curve.colour, 3.0, false);
-        drawing.text((x + 22.0, 24.0), Anchor::Start, INK, false, curve.system);
-        x += 44.0 + 6.6 * float(curve.system.chars().count());
     }
+    systems
+}
+
+/// The colour of each system. It is that of the first prefix in [`COLOURS`], the same in all pictures; a further system with this prefix in one
+/// picture has an unused colour.
+fn colours<'a>(systems: &[&'a str]) -> BTreeMap<&'a str, Colour> {
+    let of_prefix = |system: &str| COLOURS.into_iter().filter(|(begin, _)| system.starts_with(begin)).take(1).collect::<Vec<_>>();
+    let mut colours = BTreeMap::new();
+    for any in [false, true] {
+        for system in systems {
+            let candidates = if any { COLOURS.to_vec() } else { of_prefix(system) };
+            let unused = candidates.into_iter().map(|(_, colour)| colour).find(|colour| !colours.values().any(|used| used == colour));
+            if let (Some(colour), false) = (unused, colours.contains_key(system)) {
+                colours.insert(*system, colour);
+            }
+        }
+    }
+    colours
+}
+
+/// Colours of the systems, and the dashes of a goal, in as many rows as the width requires. Returns the height.
+fn legend(panels: &[Panel<'_>], colours: &BTreeMap<&str, Colour>, width: f64, drawing: &mut Drawing) -> f64 {
+    let has_goal = panels.iter().flat_map(Panel::lines).any(|(_, line)| bound(line).is_some());
+    let goal = has_goal.then_some((GOAL, "goal", true));
+    let (mut x, mut y) = (PADDING, LEGEND_ROW);
+    for (colour, text, dashed) in systems(panels).into_iter().map(|system| (colours[system], system, false)).chain(goal) {
+        let end = x + LEGEND_GAPS.0 + text_width(text, false);
+        if end > width - PADDING && x > PADDING {
+            (x, y) = (PADDING, y + LEGEND_ROW);
+        }
+        drawing.line(&[(x, y), (x + 16.0, y)], colour, if dashed { 2.0 } else { 3.0 }, dashed);
+        drawing.text((x + LEGEND_GAPS.0, y + 4.0), Anchor::Start, INK, false, text);
+        x += LEGEND_GAPS.0 + text_width(text, false) + LEGEND_GAPS.1;
+    }
+    y + 14.0
 }
 
 impl<'a> Panel<'a> {
     fn add(&mut self, system: &'a str, size: Option<u64>, line: &'a Line) {
         match self.curves.iter_mut().find(|curve| curve.system == system) {
             Some(curve) => curve.lines.push((size, line)),
-            None => self.curves.push(Curve { system, colour: colour(system), lines: vec![(size, line)] }),
+            None => self.curves.push(Curve { system, lines: vec![(size, line)] }),
         }
     }
 
@@ -112,28 +159,36 @@ impl<'a> Panel<'a> {
         sizes
     }
 
+    /// The title, in lines that fit.
+    fn title_lines(&self) -> Vec<String> {
+        let title = if self.unit.is_empty() { self.title.to_owned() } else { format!("{}\u{a0}({})", self.title, self.unit) };
+        wrapped(&title, PANEL.0 - 2.0 * PADDING)
+    }
+
+    /// The height with a title of one line.
     fn height(&self) -> f64 {
         if self.sizes().len() > 1 { PANEL.1 } else { MARGIN.2 + MARGIN.3 + ROW * float(self.curves.len()) }
     }
 
-    fn draw(&self, corner: (f64, f64), drawing: &mut Drawing) {
-        let title = if self.unit.is_empty() { self.title.to_owned() } else { format!("{} ({})", self.title, self.unit) };
-        drawing.text((corner.0 + 16.0, corner.1 + 24.0), Anchor::Start, INK, true, &title);
+    fn draw(&self, corner: (f64, f64), titles: f64, colours: &BTreeMap<&str, Colour>, drawing: &mut Drawing) {
+        for (number, title) in self.title_lines().iter().enumerate() {
+            drawing.text((corner.0 + PADDING, corner.1 + 24.0 + LINE_HEIGHT * float(number)), Anchor::Start, INK, true, title);
+        }
         let frame = Frame {
             left_edge: corner.0 + MARGIN.0,
             right_edge: corner.0 + PANEL.0 - MARGIN.1,
-            top: corner.1 + MARGIN.2,
-            bottom: corner.1 + self.height() - MARGIN.3,
+            top: corner.1 + titles + MARGIN.2,
+            bottom: corner.1 + titles + self.height() - MARGIN.3,
         };
         let values: Vec<_> = self.lines().flat_map(|(_, line)| line.range.into_iter().chain(bound(line))).collect();
         match self.sizes()[..] {
-            [least, .., most] => self.sweep(&frame, Scale::of(&values), (least, most), drawing),
-            _ => self.rows(&frame, &values, drawing),
+            [least, .., most] => self.sweep(&frame, Scale::of(&values), (least, most), colours, drawing),
+            _ => self.rows(&frame, &values, colours, drawing),
         }
     }
 
     /// A curve for each system.
-    fn sweep(&self, frame: &Frame, scale: Scale, ends: (u64, u64), drawing: &mut Drawing) {
+    fn sweep(&self, frame: &Frame, scale: Scale, ends: (u64, u64), colours: &BTreeMap<&str, Colour>, drawing: &mut Drawing) {
         for mark in scale.marks() {
             let y = frame.y(scale.place(mark));
             drawing.line(&[(frame.left_edge, y), (frame.right_edge, y)], GRID, 1.0, false);
@@ -150,30 +205,28 @@ impl<'a> Panel<'a> {
                 points.iter().map(move |(size, line)| (frame.x(across(*size, ends)), frame.y(scale.place(value(line))))).collect::<Vec<_>>()
             };
             let (least, median, most) = (at(|line| line.range[0]), at(|line| line.median), at(|line| line.range[1]));
-            drawing.area(&least.into_iter().chain(most.into_iter().rev()).collect::<Vec<_>>(), curve.colour);
-            drawing.line(&median, curve.colour, 2.0, curve.is_limit());
-            for ((_, line), point) in points.iter().zip(&median).filter(|_| !curve.is_limit()) {
-                drawing.dot(*point, curve.colour, &tooltip(line));
-                if let Some(goal) = bound(line) {
-                    let y = frame.y(scale.place(goal));
-                    drawing.line(
-                        &[((point.0 - 14.0).max(frame.left_edge), y), ((point.0 + 14.0).min(frame.right_edge), y)],
-                        MUTED,
-                        2.0,
-                        true,
-                    );
+            let colour = colours[curve.system];
+            drawing.area(&least.into_iter().chain(most.into_iter().rev()).collect::<Vec<_>>(), colour);
+            drawing.line(&median, colour, 2.0, curve.is_limit());
+            for ((_, line), point) in points.iter().zip(&median) {
+                if !curve.is_limit() {
+                    drawing.dot(*point, colour, &tooltip(line));
+                }
+                if let Some(y) = bound(line).map(|goal| frame.y(scale.place(goal))) {
+                    let ends = [point.0 - GOAL_LENGTH, point.0 + GOAL_LENGTH].map(|x| x.clamp(frame.left_edge, frame.right_edge));
+                    drawing.line(&ends.map(|x| (x, y)), GOAL, 2.0, true);
                 }
             }
             labels.extend(median.last().zip(points.last()).map(|(at, (_, line))| (*at, figure(line.median))));
         }
-        for ((x, y), label) in apart(labels) {
-            drawing.text((x + 8.0, y + 4.0), Anchor::Start, INK, false, &label);
+        for ((x, y), label) in apart(labels, frame.bottom) {
+            drawing.label((x + LABEL_GAP, y + 4.0), &label);
         }
     }
 
     /// A row for each system.
-    fn rows(&self, frame: &Frame, values: &[f64], drawing: &mut Drawing) {
-        let frame = Frame { left_edge: frame.left_edge - 42.0, ..*frame };
+    fn rows(&self, frame: &Frame, values: &[f64], colours: &BTreeMap<&str, Colour>, drawing: &mut Drawing) {
+        let frame = Frame { left_edge: frame.left_edge - MARGIN.0 + PADDING, ..*frame };
         let scale = Scale::of(values);
         for mark in scale.marks() {
             let x = frame.x(scale.place(mark));
@@ -185,9 +238,12 @@ impl<'a> Panel<'a> {
             drawing.text((frame.left_edge, y - 12.0), Anchor::Start, MUTED, false, curve.system);
             for (_, line) in &curve.lines {
                 let [least, most] = line.range.map(|value| frame.x(scale.place(value)));
-                drawing.line(&[(least, y), (most, y)], curve.colour, 2.0, false);
-                drawing.dot((frame.x(scale.place(line.median)), y), curve.colour, &tooltip(line));
-                drawing.text((frame.right_edge + 8.0, y + 4.0), Anchor::Start, INK, false, &figure(line.median));
+                drawing.line(&[(least, y), (most, y)], colours[curve.system], 2.0, false);
+                drawing.dot((frame.x(scale.place(line.median)), y), colours[curve.system], &tooltip(line));
+                if let Some(x) = bound(line).map(|goal| frame.x(scale.place(goal))) {
+                    drawing.line(&[(x, y - GOAL_LENGTH / 2.0), (x, y + GOAL_LENGTH / 2.0)], GOAL, 2.0, true);
+                }
+                drawing.text((frame.right_edge + LABEL_GAP, y + 4.0), Anchor::Start, INK, false, &figure(line.median));
             }
         }
     }
@@ -234,21 +290,21 @@ fn across(size: u64, (least, most): (u64, u64)) -> f64 {
     (log(size) - log(least)) / (log(most) - log(least))
 }
 
-/// Labels that do not lie on one another: of those at the same place, the lower ones are moved down.
-fn apart(mut labels: Vec<((f64, f64), String)>) -> Vec<((f64, f64), String)> {
-    labels.sort_by(|(one, _), (other, _)| one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1)));
-    let mut above = (f64::NEG_INFINITY, f64::NEG_INFINITY);
-    for (at, _) in &mut labels {
-        if (at.0 - above.0).abs() < 1.0 {
-            at.1 = at.1.max(above.1 + 13.0);
-        }
-        above = *at;
+/// Labels that do not overlap: the lower one of two is moved down, and all are moved up from the sizes below the axis.
+fn apart(mut labels: Vec<((f64, f64), String)>, bottom: f64) -> Vec<((f64, f64), String)> {
+    labels.sort_by(|(one, _), (other, _)| one.1.total_cmp(&other.1));
+    let end = |((x, _), label): &((f64, f64), String)| x + text_width(label, false) + LABEL_GAP;
+    let columns: Vec<_> = labels.iter().map(|label| (label.0.0, end(label))).collect();
+    let meet = |one: usize, other: usize| columns[one].0 < columns[other].1 && columns[other].0 < columns[one].1;
+    for lower in 0..labels.len() {
+        let above = (0..lower).filter(|above| meet(*above, lower)).map(|above| labels[above].0.1 + LINE_HEIGHT);
+        labels[lower].0.1 = above.fold(labels[lower].0.1, f64::max);
+    }
+    for upper in (0..labels.len()).rev() {
+        let below = (upper + 1..labels.len()).filter(|below| meet(upper, *below)).map(|below| labels[below].0.1 - LINE_HEIGHT);
+        labels[upper].0.1 = below.fold(labels[upper].0.1.min(bottom), f64::min);
     }
     labels
-}
-
-fn colour(system: &str) -> Colour {
-    COLOURS.into_iter().find(|(begin, _)| system.starts_with(begin)).map_or(INK, |(_, colour)| colour)
 }
 
 /// The tooltip of a dot.

@@ -14,6 +14,11 @@ pub(crate) const MUTED: Colour = ("muted", "#6b6a67", "#a5a39c");
 /// Lines that only help the eye.
 pub(crate) const GRID: Colour = ("grid", "#e6e5e0", "#33332f");
 
+/// Between two lines of text.
+pub(crate) const LINE_HEIGHT: f64 = 14.0;
+/// Size of the font.
+const FONT_SIZE: f64 = 12.0;
+
 /// Where a text ends or begins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Anchor {
@@ -47,6 +52,13 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}"{weight} {fill}>{text}</text>"#);
     }
 
+    /// A figure beside a point, legible on lines.
+    pub(crate) fn label(&mut self, (x, y): (f64, f64), text: &str) {
+        let (fill, text) = (self.fill(INK).replace("-fill\"", "-fill ground-line\""), escaped(text));
+        let halo = format!(r#"stroke="{}" stroke-width="4" paint-order="stroke""#, GROUND.1);
+        let _ = writeln!(self.body, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="start" {halo} {fill}>{text}</text>"#);
+    }
+
     /// A line through points.
     pub(crate) fn line(&mut self, points: &[(f64, f64)], colour: Colour, width: f64, dashed: bool) {
         let pattern = if dashed { r#" stroke-dasharray="5 4""# } else { "" };
@@ -77,7 +89,7 @@ impl Drawing {
         }
         let (title, ground, body) = (escaped(title), GROUND.1, self.body);
         format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="12">
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="{FONT_SIZE}">
 <title>{title}</title>
 <style>@media (prefers-color-scheme: dark){{{dark}}}</style>
 <rect width="100%" height="100%" rx="8" class="ground-fill" fill="{ground}"/>
@@ -101,6 +113,31 @@ impl Drawing {
             self.colours.push(colour);
         }
     }
+}
+
+/// The width of a text in the widest fonts that a reader may have (`DejaVu Sans`, Verdana): an estimate from above.
+#[must_use]
+pub fn text_width(text: &str, bold: bool) -> f64 {
+    let ems = |letter: char| match letter {
+        'i' | 'j' | 'l' | 'I' | ' ' | '\u{a0}' | '.' | ',' | ':' | ';' | '\'' | '|' | '/' => 0.35,
+        'f' | 'r' | 't' | '(' | ')' | '-' => 0.43,
+        'm' | 'w' | 'M' | 'W' | '%' | '@' => 1.0,
+        letter if letter.is_uppercase() => 0.79,
+        _ => 0.65,
+    };
+    text.chars().map(ems).sum::<f64>() * FONT_SIZE * if bold { 1.12 } else { 1.0 }
+}
+
+/// A bold text in lines of at most this width.
+pub(crate) fn wrapped(text: &str, room: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if text_width(&format!("{line} {word}"), true) <= room => *line = format!("{line} {word}"),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn listed(points: &[(f64, f64)]) -> String {
