@@ -16,6 +16,7 @@ use super::cache::WorkKey;
 use super::context::Context;
 use crate::api::names;
 use crate::edge::kube::{KubeError, ObjectPart, Resource};
+use crate::model::controller::policy::assignment::uninstall_time;
 use crate::model::controller::workload::actions::Delete;
 use crate::model::controller::workload::objects::certificate::accounts_ref;
 
@@ -30,7 +31,7 @@ pub async fn follow(context: Arc<Context>, mut requested: watch::Receiver<Option
     loop {
         let request = requested.borrow_and_update().clone();
         if request != current {
-            let time = request.as_deref().map(|text| text.parse().unwrap_or_else(|_| Timestamp::now()));
+            let time = request.as_deref().map(|text| uninstall_time(text, Timestamp::now()));
             tracing::warn!(
                 lease = LEASE,
                 "{}",

@@ -14,6 +14,7 @@ use std::time::Duration;
 use kit::scripted_tailscaled::append;
 use kit::wait::{eventually_async, until_async, wait_for_value};
 use tailyard::model::base::netmap::{Fqdn, NetMap};
+use tailyard::model::controller::workload::identity::DeviceId;
 use tailyard::model::tailnet::state::Content;
 use tailyard::model::tailnet::supervise::state_backup::StateBackup;
 use tailyard::model::tailnet::supervise::{DaemonPhase, DaemonSettings, Login, Secret, StateStore, StateWrite, TwoStep};
@@ -33,7 +34,7 @@ struct Lab {
     dir: tempfile::TempDir,
     daemon: DaemonHandle,
     keys: watch::Sender<Option<Secret>>,
-    deleted: watch::Sender<Option<String>>,
+    deleted: watch::Sender<Option<DeviceId>>,
     backups: watch::Sender<StateBackup>,
     /// Whether the Secret is unavailable.
     away: Arc<AtomicBool>,
@@ -378,12 +379,12 @@ async fn auth_key_from_the_api_is_used_before_the_mount_updates() {
 #[tokio::test]
 async fn device_deleted_at_the_control_plane_joins_again() {
     let mut lab = Lab::running().await;
-    lab.deleted.send_replace(Some("nOther".into()));
+    lab.deleted.send_replace(DeviceId::parse("nOther"));
     lab.write("goodkey", "new");
     lab.resolves("db.lab", &["100.64.0.2"]).await;
     assert_eq!(lab.daemon.state().borrow().restarts, 0, "another device's ID is an earlier one's");
     lab.write("initial", &initial("NeedsLogin", 2, &[]));
-    lab.deleted.send_replace(Some("nMe".into()));
+    lab.deleted.send_replace(DeviceId::parse("nMe"));
     assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
     lab.keys.send(Some(Secret::new("new"))).expect("taken");
     assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });

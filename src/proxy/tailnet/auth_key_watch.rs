@@ -14,6 +14,7 @@ use crate::api::names::{CONFIG_SECRET_SUFFIX, DELETED_DEVICE_KEY};
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
+use crate::model::controller::workload::identity::DeviceId;
 use crate::model::tailnet::supervise::{Secret, conffile};
 use crate::proxy::tailnet::config_values::{self, ConfigValuesSender};
 use crate::runtime::watch_ext::put;
@@ -23,13 +24,13 @@ use crate::runtime::watch_ext::put;
 pub struct ConfigSecret {
     /// The newest auth key.
     pub key: watch::Receiver<Option<Secret>>,
-    /// The device that was deleted at the control plane, by ID.
-    pub deleted: watch::Receiver<Option<String>>,
+    /// The device that was deleted at the control plane; a value that is no ID names none.
+    pub deleted: watch::Receiver<Option<DeviceId>>,
 }
 
 struct Outputs {
     key: watch::Sender<Option<Secret>>,
-    deleted: watch::Sender<Option<String>>,
+    deleted: watch::Sender<Option<DeviceId>>,
     forwarding: ConfigValuesSender,
 }
 
@@ -65,8 +66,7 @@ async fn run(events: impl Stream<Item = ObjectEvent>, outputs: Outputs, fill: Op
                 if let Some(key) = newest(&values) {
                     put(&outputs.key, Some(key));
                 }
-                let deleted = values.get(DELETED_DEVICE_KEY).and_then(|id| String::from_utf8(id.to_vec()).ok());
-                put(&outputs.deleted, deleted);
+                put(&outputs.deleted, values.get(DELETED_DEVICE_KEY).and_then(|id| DeviceId::read(id)));
             }
             ObjectEvent::Lost(error) if lost != Some(error.reason()) => {
                 lost = Some(error.reason());
@@ -167,8 +167,19 @@ mod tests {
         assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned(), "cap-95.hujson".to_owned()].into());
         assert!(ended(events(vec![ObjectEvent::Current(one), ObjectEvent::Gone, ObjectEvent::Current(Values::new())])).await.is_err());
-        assert_eq!((listed(), gone.borrow().as_deref()), (["cap-106.hujson".to_owned()].into(), None), "the last Secret has no key");
+        assert_eq!((listed(), gone.borrow().as_ref()), (["cap-106.hujson".to_owned()].into(), None), "the last Secret has no key");
         assert!(std::fs::read_to_string(dir.join("cap-106.hujson")).expect("a file").contains("AuthKey"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deleted_device_is_an_id_or_none() {
+        for (value, expected) in [("nAb12CNTRL", true), ("17", true), ("", false), ("../17", false), ("n\n1", false)] {
+            let ((key, _receiver), (deleted, gone)) = (watch::channel(None), watch::channel(None));
+            let outputs = Outputs { key, deleted, rules: target_rules::channel(None).0 };
+            let events = stream::iter([ObjectEvent::Current(values(&[("deleted-device", value)]))]).chain(stream::pending());
+            timeout(Duration::from_secs(1), run(events, outputs, None)).await.expect_err("it watches on");
+            assert_eq!(gone.borrow().as_ref().map(DeviceId::as_str), expected.then_some(value));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -23,6 +23,7 @@ use crate::api::localapi::MaskedPrefs;
 use crate::edge::daemon::RunningDaemon as Process;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::base::netmap::NetMap;
+use crate::model::controller::workload::identity::DeviceId;
 use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::ipn_bus::BackendState;
 use crate::model::tailnet::supervise::state_backup::StateBackup;
@@ -48,7 +49,7 @@ pub struct DaemonInputs {
     /// Newest auth key, from a watch of the config Secret, which is faster than the mount.
     pub keys: watch::Receiver<Option<Secret>>,
     /// ID of the device that was deleted at the control plane, if this can be known.
-    pub deleted: Option<watch::Receiver<Option<String>>>,
+    pub deleted: Option<watch::Receiver<Option<DeviceId>>>,
     pub writes: mpsc::Sender<StateRequest>,
     /// Backup of tailscaled's keys in the state Secret.
     pub backup: watch::Receiver<StateBackup>,
@@ -325,10 +326,10 @@ impl Supervisor {
     fn deleted(&mut self) -> Vec<DaemonEvent> {
         let deleted = self.inputs.deleted.as_mut().and_then(|deleted| deleted.borrow_and_update().clone());
         let own = self.netmap.borrow().as_ref().and_then(|netmap| Some(netmap.node.as_ref()?.stable_id.clone()));
-        if deleted.is_none() || deleted != own {
+        let Some(deleted) = deleted.filter(|deleted| own.as_deref() == Some(deleted.as_str())) else {
             return Vec::new();
-        }
-        warn!(device = deleted, "this device was deleted at the control plane; restarting tailscaled so that it joins again");
+        };
+        warn!(device = deleted.as_str(), "this device was deleted at the control plane; restarting tailscaled so that it joins again");
         vec![DaemonEvent::DeviceDeleted]
     }
 

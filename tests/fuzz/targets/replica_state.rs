@@ -1,14 +1,16 @@
-//! Arbitrary bytes as the contents of a proxy Pod's state Secret, as the note in a Pod and as the text of an Event about it: no panic, no
-//! identifier with more than one path segment, and no unbounded text.
+//! Arbitrary bytes as the contents of a proxy Pod's state Secret and config Secret, as the note in a Pod, as the text of an Event about it and
+//! as the annotation of an uninstall: no panic, no identifier with more than one path segment, and no unbounded text.
 #![no_main]
 
 use std::time::Instant;
 
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tailyard::api::{egress, ingress, names, state, targets};
-use tailyard::model::controller::workload::identity::MAX_ADDRESSES;
+use tailyard::model::controller::policy::assignment::uninstall_time;
+use tailyard::model::controller::workload::identity::{DeviceId, MAX_ADDRESSES};
 use tailyard::model::controller::workload::observed::replica::{ObservedReplica, ReplicaConfig, ReplicaState};
 use tailyard::model::controller::workload::pod_fault::CreateFailure;
 use tailyard::model::controller::workload::readiness::{is_lost, lost_message, unreachable_note};
@@ -41,7 +43,8 @@ fuzz_target!(|data: &[u8]| {
     let config = ReplicaConfig::read(&secret);
     let replica = ObservedReplica::new(None, Some(&secret), Some(&secret));
     let claimed = ReplicaState::read(&secret).device_id;
-    for id in claimed.iter().chain(replica.device().map(|record| &record.id)) {
+    let deleted = DeviceId::read(value);
+    for id in claimed.iter().chain(replica.device().map(|record| &record.id)).chain(&deleted) {
         assert!(id.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric()) && !id.as_str().is_empty());
     }
     let recorded = replica.device().map_or(0, |record| record.addresses.iter().count());
@@ -55,6 +58,9 @@ fuzz_target!(|data: &[u8]| {
     let pod = serde_json::from_value(pod).expect("a Pod");
     let note = Reception::default().unreachable(&text, Instant::now());
     assert!(note.is_none() || (unreachable_note(&pod) == note && is_lost(&pod) && lost_message(&pod).is_some()));
+    let now = Timestamp::UNIX_EPOCH;
+    let requested = uninstall_time(&text, now);
+    assert!(requested == now || uninstall_time(&requested.to_string(), now) == requested);
     let about = json!({"kind": "StatefulSet", "name": "g"});
     let event = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "eventTime": null, "reason": CreateFailure::REASON,
         "note": text, "regarding": about});

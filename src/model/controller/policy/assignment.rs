@@ -44,6 +44,11 @@ pub struct AssignmentRules {
     pub uninstall: Option<Timestamp>,
 }
 
+/// Time of an uninstall by the annotation that requests it: one that is no time counts from its first read.
+pub fn uninstall_time(annotation: &str, now: Timestamp) -> Timestamp {
+    annotation.parse().unwrap_or(now)
+}
+
 /// Namespaces whose Services and Ingresses without a group have proxies of their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum StandaloneScope {
@@ -339,6 +344,15 @@ mod tests {
 
     const DEFAULT_IN: GroupAssignment<'_> = ByDefault(DefaultGroup::Ingress, "in");
     const DEFAULT_OUT: GroupAssignment<'_> = ByDefault(DefaultGroup::Egress, "out");
+
+    #[test]
+    fn uninstall_annotation_that_is_no_time_counts_from_now() {
+        let (requested, now) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
+        assert_eq!(uninstall_time(&requested.to_string(), now), requested);
+        for other in ["", "true", "yesterday", "2026-13-01T00:00:00Z", "99999-01-01T00:00:00Z"] {
+            assert_eq!(uninstall_time(other, now), now, "{other:?}");
+        }
+    }
 
     fn rules(parameters: ClassParameters) -> AssignmentRules {
         let defaults = DefaultGroups { ingress: Some("in".into()), egress: Some("out".into()) };

@@ -40,6 +40,11 @@ macro_rules! identifier {
                 valid.then(|| Self(text.to_owned()))
             }
 
+            /// Parses the value of a Secret's key.
+            pub fn read(value: &[u8]) -> Option<Self> {
+                Self::parse(std::str::from_utf8(value).ok()?)
+            }
+
             pub fn as_str(&self) -> &str {
                 &self.0
             }
