@@ -123,6 +123,6 @@ fn run_isolated(args: &Args) -> Result<ExitCode> {
     if place == Private && !private::is_inside() {
         return Ok(ExitCode::from(private::run_inside(env::args_os().skip(1))?));
     }
-    publish(&benchmark.name(), args, &measure(args)?)?;
+    publish(benchmark, args, &measure(args)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -16,10 +16,11 @@ use std::thread::sleep;
 use anyhow::{Context, Result};
 use kit::cluster::chart::NAMESPACE;
 use kit::operators::PORT;
+use kit::report::Benchmark;
 use kit::servers::tailscale_release;
 
 use crate::players::{OURS, OperatorPair, THEIRS};
-use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
+use crate::support::{Args, Point, Sheet, in_turn, ms, ratios, store};
 use crate::traffic::outcome::LoadOutcome;
 
 use event::{CALM, Event, Proxies};
@@ -53,18 +54,24 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
             group.settle();
             taken.turn(party.name, &group, &way(&game)?, (events, round))?;
         }
+        store(Benchmark::Rolling, args, &sheet(&ours, &theirs))?;
     }
+    Ok(sheet(&ours, &theirs))
+}
+
+/// The figures of the rounds so far.
+fn sheet(ours: &Samples, theirs: &Samples) -> Sheet {
     let mut sheet =
         Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
     sheet.version("Tailscale operator", tailscale_release());
     for event in ALL {
-        for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
+        for (party, taken) in [(&OURS, ours), (&THEIRS, theirs)] {
             let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
             taken.add_to(&mut sheet, event, party.name, [goal, None]);
         }
     }
-    compare(&mut sheet, &ours, &theirs);
-    Ok(sheet)
+    compare(&mut sheet, ours, theirs);
+    sheet
 }
 
 impl Samples {
@@ -129,8 +136,7 @@ fn way(game: &OperatorPair) -> Result<LoadRoute> {
 fn compare(sheet: &mut Sheet, ours: &Samples, theirs: &Samples) {
     sheet.add("rolling restart: time, ours to theirs", "ratio", ratios(&ours.restarts, &theirs.restarts), Some("≤ 0.5"));
     let both = |figure: fn(&LoadOutcome) -> f64| ratios(&ours.each(Event::Killed, figure), &theirs.each(Event::Killed, figure));
-    // A ratio to zero failures is undefined; our failures are listed above in any case.
-    let failed = both(|met| number(met.failed)).into_iter().filter(|ratio| ratio.is_finite()).collect();
+    let failed = both(|met| number(met.failed));
     sheet.add("replica killed: failed connects, ours to theirs, where theirs lost some", "ratio", failed, Some("≤ 0.05"));
     sheet.add("replica killed: not answered within a second, ours to theirs", "ratio", both(|met| number(met.late)), None);
 }

@@ -11,12 +11,13 @@ pub(crate) mod many;
 mod proxy;
 
 use anyhow::Result;
+use kit::report::Benchmark;
 use kit::servers::tailscale_release;
 
 use crate::players::{OURS, Operator, OperatorPair, THEIRS};
 use crate::rolling::event::{Event, Proxies};
 use crate::rolling::{ALWAYS, Samples, number};
-use crate::support::{Args, Sheet, in_turn, ratios};
+use crate::support::{Args, Sheet, in_turn, ratios, store};
 use crate::traffic::outcome::LoadOutcome;
 
 use proxy::{Proxy, prepare};
@@ -52,18 +53,24 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
             proxy.settle();
             taken.turn(party.name, &proxy, &proxy.route(), (events, round))?;
         }
+        store(Benchmark::Standalone, args, &sheet(&all))?;
     }
+    Ok(sheet(&all))
+}
+
+/// The figures of the rounds so far.
+fn sheet(all: &[Samples; 3]) -> Sheet {
     let mut sheet = Sheet::new("The proxy of one Service under new connections on a real cluster: the Tailscale operator's and Tailyard's");
     sheet.version("Tailscale operator", tailscale_release());
     for event in ALL {
-        for (party, taken) in PARTIES.iter().zip(&all) {
+        for (party, taken) in PARTIES.iter().zip(all) {
             taken.add_to(&mut sheet, event, party.name, goals(event, party));
         }
     }
-    let [ours, standby, theirs] = &all;
+    let [ours, standby, theirs] = all;
     compare(&mut sheet, "ours to theirs", Some("≤ 0.5"), ours, theirs);
     compare(&mut sheet, "ours with standby to theirs", None, standby, theirs);
-    Ok(sheet)
+    sheet
 }
 
 /// Goals of failed connects and of the longest time without an answer.
@@ -82,8 +89,7 @@ fn goals(event: Event, party: &Party) -> [Option<&'static str>; 2] {
 fn compare(sheet: &mut Sheet, which: &str, goal: Option<&str>, ours: &Samples, theirs: &Samples) {
     for event in [Event::Restart, Event::Killed, Event::Deleted] {
         let both = |figure: fn(&LoadOutcome) -> f64| ratios(&ours.each(event, figure), &theirs.each(event, figure));
-        // A ratio to zero failures is undefined.
-        let failed = both(|met| number(met.failed)).into_iter().filter(|ratio| ratio.is_finite()).collect();
+        let failed = both(|met| number(met.failed));
         sheet.add(format!("{}: failed connects, {which}, where theirs lost some", event.name()), "ratio", failed, goal);
         let gap = both(|met| met.gap.as_secs_f64());
         sheet.add(format!("{}: longest time without an answer, {which}", event.name()), "ratio", gap, goal);

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Print the names of the benchmarks and run none
     #[arg(long)]
     pub(crate) list: bool,
-    /// Where to write the figures, as NAME.json; the directory must exist
+    /// Where to write the figures, as NAME.json; `rolling` and `standalone` write those of the rounds so far after each
     #[arg(long, value_name = "DIR")]
     json: Option<PathBuf>,
     /// A tenth of the repetitions, without the large sizes: a functional check without valid figures
@@ -107,13 +107,18 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// Prints a sheet and writes it where it is wanted.
-pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<()> {
+/// Prints a sheet and stores it.
+pub(crate) fn publish(benchmark: Benchmark, args: &Args, sheet: &Sheet) -> Result<()> {
     ensure!(!sheet.lines.is_empty(), "nothing was measured");
-    ensure!(sheet.lines.iter().all(|line| line.range.iter().all(|figure| figure.is_finite())), "a figure is none");
     print(sheet, &mut std::io::stdout())?;
+    store(benchmark, args, sheet)
+}
+
+/// Writes a sheet to the directory of `--json`: the whole one at the end, or that of the rounds so far, which the next one overwrites.
+pub(crate) fn store(benchmark: Benchmark, args: &Args, sheet: &Sheet) -> Result<()> {
+    ensure!(sheet.lines.iter().all(|line| line.range.iter().all(|figure| figure.is_finite())), "a figure is none");
     if let Some(directory) = &args.json {
-        let path = directory.join(format!("{name}.json"));
+        let path = directory.join(format!("{}.json", benchmark.name()));
         std::fs::create_dir_all(directory)?;
         std::fs::write(&path, serde_json::to_vec_pretty(sheet)?).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -161,10 +166,10 @@ pub(crate) fn in_turn<T>(things: impl IntoIterator<Item = T>, round: usize) -> V
     order
 }
 
-/// The ratio of each repetition's pair.
+/// The ratio of each repetition's pair. One to zero is undefined, and is not in it.
 #[must_use]
 pub(crate) fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
-    of.iter().zip(to).map(|(of, to)| of / to).collect()
+    of.iter().zip(to).map(|(of, to)| of / to).filter(|ratio| ratio.is_finite()).collect()
 }
 
 /// How much of one processor all threads of a process use during the work, in percent.
