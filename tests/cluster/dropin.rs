@@ -17,7 +17,6 @@ use kit::cluster::{DEADLINE, turn};
 use kit::guide::{GROUP, MIGRATE, SITES};
 use kit::operators::Stage;
 use kit::wait::eventually;
-use serde_json::Value;
 use sites::Site;
 use standalone_site::StandaloneSite;
 
@@ -103,9 +102,11 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     standalone::reaches(&stage);
     site.reached(&guest);
 
+    // It goes back with our finalizer, which the document advises against for its Tailscale Service.
+    let ours = site.publish_another("stays");
     let manifest = site.manifest();
     stage.guide.run(MIGRATE, "$ kubectl delete -f", &[("site.yaml", &manifest)]);
-    assert_eq!(site.services(), Vec::<Value>::new(), "it is deleted with its Service");
+    assert_eq!(site.tailscale_service("plain"), None, "it is deleted with its Service");
     stage.guide.run(MIGRATE, "$ kubectl scale -n tailscale deployment/tailyard-reconciler", &[]);
     for service in ["solo", "far"] {
         standalone::run_image(&stage, service, STOCK, "proxies");
@@ -118,6 +119,12 @@ fn ingress_and_standalone_proxies_are_handed_over_and_back() {
     site.reached(&guest);
     assert_eq!((standalone::devices(&stage), standalone::names(&stage), site.devices()), (before.0.clone(), before.1.clone(), before.2));
     assert_eq!(site.service().1, theirs);
+    println!("finalizers by their operator: {} {}", site.finalizers("plain"), site.finalizers("stays"));
+    for name in ["plain", "stays"] {
+        site.delete(name);
+    }
+    assert_eq!(site.tailscale_service("plain"), None, "it is deleted with its Service");
+    assert_eq!(site.owner("stays"), ours, "it outlives its Service, as the document has it");
     stage.guide.finish(SITES);
 }
 
