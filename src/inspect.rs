@@ -1,7 +1,13 @@
 //! Inspection commands: overview ([`status`]) and diagnosis ([`doctor`]). Read-only towards the cluster; work without a running reconciler.
 
-use crate::edge::kube::{CallFault, KubeError};
-use crate::model::diagnostics::overview::{Gap, StatusPart};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use tokio::time::timeout;
+
+use crate::edge::kube::{CallFault, Cluster, KubeError};
+use crate::model::diagnostics::overview::{Gap, LiveStatus, StatusPart};
 
 mod cache;
 pub mod doctor;
@@ -11,6 +17,11 @@ pub mod status;
 const PROXIES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type in (proxygroup,svc,ingress)";
 /// Label selector of users' Services: without the label of child Services.
 const OF_USERS: &str = "!tailscale.com/managed";
+
+/// Timeout of a replica's status request.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum concurrent status requests.
+const STATUS_REQUESTS: usize = 16;
 
 /// Error of an inspection command.
 #[derive(Debug, thiserror::Error)]
@@ -43,4 +54,18 @@ fn gap(error: &KubeError) -> Gap {
         KubeError::Call { fault, .. } => Gap::Failed(fault.to_string()),
         error => Gap::Failed(error.to_string()),
     }
+}
+
+/// Requests the status of these Pods at their ports.
+async fn live_status(cluster: &Cluster, pods: impl IntoIterator<Item = (String, u16)>) -> BTreeMap<String, LiveStatus> {
+    let replies = stream::iter(pods).map(|(pod, port)| async move {
+        let answer = timeout(STATUS_TIMEOUT, cluster.replica_status(&pod, port)).await;
+        let live: LiveStatus = match answer {
+            Ok(Ok(status)) => Ok(status),
+            Ok(Err(error)) => Err(gap(&error)),
+            Err(_elapsed) => Err(Gap::Failed(format!("no answer within {STATUS_TIMEOUT:?}"))),
+        };
+        (pod, live)
+    });
+    replies.buffer_unordered(STATUS_REQUESTS).collect().await
 }

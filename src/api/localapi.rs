@@ -4,9 +4,12 @@
 //! Unknown fields are ignored, absent and `null` mean the same: newer daemons add fields, older ones leave some out.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::replica::RejectReason;
 
 pub type NodeId = i64;
 
@@ -254,6 +257,33 @@ pub struct Pong {
     pub err: String,
     #[serde(rename = "IsLocalIP")]
     pub is_local_ip: bool,
+}
+
+/// Response of `debug-rejects`, by daemons of 1.104 and later.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct DebugRejects {
+    /// Whether the node has the attribute `debug-conn-reject`; without it nothing is recorded.
+    pub enabled: bool,
+    /// Rejected flows ([`RejectEvent`]) of this node and of its peers, parsed one by one.
+    #[serde(deserialize_with = "nullable")]
+    pub outgoing: Vec<serde_json::Value>,
+    #[serde(deserialize_with = "nullable")]
+    pub incoming: Vec<serde_json::Value>,
+}
+
+/// Rejected flows of one direction, peer, protocol and reason. The endpoints are those of the last one.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct RejectEvent {
+    /// RFC 3339.
+    pub last: String,
+    pub count: u32,
+    /// IP protocol number.
+    pub proto: u8,
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    pub reason: RejectReason,
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! stores none; readers must process messages at once, as the daemon closes the stream of a slow reader.
 
 mod record;
+mod rejects;
 mod serve;
 mod whois;
 

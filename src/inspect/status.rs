@@ -7,15 +7,13 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::stream::{self, BoxStream, StreamExt};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::cache::{InspectCache, changes};
-use super::{InspectError, gap};
+use super::{InspectError, live_status};
 use crate::edge::kube::{Cluster, WatchChange};
-use crate::model::diagnostics::overview::{
-    ClusterView, Gap, LiveStatus, Overview, RowSelection, StatusPart, Width, changes as differences, text,
-};
+use crate::model::diagnostics::overview::{ClusterView, Gap, Overview, RowSelection, StatusPart, Width, changes as differences, text};
 
 /// Timeout of the initial lists.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -23,10 +21,6 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 const MIN_OUTPUT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum interval of outputs without changes in the cluster.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of a replica's status request.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum concurrent status requests.
-const AT_A_TIME: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct StatusOptions {
@@ -128,16 +122,7 @@ async fn request_status(cluster: &Cluster, view: &mut ClusterView, selection: &R
     let shown: Option<BTreeSet<_>> = shown.as_ref().map(|overview| overview.pods().collect());
     let is_shown = |pod: &String| shown.as_ref().is_none_or(|shown| shown.contains(pod));
     let pods = view.with_status_endpoint().into_iter().filter(|(pod, _)| is_shown(pod));
-    let replies = stream::iter(pods).map(|(pod, port)| async move {
-        let answer = timeout(STATUS_TIMEOUT, cluster.replica_status(&pod, port)).await;
-        let live: LiveStatus = match answer {
-            Ok(Ok(status)) => Ok(status),
-            Ok(Err(error)) => Err(gap(&error)),
-            Err(_elapsed) => Err(Gap::Failed(format!("no answer within {STATUS_TIMEOUT:?}"))),
-        };
-        (pod, live)
-    });
-    view.live = replies.buffer_unordered(AT_A_TIME).collect().await;
+    view.live = live_status(cluster, pods).await;
     let missed = view.live.iter().find_map(|(pod, live)| Some((pod, live.as_ref().err()?.clone())));
     if let Some((pod, gap)) = missed {
         let gap = match gap {

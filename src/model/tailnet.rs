@@ -5,6 +5,7 @@ pub mod health;
 pub mod ipn_bus;
 pub mod peer_warmup;
 pub mod recent_peers;
+pub mod rejects;
 pub mod resolve;
 pub mod serve_config;
 pub mod state;

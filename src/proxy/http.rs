@@ -28,7 +28,7 @@ use crate::runtime::tasks::{HEARTBEAT_TIMEOUT, Stop, Tasks};
 
 pub use status_snapshot::SnapshotSources;
 
-mod peer_counts;
+mod daemon_values;
 mod prestop_hook;
 mod status;
 pub mod status_snapshot;

@@ -7,12 +7,14 @@ mod group;
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use tailyard::api::replica::{FlowDirection, RejectKind, RejectReason, Rejects, ReplicaStatus};
 use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::base::net::Family;
 use tailyard::model::base::netmap::Fqdn;
@@ -21,6 +23,7 @@ use tailyard::model::tailnet::peer_warmup::MAX_READINESS_DELAY;
 
 use group::{Load, Manner, PATIENCE, Replica};
 use kit::agent::{Agent, conf};
+use kit::doctor::Diagnosis;
 use kit::machine::DEADLINE;
 use kit::tailnet::Tailnet;
 use kit::wait::{eventually, uninterrupted};
@@ -444,4 +447,45 @@ fn targets_behind_a_subnet_router_are_served() {
 #[test]
 fn targets_behind_a_subnet_router_are_served_without_daemon_netfilter() {
     targets_behind_a_subnet_router([100, 65, 0], "nodivert");
+}
+
+#[test]
+fn rejected_connections_are_in_status_and_doctor_if_the_node_attribute_is_set() {
+    let tailnet = Tailnet::start([10, 99, 0]);
+    let (mut peer, _peer) = tailnet.node("peer");
+    let _servers = [7000, 7001].map(|port| peer.node.serve(port));
+    let replica = Replica::start(&tailnet, "eg-0", &services(peer.tailnet_addresses()[0]));
+    let status = || {
+        let answer = replica.get("/status").ok()?;
+        serde_json::from_str::<ReplicaStatus>(answer.split_once("\r\n\r\n")?.1).ok()?.rejects
+    };
+    let to_peer = |port| replica.machine.node.ask_tcp(SocketAddr::new(peer.node.tailnet[&Family::V4], port), PATIENCE);
+    let to_replica = || peer.node.ask_tcp(SocketAddr::new(replica.source(), 7002), PATIENCE);
+    let permit = |attributes: &[&str]| {
+        let grants = serde_json::json!([{"src": ["*"], "dst": ["*"], "ip": ["tcp:7000"]}]);
+        let attributes = serde_json::json!([{"target": ["*"], "attr": attributes}]);
+        tailnet.set_policy(&serde_json::json!({"grants": grants, "nodeAttrs": attributes}));
+    };
+
+    permit(&["randomize-client-port"]);
+    eventually("the policy being in force", DEADLINE, || to_peer(7001).is_err().then_some(()));
+    assert_eq!(status(), Some(Rejects::default()), "nothing is recorded");
+    permit(&["debug-conn-reject"]);
+    eventually("records", DEADLINE, || status().is_some_and(|rejects| rejects.recorded).then_some(()));
+    assert!(to_peer(7000).is_ok(), "a permitted port");
+    let rejected = |direction, port| RejectKind { direction, reason: RejectReason::Acl, protocol: 6, port };
+    let expected = [rejected(FlowDirection::Outgoing, 7001), rejected(FlowDirection::Incoming, 7002)];
+    eventually("a rejected connection of each direction", DEADLINE, || {
+        assert!(to_peer(7001).is_err() && to_replica().is_err());
+        let kinds: Vec<_> = status()?.flows.iter().map(|row| row.kind).collect();
+        expected.iter().all(|kind| kinds.contains(kind)).then_some(())
+    });
+    assert!(status().expect("rejects").flows.iter().all(|row| row.kind.port != 7000), "{:?}", status());
+
+    let mut doctor = replica.machine.command(Path::new(kit::tailyard()));
+    doctor.args(["doctor", "-o", "json", "--node-checks"]).env("TS_SOCKET", replica.machine.socket());
+    let found = Diagnosis::read(&doctor.output().expect("nsenter")).of("rejects");
+    let [(finding, what)] = &found[..] else { panic!("{found:?}") };
+    let flow = format!("outgoing acl {}:", replica.source());
+    assert!(finding == "warn" && what.contains(&flow) && what.contains(":7001 (tcp:7001), "), "{what}");
 }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, Rate};
 use crate::edge::kube::{Cluster, Follow, KubeError, Resource};
-use crate::inspect::{OF_USERS, PROXIES, gap};
+use crate::inspect::{OF_USERS, PROXIES, gap, live_status};
 use crate::model::controller::kinds::tailnet;
 use crate::model::controller::workload::objects::Kind;
 use crate::model::diagnostics::doctor::ReadResult;
@@ -20,6 +20,7 @@ use crate::model::diagnostics::doctor::cluster::{
 };
 use crate::model::diagnostics::doctor::rights::{self, Right};
 use crate::model::diagnostics::doctor::{is_reconciler, variable};
+use crate::model::diagnostics::overview::{ClusterView, StatusPart};
 
 const ACCOUNT: &str = "tailyard-reconciler";
 const LEASE: &str = "tailyard-reconciler";
@@ -66,8 +67,12 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
         Err(gap) => Err(gap.clone()),
     };
+    let pods = list(Resource::POD, Some(namespace), Some(PROXIES)).await;
+    let mut view = ClusterView::new(namespace);
+    view.take(StatusPart::Pods, pods.iter().flatten());
     ClusterFacts {
         server,
+        live: live_status(cluster, view.with_status_endpoint()).await,
         definitions,
         denied: denied(cluster, required, sets.as_deref().unwrap_or_default()).await,
         policy: look(Resource::ADMISSION_POLICY, None, POLICY).await,
@@ -79,7 +84,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Cluste
         unreconciled,
         lease: Ok(None),
         renewed: false,
-        pods: list(Resource::POD, Some(namespace), Some(PROXIES)).await,
+        pods,
         services: list(Resource::SERVICE, None, Some(OF_USERS)).await,
         ingresses: list(Resource::INGRESS, None, None).await,
         ingress_events: cluster.list(&warnings).await.map_err(|error| gap(&error)),

@@ -1,6 +1,7 @@
 //! Facts of this machine or Pod. Firewalls are tested in a new network namespace: the rules in force are neither read nor changed.
 
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::task::spawn_blocking;
 
@@ -12,6 +13,7 @@ use crate::edge::nft::Nft;
 use crate::edge::node;
 use crate::model::base::net::InterfaceName;
 use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts};
+use crate::model::tailnet::rejects::{RejectedFlow, recent};
 
 /// LocalAPI sockets of tailscaled, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
@@ -29,9 +31,11 @@ pub(super) async fn facts() -> NodeFacts {
             links: node::links().unwrap_or_default(),
             connections: pressure.map(|pressure| (pressure.entries, pressure.limit)).map_err(|error| error.to_string()),
             offloads: None,
+            rejects: None,
         }
     };
-    let (read, offloads) = tokio::join!(spawn_blocking(read), offloads());
+    let api = tailscaled();
+    let (read, offloads, rejects) = tokio::join!(spawn_blocking(read), offloads(api.as_ref()), rejects(api.as_ref()));
     let facts = read.unwrap_or_else(|error| NodeFacts {
         kernel: None,
         namespace: Err(error.to_string()),
@@ -40,8 +44,9 @@ pub(super) async fn facts() -> NodeFacts {
         links: Vec::new(),
         connections: Err(error.to_string()),
         offloads: None,
+        rejects: None,
     });
-    NodeFacts { offloads, ..facts }
+    NodeFacts { offloads, rejects, ..facts }
 }
 
 /// Tests which firewalls support our rules.
@@ -60,10 +65,19 @@ fn firewalls() -> Result<Vec<NamedFirewall>, NetnsError> {
     })
 }
 
-/// tailscaled's check of UDP GRO forwarding, if it runs here.
-async fn offloads() -> Option<Result<Option<String>, String>> {
+/// LocalAPI of tailscaled, if it runs here.
+fn tailscaled() -> Option<LocalApi> {
     let own = std::env::var_os("TS_SOCKET").map(PathBuf::from);
     let socket = own.into_iter().chain(SOCKETS.map(PathBuf::from)).find(|socket| socket.exists())?;
-    let forwarding_check = LocalApi::new(socket).check_udp_gro_forwarding().await;
-    Some(forwarding_check.map_err(|error| error.to_string()))
+    Some(LocalApi::new(socket))
+}
+
+/// tailscaled's check of UDP GRO forwarding.
+async fn offloads(api: Option<&LocalApi>) -> Option<Result<Option<String>, String>> {
+    Some(api?.check_udp_gro_forwarding().await.map_err(|error| error.to_string()))
+}
+
+/// Rejected flows that tailscaled records.
+async fn rejects(api: Option<&LocalApi>) -> Option<Vec<RejectedFlow>> {
+    recent(&api?.debug_rejects().await.ok()??, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

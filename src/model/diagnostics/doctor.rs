@@ -20,6 +20,7 @@ pub mod node;
 mod objects;
 mod operators;
 mod pods;
+mod rejects;
 pub mod rights;
 
 /// Check of the API server's version, which needs no permission.

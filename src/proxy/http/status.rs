@@ -13,13 +13,18 @@ use crate::runtime::admin::{AdminResponse, text, typed};
 
 pub(super) async fn page(sources: Arc<SnapshotSources>) -> AdminResponse {
     let facts = sources.facts();
-    let (pressure, peers) = tokio::join!(timeout(COUNTER_TIMEOUT, (sources.pressure)()), timeout(COUNTER_TIMEOUT, (sources.peers)()));
+    let (pressure, peers, rejects) = tokio::join!(
+        timeout(COUNTER_TIMEOUT, (sources.pressure)()),
+        timeout(COUNTER_TIMEOUT, (sources.peers)()),
+        timeout(COUNTER_TIMEOUT, (sources.rejects)()),
+    );
     let status = ReplicaStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         blockers: readiness(&facts).iter().map(ToString::to_string).collect(),
         warnings: warnings(&facts).iter().map(ToString::to_string).collect(),
         flows: pressure.ok().flatten().map(|pressure| pressure.entries),
         peers: peers.ok().flatten(),
+        rejects: rejects.ok().flatten(),
         last_error: last_error(&sources),
     };
     match serde_json::to_vec(&status) {

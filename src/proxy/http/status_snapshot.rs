@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Fetch;
 use crate::api::failover::UnreachableNote;
-use crate::api::replica::PeerCounts;
+use crate::api::replica::{PeerCounts, Rejects};
 use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::health_probe::ping;
 use crate::edge::link::LinkState;
@@ -97,6 +97,7 @@ pub struct SnapshotSources {
     /// Usage of the conntrack table.
     pub pressure: Fetch<Pressure>,
     pub peers: Fetch<PeerCounts>,
+    pub rejects: Fetch<Rejects>,
     /// tailscaled's own metrics.
     pub usermetrics: Fetch<String>,
     /// Probe of a service.
@@ -141,7 +142,8 @@ impl SnapshotSources {
             certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(forwarding),
             pressure: Arc::new(|| Box::pin(pressure())),
-            peers: super::peer_counts::peers(tailnet),
+            peers: super::daemon_values::peers(tailnet),
+            rejects: super::daemon_values::rejects(tailnet),
             usermetrics: usermetrics(tailnet),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, HEALTH_TIMEOUT).await })),
             patience: hook_limit(settings.drain_timeout),

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
-use crate::api::replica::{PeerCounts, ReplicaStatus};
+use crate::api::replica::{PeerCounts, Rejects, ReplicaStatus};
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::config::EgressConfig;
@@ -90,6 +90,7 @@ fn lab_with(unreachable_note: Option<PathBuf>) -> Lab {
         }),
         pressure: Arc::new(|| Box::pin(std::future::pending())),
         peers: Arc::new(|| Box::pin(std::future::ready(Some(PeerCounts { direct: 2, relayed: 1 })))),
+        rejects: Arc::new(|| Box::pin(std::future::ready(Some(Rejects::default())))),
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),

@@ -198,6 +198,13 @@ impl Tailnet {
         String::from_utf8(output.stdout).expect("text")
     }
 
+    /// Sets headscale's policy; before that everything is permitted.
+    pub fn set_policy(&self, policy: &serde_json::Value) {
+        let file = self.dir().join("policy.json");
+        fs::write(&file, policy.to_string()).expect("written");
+        self.headscale(&["policy", "set", "-f", &file.display().to_string()]);
+    }
+
     fn try_headscale(&self, args: &[&str]) -> Output {
         let (machine, _) = self.control.as_ref().expect("a control server");
         let config = self.dir().join("headscale.yaml");
@@ -397,7 +404,7 @@ database: {{type: sqlite, sqlite: {{path: /run/hs.sqlite, write_ahead_log: true}
 tls_cert_path: {dir}/hs.crt
 tls_key_path: {dir}/hs.key
 log: {{level: info, format: text}}
-policy: {{mode: file, path: ''}}
+policy: {{mode: database}}
 dns: {{magic_dns: true, base_domain: tail.lab, override_local_dns: false, nameservers: {{global: [], split: {{}}}}, search_domains: [], extra_records: []}}
 unix_socket: /run/headscale.sock
 unix_socket_permission: '0770'

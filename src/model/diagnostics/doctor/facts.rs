@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::ReadResult;
 use super::rights::Right;
-use crate::model::diagnostics::overview::Gap;
+use crate::model::diagnostics::overview::{Gap, LiveStatus};
 
 /// Result of a test of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub struct ClusterFacts {
     /// Whether the Lease was renewed during the check: clocks differ, so its time alone proves nothing.
     pub renewed: bool,
     pub pods: ReadResult<Vec<Value>>,
+    /// Status of the replicas by Pod.
+    pub live: BTreeMap<String, LiveStatus>,
     /// Events about Pods that `StatefulSet`s cannot create.
     pub failures: ReadResult<Vec<Value>>,
     /// Users' Services and Ingresses, of all namespaces.

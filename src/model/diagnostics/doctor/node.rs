@@ -1,7 +1,8 @@
 //! Checks of a machine or Pod that runs proxies.
 
 use super::network::KernelVersion;
-use super::{Check, page};
+use super::{Check, page, rejects};
+use crate::model::tailnet::rejects::RejectedFlow;
 
 /// MTU of tailscaled's interface, in bytes; tunnel packets on links below this plus [`TUNNEL`] are fragmented.
 const MTU: u32 = 1280;
@@ -31,10 +32,14 @@ pub struct NodeFacts {
     pub connections: Result<(u32, u32), String>,
     /// tailscaled's warning about UDP offloads; `None` without tailscaled, `Some(Ok(None))` without a warning.
     pub offloads: Option<Result<Option<String>, String>>,
+    /// Connections that tailscaled rejected or that were rejected; `None` if it records none.
+    pub rejects: Option<Vec<RejectedFlow>>,
 }
 
 pub fn checks(facts: &NodeFacts) -> Vec<Check> {
-    vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)]
+    let mut checks = vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)];
+    checks.extend(facts.rejects.as_deref().map(rejects::of_node));
+    checks
 }
 
 fn kernel(facts: &NodeFacts) -> Check {

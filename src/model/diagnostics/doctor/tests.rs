@@ -7,8 +7,11 @@ use serde_json::{Value, json};
 
 use super::cluster::{ClusterFacts, CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
 use super::*;
+use crate::api::localapi::DebugRejects;
 use crate::api::names;
 use crate::model::controller::kinds::tailnet::{Credentials, TAILSCALE};
+use crate::model::diagnostics::overview::LiveStatus;
+use crate::model::tailnet::rejects::recent;
 
 mod admission_policy;
 mod objects;
@@ -61,6 +64,15 @@ fn ingress_event(name: &str, reason: &str, message: &str, minutes: i64) -> Value
         "reportingController": names::EVENT_CONTROLLER, "regarding": {"kind": "Ingress", "namespace": "u", "name": name, "uid": name}})
 }
 
+/// Status of a replica with these rejects.
+fn live(pod: &str, rejects: &Value) -> BTreeMap<String, LiveStatus> {
+    [(pod.to_owned(), Ok(serde_json::from_value(json!({"rejects": rejects})).expect("a status")))].into()
+}
+
+fn reject(count: u64, direction: &str, reason: &str, port: u16) -> Value {
+    json!({"count": count, "direction": direction, "reason": reason, "protocol": 6, "port": port})
+}
+
 /// The policy of config/rbac and its binding, for the namespace `ts`.
 fn policy_objects() -> [Value; 2] {
     let text = include_str!("../../../../config/rbac/policy.yaml").replace("metadata.name: tailscale", "metadata.name: ts");
@@ -85,6 +97,7 @@ fn well() -> ClusterFacts {
         lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
         renewed: true,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
+        live: live("eg-0", &json!({"recorded": true})),
         services: Ok(vec![service("expose", "True", "ProxyCreated", "served")]),
         ingresses: Ok(vec![]),
         ingress_events: Ok(vec![]),
@@ -118,6 +131,11 @@ fn ill() -> ClusterFacts {
         ]),
         renewed: false,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
+        live: live(
+            "eg-1",
+            &json!({"recorded": true, "others": 4, "flows": [
+            reject(12, "outgoing", "acl", 5432), reject(2, "incoming", "shields", 80), reject(1, "outgoing", "timeout", 443)]}),
+        ),
         sets: Ok(vec![set("eg", 1), set("ts-web", 1)]),
         failures: Ok(vec![create_failure("ts-web", "violates PodSecurity \"baseline:latest\": privileged")]),
         services: Ok(vec![service("exposed", "False", "ProxyPending", "Pod ts-web-0 is not ready")]),
@@ -155,6 +173,7 @@ fn closed() -> ClusterFacts {
         lease: Err(Gap::Forbidden),
         renewed: false,
         pods: Err(Gap::Forbidden),
+        live: BTreeMap::new(),
         services: Err(Gap::Forbidden),
         ingresses: Err(Gap::Forbidden),
         ingress_events: Err(Gap::Forbidden),
@@ -177,10 +196,14 @@ fn machine() -> node::NodeFacts {
         links: vec![("eth0".into(), 1500), ("lo".into(), 65_536), ("tailscale0".into(), 1280)],
         connections: Ok((120, 262_144)),
         offloads: Some(Ok(None)),
+        rejects: Some(Vec::new()),
     }
 }
 
 fn broken() -> node::NodeFacts {
+    let flow =
+        json!({"Last": "2026-11-29T11:59:00Z", "Count": 3, "Proto": 6, "Src": "100.64.0.9:40000", "Dst": "100.64.0.1:22", "Reason": "acl"});
+    let rejected = DebugRejects { enabled: true, incoming: vec![flow], ..DebugRejects::default() };
     let missing = || Err("no program".into());
     node::NodeFacts {
         kernel: None,
@@ -190,6 +213,7 @@ fn broken() -> node::NodeFacts {
         links: vec![("eth0".into(), 1300)],
         connections: Ok((31_000, 32_000)),
         offloads: Some(Ok(Some("UDP GRO forwarding is suboptimally configured on eth0".into()))),
+        rejects: recent(&rejected, Duration::from_hours(498_876)),
     }
 }
 
@@ -265,6 +289,24 @@ fn missing_pod_is_bad_with_its_cause_and_a_warning_without() {
     let checks = cluster::checks(&ClusterFacts { sets, failures: Err(Gap::Forbidden), ..well() });
     assert!(checks.iter().any(|check| check.fix.contains("list events.events.k8s.io in ts")), "{checks:#?}");
     finds(&ClusterFacts { sets: Ok(vec![set("eg", 30)]), ..well() }, "pods", Finding::Warn, ", and 19 more");
+}
+
+#[test]
+fn rejected_flows_are_a_warning_for_each_replica_that_records_them() {
+    let with = |rejects: &Value| ClusterFacts { live: live("eg-0", rejects), ..well() };
+    let acl = json!({"recorded": true, "flows": [reject(3, "incoming", "acl", 22)]});
+    finds(&with(&acl), "rejects", Finding::Warn, "eg-0: connections rejected in the last hour: incoming acl tcp:22 (3)");
+    let drain = json!({"recorded": true, "flows": [reject(3, "incoming", "shields", 22)]});
+    finds(&with(&drain), "rejects", Finding::Ok, "none in the last hour, of 1 replicas");
+    finds(&with(&json!({"recorded": false})), "rejects", Finding::Ok, "no node attribute debug-conn-reject");
+    let refused = ClusterFacts { live: [("eg-0".to_owned(), Err(Gap::Forbidden))].into(), ..well() };
+    finds(&refused, "rejects", Finding::Warn, "cannot be read");
+    for silent in [live("eg-0", &Value::Null), [("eg-0".to_owned(), Err(Gap::Failed("no answer".into())))].into(), BTreeMap::new()] {
+        let checks = cluster::checks(&ClusterFacts { live: silent, ..well() });
+        assert!(checks.iter().all(|check| check.name != "rejects"), "{checks:#?}");
+    }
+    let all = (10..30).flat_map(|ordinal| live(&format!("eg-{ordinal}"), &acl)).collect();
+    finds(&ClusterFacts { live: all, ..well() }, "rejects", Finding::Warn, "10 more replicas");
 }
 
 #[test]
