@@ -82,19 +82,19 @@ async fn existing(handle: &Handle, family: Family) -> Result<Option<Vec<RuleMess
 
 /// The rule of a message; `None` if it selects the packets by something else, or another table.
 fn parse(message: &RuleMessage, family: Family) -> Option<RoutingRule> {
-    let (mut from, mut to, mut mark, mut mask, mut priority) = (None, None, None, None, 0);
+    let (mut from, mut to, mut mark, mut mark_mask, mut priority) = (None, None, None, None, 0);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Iifname(name) => from = Some(name.clone()),
             RuleAttribute::Destination(ip) => to = Some(IpNet::new(*ip, message.header.dst_len).ok()?),
             RuleAttribute::FwMark(found) => mark = Some(*found),
-            RuleAttribute::FwMask(found) => mask = Some(*found),
+            RuleAttribute::FwMask(found) => mark_mask = Some(*found),
             RuleAttribute::Priority(found) => priority = *found,
             RuleAttribute::Source(_) | RuleAttribute::Oifname(_) | RuleAttribute::Goto(_) => return None,
             _ => {}
         }
     }
-    let selector = match (from, to, mark.zip(mask)) {
+    let selector = match (from, to, mark.zip(mark_mask)) {
         (None, None, Some((FALLBACK_MARK, FALLBACK_MARK))) => PacketSelector::TunnelLookup,
         (Some(from), to, None) => PacketSelector::Arriving { from, to },
         _ => return None,

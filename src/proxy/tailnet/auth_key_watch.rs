@@ -175,7 +175,7 @@ mod tests {
     async fn deleted_device_is_an_id_or_none() {
         for (value, expected) in [("nAb12CNTRL", true), ("17", true), ("", false), ("../17", false), ("n\n1", false)] {
             let ((key, _receiver), (deleted, gone)) = (watch::channel(None), watch::channel(None));
-            let outputs = Outputs { key, deleted, rules: target_rules::channel(None).0 };
+            let outputs = Outputs { key, deleted, forwarding: config_values::channel(None).0 };
             let events = stream::iter([ObjectEvent::Current(values(&[("deleted-device", value)]))]).chain(stream::pending());
             timeout(Duration::from_secs(1), run(events, outputs, None)).await.expect_err("it watches on");
             assert_eq!(gone.borrow().as_ref().map(DeviceId::as_str), expected.then_some(value));
